@@ -31,8 +31,8 @@ from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS
 from coordinator.text.threads import WAIT_S as TURN_WAIT_S
 from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
-from pdserve.config import CoordinatorConfig
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS
+from pdserve.settings.config import CoordinatorConfig
 
 _API = ApiConfig()
 _CLUSTER = CoordinatorConfig()

@@ -11,9 +11,9 @@ from coordinator.served_model import ServedModel, load_served_model
 from coordinator.tenants import Tenants
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import SystemClock
-from pdserve.config import CoordinatorConfig
 from pdserve.errors import ConfigError
-from pdserve.signals import StopSignals
+from pdserve.process.signals import StopSignals
+from pdserve.settings.config import CoordinatorConfig
 from pdserve.slo import ServiceClasses, parse_slo_classes
 
 

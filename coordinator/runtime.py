@@ -32,14 +32,14 @@ from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
-from pdserve.collector import freeze_loaded_objects
-from pdserve.config import CoordinatorConfig
 from pdserve.exposition import Exposition
-from pdserve.loop_watch import LoopWatch
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.open_files import raise_file_limit
+from pdserve.process.collector import freeze_loaded_objects
+from pdserve.process.loop_watch import LoopWatch
+from pdserve.process.open_files import raise_file_limit
+from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
-from pdserve.signals import StopSignals
+from pdserve.settings.config import CoordinatorConfig
 from pdserve.slo import AUTO, ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server

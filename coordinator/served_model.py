@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.text import Tokenizer
-from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import CheckpointConfig, PoolingName
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.errors import TokenizerError
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.settings.config import CheckpointConfig, PoolingName
 
 log = logging.getLogger(__name__)
 

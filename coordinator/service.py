@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
-from pdserve.config import SharedTimeouts
 from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
@@ -26,6 +25,7 @@ from pdserve.protocol import (
     TokenBatch,
     Welcome,
 )
+from pdserve.settings.config import SharedTimeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE

@@ -9,11 +9,11 @@ from typing import Final
 from decode_node.arrival import Arrival
 from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
-from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
+from pdserve.settings.config import NodeTimeouts
 
 log = logging.getLogger(__name__)
 

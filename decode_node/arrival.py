@@ -8,7 +8,7 @@ from kv_transfer.progress import KvPart, Progress
 from kv_transfer.puller import Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import Clock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Span
 from pdserve.node.sessions.client import Session

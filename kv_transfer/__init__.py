@@ -10,16 +10,13 @@ The two sides:
 Who may pull what:
 
     handshake.py    which nodes can pull from each other: same model, compatible layouts
-    shards.py       which layouts are compatible, and which heads to pull from which shard
     access.py       which pullers may use the transports: those with an open session
     ticket.py       tickets: name the blocks; sealed by the exporter
     lifecycle.py    the states of an exporter's and of a puller's block, and the legal moves
 
 Pure arithmetic:
 
-    box.py          which KV is to be moved, and which blocks hold it
-    plan.py         two layouts + block ids + a box of KV |-> spans to copy
-    pieces.py       spans cut into pieces
+    spans/          which KV is to be moved, between which layouts, and the bytes to copy for it
     progress.py     which parts of a prompt's KV have been announced, or pulled
 
 Memory and threads:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.box import BlockRun, KvBox
-from kv_transfer.plan import token_runs
+from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.plan import token_runs
 from kv_transfer.ticket import Ticket
 from pdserve import _native
 from pdserve.errors import CorruptTransfer

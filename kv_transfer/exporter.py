@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.access import AccessTokens
-from kv_transfer.box import BlockRun, whole_box
 from kv_transfer.checksum import checksums
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, TransportKind

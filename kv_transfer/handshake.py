@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kv_transfer.shards import check_compatible
+from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvLayout
 

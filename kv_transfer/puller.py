@@ -19,13 +19,13 @@ from typing import Protocol
 
 import numpy as np
 
-from kv_transfer.box import BlockRun, KvBox
 from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.link import Link, open_link
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.plan import Spans, is_quick, plan_spans, split_box
-from kv_transfer.shards import common_heads
+from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
+from kv_transfer.spans.shards import common_heads
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket, read_ticket

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from kv_transfer.box import KvBox
+from kv_transfer.spans.box import KvBox
 from pdserve.clock import Clock
 from pdserve.errors import StaleIncarnation, TicketInvalid
 from pdserve.kv_layout import KvLayout

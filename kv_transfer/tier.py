@@ -23,10 +23,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.box import BlockRun, whole_box
 from kv_transfer.generations import check_generations
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import Spans, plan_spans
+from kv_transfer.spans.box import BlockRun, whole_box
+from kv_transfer.spans.plan import Spans, plan_spans
 from kv_transfer.threads import CancelFlag, CopyThreads
 from pdserve import _native
 from pdserve.errors import ConfigError, StaleTicket

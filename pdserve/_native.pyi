@@ -383,7 +383,7 @@ class _Nodes(Protocol):
     def tier_token_s(self) -> NDArray[np.float64]: ...
 
 class _Loads(Protocol):
-    """The attributes of coordinator.routing.decode_load.DecodeLoad that are read.
+    """The attributes of coordinator.routing.loads.decode.DecodeLoad that are read.
 
     All [num_slots].
     """

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from kv_transfer.exporter import Exporter
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
 from pdserve.node.sessions.server import Subscriber

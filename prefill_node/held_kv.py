@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kv_transfer.exporter import Exporter
 from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
 from kv_transfer.progress import KvPart, Progress
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.cuda.driver import IPC_HANDLE_BYTES, MAX_PIECES, DeviceError, Region
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 
 _ID_BYTES = 128
 _ALIGNMENT = 256

@@ -1,4 +1,4 @@
-"""The batch of a step by the definition of its tensors: the reference for `step_batches.py`."""
+"""The batch of a step by the definition of its tensors: the reference for `steps/batches.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.batch import Batch
 from pdserve.engine.request import Scheduled
+from pdserve.engine.steps.batch import Batch
 
 
 def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device) -> Batch:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from pdserve.engine.prompt_work import PromptWork
+from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from coordinator.pools.rebalancer import Turn
 from coordinator.registry import Member, Registry
-from pdserve.config import Mode
 from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
+from pdserve.settings.config import Mode
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
-from coordinator.routing.slots import Floats, Ints
+from coordinator.routing.loads.slots import Floats, Ints
 
 Job = Literal["prefill", "decode", "local"]
 

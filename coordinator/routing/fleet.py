@@ -2,7 +2,7 @@
 
 A node's report covers the load from all coordinators, but arrives late. A coordinator knows its own
 share of the load at once. Whatever a report shows beyond our own share is attributed to others
-(`prefill_queues.py`, `decode_load.py`), so the sum is the larger of the two views.
+(`loads/`), so the sum is the larger of the two views.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.registry import Member, Registry
-from coordinator.routing.slots import Bools, Floats, Ints, SlotArrays
+from coordinator.routing.loads.slots import Bools, Floats, Ints, SlotArrays
 from coordinator.routing.tables import StepTables
 from pdserve.perf_model import GUESS
 from pdserve.protocol import NodeRole, PerfReport, TransferCosts

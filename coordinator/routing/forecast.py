@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.routing.slots import Ints
+from coordinator.routing.loads.slots import Ints
 
 BUCKET_S = 0.1
 NUM_BUCKETS = 256

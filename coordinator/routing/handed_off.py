@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.routing.loads.slots import Floats
 from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
-from coordinator.routing.slots import Floats
 
 
 class HandedOff:

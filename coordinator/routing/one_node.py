@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
-from coordinator.routing.slots import Floats, Ints
 
 
 class OneNode:

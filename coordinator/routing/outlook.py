@@ -14,12 +14,12 @@ import numpy as np
 
 from coordinator.generation import GenerationRequest
 from coordinator.prefixes.index import Hits
-from coordinator.routing.books import Books
-from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
-from coordinator.routing.prefill_queues import PrefillQueues, ServiceClass
+from coordinator.routing.loads.books import Books
+from coordinator.routing.loads.decode import DecodeLoad
+from coordinator.routing.loads.prefill import PrefillQueues, ServiceClass
+from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
-from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView
 

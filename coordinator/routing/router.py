@@ -10,25 +10,25 @@ from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.index import PrefixIndex
 from coordinator.registry import Member, Registry
-from coordinator.routing.books import Booking, Books
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.handed_off import HandedOff
+from coordinator.routing.loads.books import Booking, Books
+from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
-from coordinator.routing.pair_health import PairHealth
-from coordinator.routing.pairs import Pairs
+from coordinator.routing.pairs.health import PairHealth
+from coordinator.routing.pairs.reach import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
-from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
 from pdserve.batch_rule import aimed_s
 from pdserve.clock import Clock, SystemClock
-from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, PrefixSource
+from pdserve.settings.config import Mode
 
 FEW = 8  # the most promising nodes, which are evaluated in full
 FAR_S = 1e6  # added to the cost of all other nodes

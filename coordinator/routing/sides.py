@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
+from coordinator.routing.loads.slots import Floats
 from coordinator.routing.placement import Placement
-from coordinator.routing.slots import Floats
 from pdserve.batch_rule import SAFETY
 from pdserve.protocol import Slo
 

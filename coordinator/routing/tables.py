@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 import msgspec
 import numpy as np
 
-from coordinator.routing.slots import Floats, Ints, SlotArrays
+from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
+from coordinator.routing.loads.decode import DecodeLoad
+from coordinator.routing.loads.slots import Ints
 from coordinator.routing.placement import Placement
-from coordinator.routing.slots import Ints
 from pdserve._native import FleetView
 from pdserve.batch_rule import aimed_s
 

@@ -12,8 +12,8 @@ from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.loopback import is_loopback
 from coordinator.tenants.tenants import Tenants
 from pdserve.clock import Clock
-from pdserve.config import API_KEY_VARIABLE, AccessConfig
 from pdserve.errors import ConfigError
+from pdserve.settings.config import API_KEY_VARIABLE, AccessConfig
 
 
 def open_tenants(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdserve.errors import TokenizerError
-from pdserve.tokenizer_files import TokenizerConfig
+from pdserve.model_files.tokenizer import TokenizerConfig
 
 
 def load_chat_template(folder: Path, config: TokenizerConfig) -> str | None:

@@ -13,8 +13,8 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 
-from pdserve.config import without_key
 from pdserve.errors import Overloaded
+from pdserve.settings.config import without_key
 
 
 class LimitedProcess:

@@ -22,7 +22,7 @@ from coordinator.text.pieces import TokenPieces
 from coordinator.text.template_process import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker, TextThreads
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_tokenizer
+from pdserve.model_files.tokenizer import TokenizerConfig, prepare_backend, read_tokenizer
 
 T = TypeVar("T")
 

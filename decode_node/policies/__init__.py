@@ -11,8 +11,8 @@ from decode_node.policies.slack_batch import SlackBatch
 from decode_node.policies.static import Static
 from decode_node.policies.tpot_cap import TpotCap
 from pdserve.clock import Clock
-from pdserve.config import DECODE_POLICIES, EngineConfig, PolicyConfig
 from pdserve.perf_model import PerfModel
+from pdserve.settings.config import DECODE_POLICIES, EngineConfig, PolicyConfig
 
 __all__ = ["DecodePolicy", "make_decode_policy"]
 

@@ -10,13 +10,13 @@ from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
 from decode_node.policies.places import make_way
 from pdserve.clock import Clock
-from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
+from pdserve.settings.config import EngineConfig, PolicyConfig
 
 
 class DecodesFirst(ABC):

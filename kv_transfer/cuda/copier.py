@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Driver, Lane, Region
-from kv_transfer.pieces import cut_pieces
-from kv_transfer.plan import Spans
+from kv_transfer.spans.pieces import cut_pieces
+from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 
 

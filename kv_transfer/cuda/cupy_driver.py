@@ -17,7 +17,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Region
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 
 _THREADS = 256  # per block: 8 warps, each copying one piece
 _MAX_BLOCKS = 64  # half of an H100's multiprocessors; the rest is left to the model

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 from pdserve.errors import TransferError, TransportUnavailable
 
 MAX_PIECES: Final = 1 << 16  # of one `Lane.copy_pieces`

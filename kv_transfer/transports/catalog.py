@@ -10,15 +10,15 @@ from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, MemoryKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
 from kv_transfer.transports.interface import Reader, Source, Transport, TransportServer
-from kv_transfer.transports.nccl import NcclTransport
-from kv_transfer.transports.nccl_server import NcclServer
+from kv_transfer.transports.nccl.puller import NcclTransport
+from kv_transfer.transports.nccl.server import NcclServer
 from kv_transfer.transports.shm import ShmServer, ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
-from kv_transfer.transports.ucx import UcxTransport
-from kv_transfer.transports.ucx_agent import missing as ucx_missing
-from kv_transfer.transports.ucx_agent import pid_namespace, rdma_devices
-from kv_transfer.transports.ucx_server import UcxServer
+from kv_transfer.transports.ucx.agent import missing as ucx_missing
+from kv_transfer.transports.ucx.agent import pid_namespace, rdma_devices
+from kv_transfer.transports.ucx.puller import UcxTransport
+from kv_transfer.transports.ucx.server import UcxServer
 from pdserve.errors import ConfigError
 
 ServerFactory = Callable[[Source], TransportServer]

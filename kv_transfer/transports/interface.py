@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.box import KvBox
 from kv_transfer.memory import KvPool
-from kv_transfer.plan import Spans
+from kv_transfer.spans.box import KvBox
+from kv_transfer.spans.plan import Spans
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.threads import CopyThreads
 from kv_transfer.ticket import Ticket

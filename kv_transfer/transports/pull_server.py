@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.box import BlockRun, KvBox
 from kv_transfer.generations import check_generations
-from kv_transfer.plan import Spans, is_quick, source_ranges
+from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.plan import Spans, is_quick, source_ranges
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.acceptor import Acceptor
 from kv_transfer.transports.frames import (

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.interface import Read
 from pdserve.kv_layout import KvLayout
 

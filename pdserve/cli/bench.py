@@ -26,9 +26,9 @@ from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.transfer.config import TransferConfig
 from pdserve.cluster.parent_death import die_with_parent
-from pdserve.config import ConfigStruct
-from pdserve.exit_codes import OK
-from pdserve.flags import FlagParser, add_flags, config_from
+from pdserve.process.exit_codes import OK
+from pdserve.settings.config import ConfigStruct
+from pdserve.settings.flags import FlagParser, add_flags, config_from
 
 
 @dataclass(frozen=True, slots=True)

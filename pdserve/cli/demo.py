@@ -14,8 +14,8 @@ from pdserve.cli.up_screen import UpScreen
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError, DeadlineExceeded, PdserveError
-from pdserve.exit_codes import FORCED, OK
-from pdserve.signals import StopSignals
+from pdserve.process.exit_codes import FORCED, OK
+from pdserve.process.signals import StopSignals
 
 
 def run(config: DemoConfig, command: Sequence[str] = OWN_COMMAND) -> int:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
-from pdserve.flag_groups import DEMO
+from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.flag_groups import DEMO
 
 _PROMPTS = (
     "What is 12 plus 30?",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.tenants.identity import check_name
 from coordinator.tenants.keys import hash_key, new_key
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 
 
 def run(tenant: str) -> int:

@@ -15,11 +15,11 @@ from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.parent_death import die_with_parent
-from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.errors import PdserveError
-from pdserve.exit_codes import FORCED, OK, exit_code_of
-from pdserve.flags import FlagParser, add_flags, config_from
+from pdserve.process.exit_codes import FORCED, OK, exit_code_of
 from pdserve.protocol import NodeRole
+from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.flags import FlagParser, add_flags, config_from
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)

@@ -6,10 +6,10 @@ The two services are combined here, because their packages do not import each ot
 from __future__ import annotations
 
 from decode_node.service import DecodeNode
-from pdserve.config import NodeConfig
 from pdserve.node import runtime
 from pdserve.node.roles import ServiceFactories
 from pdserve.protocol import NodeRole
+from pdserve.settings.config import NodeConfig
 from prefill_node.service import PrefillNode
 
 SERVICES = ServiceFactories(prefill=PrefillNode, decode=DecodeNode)

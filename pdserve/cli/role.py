@@ -9,7 +9,7 @@ import msgspec
 from pdserve.cluster.coordinator_http import key_headers, request
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError, from_code
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _SLACK_S = 2.0  # for the answer, after the coordinator's own deadline

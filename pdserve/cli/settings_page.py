@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pdserve.cli.show_config import ENVIRONMENT, toml_value
 from pdserve.cluster.config import ClusterConfig
-from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
-from pdserve.settings import Setting, settings_of
+from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.described import Setting, settings_of
 
 # `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
 COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pdserve.config import API_KEY_VARIABLE, ConfigStruct
-from pdserve.config_file import names_in, read_file
-from pdserve.exit_codes import OK
-from pdserve.flags import config_from, given_values
-from pdserve.settings import settings_of
-from pdserve.user_cache import CACHE_VARIABLE
+from pdserve.process.exit_codes import OK
+from pdserve.process.user_cache import CACHE_VARIABLE
+from pdserve.settings.config import API_KEY_VARIABLE, ConfigStruct
+from pdserve.settings.described import settings_of
+from pdserve.settings.file import names_in, read_file
+from pdserve.settings.flags import config_from, given_values
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     API_KEY_VARIABLE: "the key that a coordinator accepts and commands send",

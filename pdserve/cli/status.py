@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _TICK_S = 0.5

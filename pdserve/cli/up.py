@@ -11,8 +11,8 @@ from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.exit_codes import FAILED, FORCED, OK
-from pdserve.signals import StopSignals
+from pdserve.process.exit_codes import FAILED, FORCED, OK
+from pdserve.process.signals import StopSignals
 
 
 def run(config: ClusterConfig, command: Sequence[str] = OWN_COMMAND) -> int:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from coordinator.tenants.report import By, UsageRow, read_usage
 from pdserve.errors import ConfigError
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 
 
 def run(path: Path, by: By, *, tenant: str, since: str, as_json: bool) -> int:

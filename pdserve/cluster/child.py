@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.config import without_key
+from pdserve.settings.config import without_key
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import (
+from pdserve.errors import ConfigError
+from pdserve.settings.config import (
     AccessConfig,
     AnswerConfig,
     CheckpointConfig,
@@ -26,8 +27,7 @@ from pdserve.config import (
     Timeouts,
     TransportName,
 )
-from pdserve.errors import ConfigError
-from pdserve.flag_groups import CLUSTER
+from pdserve.settings.flag_groups import CLUSTER
 
 
 class ClusterConfig(ConfigStruct, frozen=True):

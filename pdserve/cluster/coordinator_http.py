@@ -6,8 +6,8 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Literal
 
-from pdserve.config import API_KEY_VARIABLE
 from pdserve.errors import ClusterError
+from pdserve.settings.config import API_KEY_VARIABLE
 
 END_MARK = b"[DONE]"  # the data of the last event of a stream
 _DATA = b"data:"

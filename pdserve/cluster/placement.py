@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 from pdserve.node.start.cores import CorePlan
+from pdserve.settings.values import format_cpus, parse_cpus
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _COUNT_GPUS_S = 60.0  # importing torch from a cold disk

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from pdserve.addresses import format_address, loopback
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.placement import assign_cores, assign_device, coordinator_cores
-from pdserve.config import (
+from pdserve.node.start.cores import plan_cores
+from pdserve.settings.config import (
     CoordinatorConfig,
     CoordinatorTimeouts,
     EngineConfig,
@@ -19,9 +20,8 @@ from pdserve.config import (
     NodeTimeouts,
     WeightsConfig,
 )
-from pdserve.config_values import format_cpus
-from pdserve.flags import as_flags
-from pdserve.node.start.cores import plan_cores
+from pdserve.settings.flags import as_flags
+from pdserve.settings.values import format_cpus
 
 COORDINATOR = "coordinator"
 

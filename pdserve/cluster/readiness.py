@@ -9,7 +9,7 @@ from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
-from pdserve.exit_codes import FAILED, StartFailed
+from pdserve.process.exit_codes import FAILED, StartFailed
 from pdserve.protocol.status import ClusterStatus
 
 _TICK_S = 0.1  # between two requests for /status

@@ -28,8 +28,8 @@ from pdserve.engine.interface import Runner, Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
-from pdserve.engine.step_shape import shape_of
-from pdserve.engine.step_thread import StepThread
+from pdserve.engine.steps.shape import shape_of
+from pdserve.engine.steps.thread import StepThread
 from pdserve.errors import (
     DeadlineExceeded,
     GrammarFailed,

@@ -11,17 +11,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pdserve.engine.batch import Batch
-from pdserve.engine.fan_out import fan_in, fan_out
 from pdserve.engine.grammar import GrammarProgress
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.pooling import pool, wanted_states
-from pdserve.engine.prompt_scores import LOGITS_BYTES, is_scored, scored_parts
+from pdserve.engine.prompt_results.fan_out import fan_in, fan_out
+from pdserve.engine.prompt_results.pooling import pool, wanted_states
+from pdserve.engine.prompt_results.scores import LOGITS_BYTES, is_scored, scored_parts
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
-from pdserve.engine.step_batches import StepBatches
+from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batches import StepBatches
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 

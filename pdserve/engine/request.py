@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
-from pdserve.engine.prompt_work import PromptWork
+from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.row_edits import RowEdits
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets

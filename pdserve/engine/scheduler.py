@@ -8,8 +8,8 @@
 
 A request is admitted with blocks for all its tokens or not at all, so partly prefilled requests can
 never wait for each other's blocks. Decoding requests grow block by block; when no block is free, a
-request is preempted (`victims.py`). `kv_headroom.py` decides how many blocks admission leaves free
-for this growth. Policies only choose the order and the number of tokens.
+request is preempted (`kv/victims.py`). `kv/headroom.py` decides how many blocks admission leaves
+free for this growth. Policies only choose the order and the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pdserve.clock import Clock, Stopwatch
-from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.kv_headroom import KvHeadroom
-from pdserve.engine.preemption import CouldFetch, Preemptions, all_recomputed
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import KvHeadroom
+from pdserve.engine.kv.preemption import CouldFetch, Preemptions, all_recomputed
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
-from pdserve.engine.victims import Victims
 
 
 class Policy(Protocol):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import llguidance
 
 from pdserve.errors import TokenizerError
-from pdserve.tokenizer_files import read_tokenizer
+from pdserve.model_files.tokenizer import read_tokenizer
 
 Vocabulary: TypeAlias = llguidance.LLTokenizer
 

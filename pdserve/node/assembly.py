@@ -15,15 +15,14 @@ from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import Clock, SystemClock
-from pdserve.config import NodeConfig, PolicyConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
-from pdserve.engine.kv_headroom import make_headroom
-from pdserve.engine.preemption import CouldFetch
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import make_headroom
+from pdserve.engine.kv.preemption import CouldFetch
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
@@ -39,6 +38,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
+from pdserve.settings.config import NodeConfig, PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)

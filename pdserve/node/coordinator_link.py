@@ -15,7 +15,6 @@ from typing import Protocol, TypeAlias
 import grpc.aio
 import msgspec
 
-from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, PdserveError
 from pdserve.protocol import (
     CancelLeg,
@@ -28,6 +27,7 @@ from pdserve.protocol import (
     SetRole,
     Welcome,
 )
+from pdserve.settings.config import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

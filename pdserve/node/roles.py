@@ -14,9 +14,8 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
-from pdserve.config import NodeConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError
@@ -30,6 +29,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
+from pdserve.settings.config import NodeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,10 @@ from msgspec.structs import replace
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from pdserve.addresses import format_address
-from pdserve.collector import freeze_loaded_objects
-from pdserve.config import NodeConfig
 from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.exposition import Exposition
-from pdserve.loop_watch import LoopWatch
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.memory.growth import MemoryGrowth
@@ -57,9 +54,12 @@ from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.loading import Loading
 from pdserve.node.start.model import NodeModel, plan_model, set_threads
-from pdserve.open_files import raise_file_limit
+from pdserve.process.collector import freeze_loaded_objects
+from pdserve.process.loop_watch import LoopWatch
+from pdserve.process.open_files import raise_file_limit
+from pdserve.process.signals import StopSignals
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
-from pdserve.signals import StopSignals
+from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 

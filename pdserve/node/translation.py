@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.engine.prompt_work import PromptWork
+from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.request import Request, SampledToken
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import (

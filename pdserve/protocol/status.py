@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from pdserve.config import Mode
 from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import LinkState
+from pdserve.settings.config import Mode
 
 STATUS_VERSION = 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pdserve.engine.prompts.order import PromptOrder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.perf_model import PerfModel
 from prefill_node.policies.batch_sizes import BatchSizes
 

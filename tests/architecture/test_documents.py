@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.tenants.key_book import parse_key_file
 from pdserve.cli.main import build_parser
-from pdserve.config import NodeConfig
-from pdserve.config_file import load_config
+from pdserve.settings.config import NodeConfig
+from pdserve.settings.file import load_config
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT, native_files, python_files
 

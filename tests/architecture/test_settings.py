@@ -12,8 +12,8 @@ import pytest
 
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import Machine, plan_cluster
-from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
-from pdserve.settings import Setting, settings_of
+from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.described import Setting, settings_of
 from tests.architecture.repository import PACKAGES, ROOT
 
 

@@ -19,7 +19,8 @@ from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.config import (
+from pdserve.errors import ClusterError
+from pdserve.settings.config import (
     CheckpointConfig,
     CoordinatorConfig,
     CoordinatorTimeouts,
@@ -28,8 +29,7 @@ from pdserve.config import (
     RoutingConfig,
     Timeouts,
 )
-from pdserve.errors import ClusterError
-from pdserve.flags import as_flags
+from pdserve.settings.flags import as_flags
 from tests.cluster.client import MODEL
 from tests.cluster.forked import ForkedChild
 

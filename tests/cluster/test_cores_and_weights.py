@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cluster.child import Child
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.weights import load_decoder
+from pdserve.engine.weights.load import load_decoder
 from pdserve.kv_layout import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running

@@ -19,9 +19,9 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.config import AccessConfig
-from pdserve.config_file import load_config
 from pdserve.errors import ClusterError
+from pdserve.settings.config import AccessConfig
+from pdserve.settings.file import load_config
 from tests.architecture.repository import ROOT
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
 from tests.cluster.forked import ForkedChild

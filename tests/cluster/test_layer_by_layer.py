@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.config import HandoffConfig, PolicyConfig
+from pdserve.settings.config import HandoffConfig, PolicyConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import MAX_MODEL_LEN, VOCAB_SIZE, Reference, make_prompt
 from tests.cluster.client import Client

@@ -15,8 +15,8 @@ from pdserve.bench.neighbours.measurement import (
     SharedCluster,
     measure_neighbours,
 )
-from pdserve.config import AccessConfig
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.settings.config import AccessConfig
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, fleet_config, running
 

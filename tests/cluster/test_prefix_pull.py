@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.config import PrefixConfig
+from pdserve.settings.config import PrefixConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, poll, running

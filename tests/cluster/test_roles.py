@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.config import RoutingConfig
+from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import DEADLINE_S, Client, Follower, Output
 from tests.cluster.fleet import Fleet, fleet_config, poll, running

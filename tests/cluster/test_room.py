@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.config import HandoffConfig, RoutingConfig
+from pdserve.settings.config import HandoffConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import HEARD_S, SETTLE_S, Fleet, fleet_config, poll, read_gauges, running

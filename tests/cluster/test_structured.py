@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from pdserve.config import RoutingConfig
+from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Output
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running

@@ -16,7 +16,7 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import ManualClock
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
 

@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.decoder import CudaDecoder
 from pdserve.engine.cuda.graphs import Recorder
@@ -23,6 +22,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, Scheduled
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
 from tests.requests import make_request

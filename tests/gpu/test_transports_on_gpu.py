@@ -25,7 +25,7 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.errors import PeerLost, StaleTicket
 from tests.gpu.gpu_exporter_process import (
     LAYOUT,

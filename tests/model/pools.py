@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 
 T = TypeVar("T")

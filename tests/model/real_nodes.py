@@ -19,7 +19,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import TransportKind
 from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError

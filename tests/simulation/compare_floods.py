@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Iterable
 from typing import get_args
 
-from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode, PolicyConfig
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import Call, calls, lognormal, merged, poisson

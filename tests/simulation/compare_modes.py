@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode, PolicyConfig
 from tests.simulation.host import Sharing
 from tests.simulation.machines import ONE_CORE_53M, Machine, scaled
 from tests.simulation.scenarios import fleet

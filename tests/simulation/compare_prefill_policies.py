@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from pdserve.config import PolicyConfig, PrefillPolicyName
 from pdserve.protocol import NodeRole, Slo
+from pdserve.settings.config import PolicyConfig, PrefillPolicyName
 from tests.simulation.cluster import Cluster
 from tests.simulation.events import Events
 from tests.simulation.fronts import Straight

@@ -10,7 +10,6 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
-from pdserve.config import Mode, RouterName, Timeouts
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.reports.kv_events import TierEvents
 from pdserve.protocol import (
@@ -23,6 +22,7 @@ from pdserve.protocol import (
     Slo,
     TransportReach,
 )
+from pdserve.settings.config import Mode, RouterName, Timeouts
 from pdserve.wire.outbox import Outbox
 from tests.simulation.cluster import Cluster, left_of
 from tests.simulation.node import Node

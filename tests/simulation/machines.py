@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdserve.config import EngineConfig
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
+from pdserve.settings.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ from functools import partial
 from typing import Protocol
 
 from decode_node.policies import DecodePolicy, make_decode_policy
-from pdserve.config import HandoffConfig, PolicyConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
-from pdserve.engine.kv_headroom import make_headroom
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import make_headroom
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
-from pdserve.engine.victims import Victims
+from pdserve.engine.steps.shape import shape_of
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import NodeRole
+from pdserve.settings.config import HandoffConfig, PolicyConfig
 from prefill_node.policies import make_prefill_policy
 from tests.simulation.events import Events
 from tests.simulation.host import Host

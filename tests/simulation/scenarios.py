@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
-from pdserve.config import (
+from pdserve.engine.kv.victims import Victims
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import NodeRole, TransferCosts
+from pdserve.settings.config import (
     DecodePolicyName,
     Headroom,
     Mode,
@@ -14,9 +17,6 @@ from pdserve.config import (
     PrefillPolicyName,
     RouterName,
 )
-from pdserve.engine.victims import Victims
-from pdserve.perf_model import PerfModel
-from pdserve.protocol import NodeRole, TransferCosts
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.events import Events

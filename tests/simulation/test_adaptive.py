@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode, PolicyConfig
 from tests.simulation.host import Sharing
 from tests.simulation.machines import A100_13B, ONE_CORE_25M, Machine
 from tests.simulation.scenarios import fleet

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from pdserve.config import PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import PolicyConfig
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request
-from pdserve.engine.victims import Victims
 from pdserve.protocol import Slo
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import decode_only, decode_policy

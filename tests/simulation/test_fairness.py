@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from coordinator.admission.policy import OUTPUT_COST
-from pdserve.config import Mode, PolicyConfig, PrefillPolicyName
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode, PolicyConfig, PrefillPolicyName
 from tests.simulation.compare_floods import (
     FLOOD,
     HAS_BEGUN_S,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pdserve.config import PolicyConfig
 from pdserve.protocol import NodeRole, Slo, TransferCosts
+from pdserve.settings.config import PolicyConfig
 from tests.simulation.cluster import Cluster
 from tests.simulation.events import Events
 from tests.simulation.fronts import Straight

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdserve.config import PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import PolicyConfig
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import calls, fixed, lognormal, merged, poisson

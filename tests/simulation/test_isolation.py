@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.tenants import Tenant
-from pdserve.config import Mode, PolicyConfig
+from pdserve.settings.config import Mode, PolicyConfig
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Outcome
 from tests.simulation.workload import Call

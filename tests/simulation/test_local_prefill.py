@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from pdserve.config import DecodePolicyName, PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import DecodePolicyName, PolicyConfig
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import colocated, disaggregated
 from tests.simulation.score import Score

@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from pdserve.config import PrefillPolicyName
 from pdserve.protocol import Slo
+from pdserve.settings.config import PrefillPolicyName
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import Run, prefill_only, prefill_policy
 from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform

@@ -6,10 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from coordinator.routing.decode_load import DecodeLoad
+from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.outlook import Outlook
-from pdserve.config import PolicyConfig, RouterName
 from pdserve.protocol import Slo, TransferCosts
+from pdserve.settings.config import PolicyConfig, RouterName
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import fleet, prefill_policy
 from tests.simulation.score import Score

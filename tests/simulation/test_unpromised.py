@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode, PolicyConfig
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.simulation.compare_modes import BUS, MIXTURES, NODES
 from tests.simulation.machines import ONE_CORE_53M, scaled

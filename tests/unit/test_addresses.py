@@ -7,9 +7,9 @@ import re
 import pytest
 
 from pdserve.addresses import check_addresses, check_own_host, format_address
-from pdserve.config import NodeConfig
-from pdserve.config_file import load_config
 from pdserve.errors import ConfigError
+from pdserve.settings.config import NodeConfig
+from pdserve.settings.file import load_config
 
 SOUND = ["10.0.0.1:8001", "[::1]:1", "[fe80::1%eth0]:8001", "node-1.example.org:65535"]
 

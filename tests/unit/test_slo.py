@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.config import CoordinatorConfig, RoutingConfig
 from pdserve.errors import ConfigError
 from pdserve.lifecycle import Targets
 from pdserve.protocol import Slo
+from pdserve.settings.config import CoordinatorConfig, RoutingConfig
 from pdserve.slo import (
     AUTO,
     DEFAULT_CLASS,

@@ -14,8 +14,8 @@ from aiohttp import web
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
 from coordinator.tenants.loopback import is_loopback
-from pdserve.config import API_KEY_VARIABLE
 from pdserve.errors import PermissionDenied
+from pdserve.settings.config import API_KEY_VARIABLE
 
 _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer

@@ -14,7 +14,7 @@ from coordinator.api.server.connection import Connection
 from coordinator.api.server.places import Places
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
-from pdserve.open_files import file_limit
+from pdserve.process.open_files import file_limit
 
 OTHER_FILES = 256  # kept for uses other than client connections: nodes, logs, databases
 _BACKLOG = 1024  # connections not accepted yet; beyond it, a client retries after a second

@@ -12,7 +12,7 @@ from coordinator.routing.policies.predicted import Predicted
 from coordinator.routing.policies.prefix_affinity import PrefixAffinity
 from coordinator.routing.policies.round_robin import RoundRobin
 from coordinator.routing.policies.uniform import Uniform
-from pdserve.config import ROUTERS
+from pdserve.settings.config import ROUTERS
 
 __all__ = ["make_policy"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from coordinator.generation import GenerationRequest
 from coordinator.routing.candidates import Candidates, Job
-from coordinator.routing.slots import Ints
+from coordinator.routing.loads.slots import Ints
 
 LOAD_BOUND = 1.25  # times the mean load: nodes above it are skipped
 POINTS = 32  # per node on the ring

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.checkpoint import SINGLE_FILE
 from pdserve.errors import ConfigError
+from pdserve.model_files.checkpoint import SINGLE_FILE
 
 _ALIGNMENT: Final = 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # types of values

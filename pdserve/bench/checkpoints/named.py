@@ -9,7 +9,7 @@ from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
 from pdserve.bench.checkpoints.random_checkpoint import kept_checkpoint
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.errors import ConfigError
-from pdserve.user_cache import cache_folder
+from pdserve.process.user_cache import cache_folder
 
 
 def gguf_of(checkpoint: str) -> str:

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.bench.checkpoints.shapes import SHAPES, Shape
-from pdserve.checkpoint import SINGLE_FILE
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.model_files.checkpoint import SINGLE_FILE
 
 _SMALLEST: Final = SHAPES["demo-14m"]
 _FORMAT = 1  # version of what is written for a shape; a new one makes a new checkpoint

@@ -16,9 +16,9 @@ from pdserve.bench.load.outcome import Promise
 from pdserve.cluster.child import LineSink
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
-from pdserve.config import CheckpointConfig, EngineConfig, RoutingConfig
-from pdserve.config_values import parse_bytes
 from pdserve.errors import ClusterError
+from pdserve.settings.config import CheckpointConfig, EngineConfig, RoutingConfig
+from pdserve.settings.values import parse_bytes
 
 _START_S = 120.0
 _SETTLE_S = 15.0

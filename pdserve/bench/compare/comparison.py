@@ -26,8 +26,8 @@ from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioRepo
 from pdserve.bench.compare.runner import Candidate, Experiment
 from pdserve.bench.compare.sweep import Sweep, SweepResult
 from pdserve.bench.load.outcome import Promise
-from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
+from pdserve.settings.config import Mode
 
 _BURST = 20  # least number of requests sent at once: enough to fill batches
 

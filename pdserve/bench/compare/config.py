@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.load.scenarios import ScenarioName
-from pdserve.config import (
+from pdserve.errors import ConfigError
+from pdserve.settings.config import (
     ConfigStruct,
     Count,
     EngineConfig,
@@ -23,7 +24,6 @@ from pdserve.config import (
     Seconds,
     TransportName,
 )
-from pdserve.errors import ConfigError
 
 COLOCATED: Final[Mode] = "colocated"
 

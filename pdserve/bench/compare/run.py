@@ -26,7 +26,7 @@ from pdserve.bench.load.traces import read_trace
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
-from pdserve.exit_codes import FAILED, FORCED, OK
+from pdserve.process.exit_codes import FAILED, FORCED, OK
 
 _REQUESTS = "requests.jsonl"
 

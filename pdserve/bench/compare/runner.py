@@ -23,8 +23,8 @@ from pdserve.bench.load.scenarios import Scenario
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.load.workload import TimedRequest
 from pdserve.clock import Clock
-from pdserve.config import Mode
 from pdserve.errors import ClusterError, PdserveError
+from pdserve.settings.config import Mode
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0

@@ -12,8 +12,8 @@ from pdserve.bench.compare.interference import Interference
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.bench.load.outcome import Promise
-from pdserve.config import Mode
 from pdserve.errors import ClusterError
+from pdserve.settings.config import Mode
 
 _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it

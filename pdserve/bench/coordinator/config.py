@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.serve.config import Load
-from pdserve.config import CheckpointConfig, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
+from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, Seconds
 
 _QUICK_S = 2.0
 

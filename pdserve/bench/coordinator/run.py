@@ -28,7 +28,6 @@ from pdserve.bench.coordinator.sse_server import MODEL
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.bench.serve.config import Load
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.coordinator_http import key_headers
 from pdserve.cluster.plan import COORDINATOR
@@ -36,10 +35,11 @@ from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.readiness import wait_until
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.exit_codes import FAILED, OK
-from pdserve.flags import as_flags
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.process.exit_codes import FAILED, OK
+from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.flags import as_flags
 
 _STOP_S = 5.0
 _KEPT = 0.9  # of an open loop's rate

@@ -13,7 +13,6 @@ from itertools import cycle
 from secrets import token_hex
 
 from pdserve.bench.load.client import PLAIN_IDS
-from pdserve.config import NodeTimeouts
 from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.coordinator_link import CoordinatorLink
@@ -33,6 +32,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
+from pdserve.settings.config import NodeTimeouts
 
 _LAYOUT = KvLayout(
     num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=KvDtype.BFLOAT16

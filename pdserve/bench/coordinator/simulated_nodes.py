@@ -9,7 +9,7 @@ import uvloop
 
 from pdserve.bench.coordinator.simulated_node import Beat, SimulatedNode
 from pdserve.bench.coordinator.sse_server import SseServer
-from pdserve.collector import freeze_loaded_objects
+from pdserve.process.collector import freeze_loaded_objects
 from pdserve.protocol import NodeRole
 
 SIMULATED = "simulated-nodes"  # the process, and its command

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import (
+from pdserve.errors import ConfigError
+from pdserve.settings.config import (
     CheckpointConfig,
     ConfigStruct,
     Count,
@@ -15,7 +16,6 @@ from pdserve.config import (
     Seconds,
     TransportName,
 )
-from pdserve.errors import ConfigError
 
 
 class HandoffBenchConfig(ConfigStruct, frozen=True):

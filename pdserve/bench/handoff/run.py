@@ -21,7 +21,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import HistogramDelta, Samples, between, scrape
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 
 # Part |-> histogram of the coordinator. For each request, the first three add up to the total less
 # the copy; so do their means, but not their percentiles.

@@ -7,7 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Mode, Seconds
+from pdserve.settings.config import (
+    CheckpointConfig,
+    ConfigStruct,
+    Count,
+    EngineConfig,
+    Mode,
+    Seconds,
+)
 
 
 class NeighboursConfig(ConfigStruct, frozen=True):

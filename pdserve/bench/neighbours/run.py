@@ -22,9 +22,9 @@ from pdserve.bench.neighbours.measurement import (
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
-from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError
-from pdserve.exit_codes import FAILED, OK
+from pdserve.process.exit_codes import FAILED, OK
+from pdserve.settings.config import AccessConfig
 
 
 def run(config: NeighboursConfig, setup: dict[str, object]) -> int:

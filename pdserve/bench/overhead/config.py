@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
 
 
 class OverheadConfig(ConfigStruct, frozen=True):

@@ -27,7 +27,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import Samples, between, scrape
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 
 PROMPT_TOKENS = 16
 FIRST_PAUSE_S = 0.05  # first pause between two readings; each pause is twice the one before

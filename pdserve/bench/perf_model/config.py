@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
 
 
 class PerfModelConfig(ConfigStruct, frozen=True):

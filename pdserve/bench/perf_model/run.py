@@ -14,12 +14,12 @@ from pdserve.bench.perf_model.measurement import (
     measure_held_out,
     phase_errors,
 )
-from pdserve.config import NodeConfig
-from pdserve.exit_codes import OK
 from pdserve.node.profiling.costs import measured_profile, step_limits
 from pdserve.node.profiling.timer import StepTimer
 from pdserve.node.start.model import load_runner, plan_model, use_cores
 from pdserve.perf_model import PerfModel
+from pdserve.process.exit_codes import OK
+from pdserve.settings.config import NodeConfig
 
 
 def run(config: PerfModelConfig, setup: dict[str, object]) -> int:

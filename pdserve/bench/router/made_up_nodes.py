@@ -8,7 +8,6 @@ from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from pdserve.block_hash import HASH_BYTES, hash_chain
-from pdserve.config import Mode, RouterName
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import (
     KvEvents,
@@ -24,6 +23,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
+from pdserve.settings.config import Mode, RouterName
 from pdserve.wire.outbox import Outbox
 
 BLOCK_SIZE = 16

@@ -23,8 +23,8 @@ from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.router.config import RouterBenchConfig
 from pdserve.bench.router.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from pdserve.block_hash import hash_chain
-from pdserve.config import Mode, RouterName
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
+from pdserve.settings.config import Mode, RouterName
 
 KINDS: list[tuple[RouterName, Mode]] = [
     *((policy, "disaggregated") for policy in get_args(RouterName)),

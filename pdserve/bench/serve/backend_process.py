@@ -14,7 +14,7 @@ import aiohttp
 from pdserve.bench.serve.backend import Backend
 from pdserve.cluster.child import Child
 from pdserve.cluster.ports import ReservedPort
-from pdserve.exit_codes import FAILED, StartFailed
+from pdserve.process.exit_codes import FAILED, StartFailed
 
 _HOST = "127.0.0.1"
 _TICK_S = 0.2  # between two looks whether it serves

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.serve.backend import Backend, parse_backends
-from pdserve.config import WHOLE, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
+from pdserve.settings.config import WHOLE, ConfigStruct, Count, Seconds
 
 Rate = Annotated[float, Meta(gt=0)]
 

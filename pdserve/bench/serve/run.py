@@ -23,7 +23,7 @@ from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.cluster.coordinator_http import key_headers
 from pdserve.errors import ClusterError
-from pdserve.exit_codes import FAILED, FORCED, OK
+from pdserve.process.exit_codes import FAILED, FORCED, OK
 
 _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its own
 _SHARE = 0.5  # of a core, likewise

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.step.cases import Grid
-from pdserve.config import ConfigStruct, Count, EngineConfig, Seconds
 from pdserve.errors import ConfigError
+from pdserve.settings.config import ConfigStruct, Count, EngineConfig, Seconds
 
 _QUICK_BATCHES = (1, 16)
 _QUICK_CONTEXT = 1024  # tokens

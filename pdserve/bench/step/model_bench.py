@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kv_transfer.memory import ExportedPool
 from pdserve.bench.step.measurement import StepTime
-from pdserve.engine.kv_cache import TORCH_DTYPES
+from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.node.profiling.timer import StepTimer
 from pdserve.node.start.model import NodeModel, load_runner
 from pdserve.perf_model import StepRow

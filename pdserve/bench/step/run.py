@@ -32,13 +32,13 @@ from pdserve.bench.step.measurement import (
 from pdserve.bench.step.model_bench import StepBench, largest_cache_bytes
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.bench.step.table import neighbour_table, step_remarks, step_table
-from pdserve.config import CheckpointConfig, NodeConfig
-from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
-from pdserve.exit_codes import OK
 from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
+from pdserve.process.exit_codes import OK
+from pdserve.settings.config import CheckpointConfig, NodeConfig
+from pdserve.settings.values import parse_bytes
 
 AUTO_KV_BYTES = 10 << 30
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import ConfigStruct, Count, Seconds, TransportName
-from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
+from pdserve.settings.config import ConfigStruct, Count, Seconds, TransportName
+from pdserve.settings.values import parse_bytes
 
 NetworkName = Literal["loopback", "netns"]
 

@@ -21,7 +21,7 @@ from pdserve.bench.transfer.measurement import (
 )
 from pdserve.bench.transfer.network import NETWORKS
 from pdserve.bench.transfer.processes import start_ends
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 
 _PULL_S = 60.0
 

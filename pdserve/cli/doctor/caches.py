@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.engine.native.packed_folder import packed_files
-from pdserve.user_cache import cache_folder
+from pdserve.process.user_cache import cache_folder
 
 _MIB = 2**20
 

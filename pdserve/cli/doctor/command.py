@@ -16,7 +16,7 @@ from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.cli.doctor.machine import machine_findings
 from pdserve.cli.doctor.software import native_findings, software_findings
 from pdserve.cli.doctor.transports import transport_findings
-from pdserve.exit_codes import FAILED, OK
+from pdserve.process.exit_codes import FAILED, OK
 
 _MARKS = {
     Verdict.OK: Text("ok", "green"),

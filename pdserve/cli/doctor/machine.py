@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from pdserve.cli.doctor.finding import Finding, Verdict
-from pdserve.config import EngineConfig
-from pdserve.config_values import format_cpus
 from pdserve.node.memory.meminfo import container_limit_bytes, memory_bytes
 from pdserve.node.start.cores import plan_cores, processor_name
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.values import format_cpus
 
 _TOPIC = "machine"
 _GIB = 2**30

@@ -63,7 +63,7 @@ def _fastest_kernels() -> Finding:
     """The build that a node would choose for each kind of weights, as measured now."""
     name, need = "fastest builds", "every node"
     try:
-        from pdserve.engine.kv_cache import TORCH_DTYPES
+        from pdserve.engine.kv.cache import TORCH_DTYPES
         from pdserve.engine.native.choice import choose_kernels
         from pdserve.engine.native.linear import WeightKind
     except ImportError as error:

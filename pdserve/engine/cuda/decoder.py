@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
-from pdserve.engine.batch import Batch
 from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
 from pdserve.engine.cuda.staging import Staging
@@ -14,6 +13,7 @@ from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.steps.batch import Batch
 
 
 class CudaDecoder:

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.attention.interface import AttentionBatch
-from pdserve.engine.batch import WantedStates
 from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.rope import Rope
+from pdserve.engine.steps.batch import WantedStates
 
 
 class Attend(Protocol):

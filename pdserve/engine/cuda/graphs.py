@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch
-from pdserve.engine.batch import Batch
 from pdserve.engine.cuda.forward import StepInputs
+from pdserve.engine.steps.batch import Batch
 
 BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows
 MAX_GRAPH_BYTES: Final = 2 << 30

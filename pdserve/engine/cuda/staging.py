@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.batch import Batch
+from pdserve.engine.steps.batch import Batch
 
 _ALIGNMENT: Final = 16  # bytes, of each tensor in the buffer
 _NUM_BUFFERS: Final = 2

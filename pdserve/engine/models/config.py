@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.checkpoint import Checkpoint
 from pdserve.engine.models.families import (
     Family,
     Windows,
@@ -16,6 +15,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
 from pdserve.errors import ModelError
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.model_files.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.batch import Batch
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.steps.batch import Batch
 
 
 class Decoder(Protocol):

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.attention import AttentionBackend
-from pdserve.engine.batch import Batch
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import gated_mlp, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.rope import Rope, rotate
+from pdserve.engine.steps.batch import Batch
 
 
 class TorchDecoder:

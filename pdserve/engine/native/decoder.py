@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.batch import Batch
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.rope import inverse_frequencies
+from pdserve.engine.steps.batch import Batch
 
 
 class NativeDecoder:

@@ -10,9 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pdserve.checkpoint import Checkpoint
-from pdserve.engine.checkpoint_tensors import open_tensors
-from pdserve.engine.finite import check_finite
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import tensor_shapes
 from pdserve.engine.native.linear import PackedLinear, WeightKind, empty_packed, pack_rows
@@ -26,6 +23,9 @@ from pdserve.engine.native.sources import (
     layer_source,
 )
 from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.weights.finite import check_finite
+from pdserve.engine.weights.tensors import open_tensors
+from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 Tensors = Mapping[str, Tensor]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from pdserve.clock import Clock
-from pdserve.config import PREFILL_POLICIES
 from pdserve.engine.prompts.arrival import Arrival
 from pdserve.engine.prompts.buckets import Buckets
 from pdserve.engine.prompts.order import PromptOrder, PromptRule
@@ -14,6 +13,7 @@ from pdserve.engine.prompts.shortest import ShortestFirst
 from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
+from pdserve.settings.config import PREFILL_POLICIES
 
 # Installed packages add to these (`pdserve.prefill_policies`), and are called alike.
 _RULES: Final[dict[str, Callable[[PerfModel, int, Clock], PromptRule]]] = {

@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from pdserve.clock import Clock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.fair_share import FairShare

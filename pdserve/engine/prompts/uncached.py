@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 
 

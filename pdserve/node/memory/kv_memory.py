@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from kv_transfer.cuda.driver import DeviceError, open_driver
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool, KvPool
-from pdserve.config import NodeConfig
-from pdserve.engine.kv_cache import DeviceBuffer
+from pdserve.engine.kv.cache import DeviceBuffer
 from pdserve.errors import ConfigError, TransportUnavailable
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
+from pdserve.settings.config import NodeConfig
 
 log = logging.getLogger(__name__)
 

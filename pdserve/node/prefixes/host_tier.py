@@ -17,13 +17,13 @@ from itertools import takewhile
 
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
-from pdserve.config import NodeConfig
-from pdserve.config_values import parse_bytes
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import ConfigError, StaleTicket
 from pdserve.kv_layout import KvLayout
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
+from pdserve.settings.config import NodeConfig
+from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.config import PrefixPull
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.prefixes.parts import Prefix
 from pdserve.node.sessions.client import Sessions
 from pdserve.protocol import PrefixSource
+from pdserve.settings.config import PrefixPull
 
 
 class PrefixOffers:

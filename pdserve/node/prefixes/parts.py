@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom

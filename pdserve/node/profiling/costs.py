@@ -18,7 +18,6 @@ import torch
 
 import pdserve
 from pdserve import _native
-from pdserve.config import EngineConfig, ProfileConfig
 from pdserve.engine.interface import Runner
 from pdserve.node.profiling.cache import (
     Profile,
@@ -33,8 +32,9 @@ from pdserve.node.profiling.timer import StepTimer
 from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import GUESS, PerfModel
+from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import StepCosts
-from pdserve.user_cache import cache_folder
+from pdserve.settings.config import EngineConfig, ProfileConfig
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.interface import StepReport
-from pdserve.engine.preemption import PreemptionStatistics
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.preemption import PreemptionStatistics
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics

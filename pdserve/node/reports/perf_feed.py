@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.config import EngineConfig
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.protocol import PerfReport, TransferCosts
+from pdserve.settings.config import EngineConfig
 from pdserve.wire.outbox import Sender
 
 MUCH = 1.25  # factor from which on a cost counts as changed

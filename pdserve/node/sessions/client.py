@@ -15,9 +15,8 @@ import msgspec
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.link import Link
 from kv_transfer.puller import Puller
-from kv_transfer.shards import choose_shards
+from kv_transfer.spans.shards import choose_shards
 from pdserve.clock import Clock
-from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import (
@@ -33,6 +32,7 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
+from pdserve.settings.config import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, Sender, running

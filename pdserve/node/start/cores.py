@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pdserve.config import EngineConfig
-from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.values import format_cpus, parse_cpus
 
 _MANY_CORES = 8  # from here on, reserving a core for services costs less than sharing one
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kv_transfer.memory import KvPool
-from pdserve.config import NodeConfig
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import RequestCancelled
 from pdserve.node.memory.kv_memory import engine_buffer
 from pdserve.node.profiling.costs import KnownCosts, step_costs
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache
+from pdserve.settings.config import NodeConfig
 
 
 class Loading:

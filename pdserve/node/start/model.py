@@ -14,24 +14,24 @@ import torch
 from numpy.typing import NDArray
 
 from pdserve import _native
-from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import EngineConfig, NodeConfig, NodeTimeouts, Quantization
-from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
-from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
+from pdserve.engine.kv.cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
-from pdserve.engine.weights import load_decoder
+from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.start.cores import plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
+from pdserve.settings.config import EngineConfig, NodeConfig, NodeTimeouts, Quantization
+from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import logging
 import threading
 from pathlib import Path
 
-from pdserve.config import EngineConfig, NodeConfig
-from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.native.packed_folder import files_of_model
 from pdserve.engine.native.packed_pages import map_pages
-from pdserve.user_cache import cache_folder
+from pdserve.process.user_cache import cache_folder
+from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.cli.main import build_parser, main
-from pdserve.config import EngineConfig, PolicyConfig
-from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
+from pdserve.settings.config import EngineConfig, PolicyConfig
+from pdserve.settings.values import parse_bytes
 from pdserve.slo import parse_slo_classes
 from tests.unit.bench.fake_server import FakeServer
 from tests.unit.bench.made_reports import made_report, outcome

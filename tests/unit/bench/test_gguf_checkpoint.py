@@ -12,8 +12,8 @@ import pytest
 
 from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
 from pdserve.bench.checkpoints.random_checkpoint import tensor_shapes, write_random_checkpoint
-from pdserve.checkpoint import SINGLE_FILE
 from pdserve.errors import ConfigError
+from pdserve.model_files.checkpoint import SINGLE_FILE
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,

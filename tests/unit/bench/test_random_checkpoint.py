@@ -19,11 +19,11 @@ from pdserve.bench.checkpoints.random_checkpoint import (
     write_random_checkpoint,
 )
 from pdserve.bench.checkpoints.shapes import SHAPES
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.model_files.checkpoint import resolve_checkpoint
 
 TINY = {
     "hidden_size": 16,

@@ -17,7 +17,7 @@ from pdserve.bench.serve.backend import Backend
 from pdserve.bench.serve.backend_process import running
 from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.errors import ConfigError
-from pdserve.exit_codes import StartFailed
+from pdserve.process.exit_codes import StartFailed
 
 FAKE = (
     f"env PYTHONPATH={Path(__file__).parents[3]} {sys.executable} -m tests.unit.bench.fake_backend"

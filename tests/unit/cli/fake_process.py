@@ -13,9 +13,9 @@ import signal
 import sys
 
 from pdserve.cluster.parent_death import die_with_parent
-from pdserve.config import CoordinatorConfig, NodeConfig
-from pdserve.flags import FlagParser, add_flags, config_from
 from pdserve.protocol.status import STATUS_VERSION
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.flags import FlagParser, add_flags, config_from
 
 COUNTS = (
     "num_blocks",

@@ -6,9 +6,9 @@ from pdserve.cli import demo
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.pull_metrics import Pulls, pulls_in
 from pdserve.cluster.scrape import parse
-from pdserve.config import CheckpointConfig
 from pdserve.errors import DeadlineExceeded
-from pdserve.exit_codes import StartFailed
+from pdserve.process.exit_codes import StartFailed
+from pdserve.settings.config import CheckpointConfig
 
 
 def test_the_demo_asks_shows_the_facts_and_stops_everything(fake_command, capsys):

@@ -10,9 +10,9 @@ import pdserve
 import pdserve.cli
 from pdserve.cli.bench import BENCHES, COMPARISONS, INSTRUMENTS
 from pdserve.cli.main import build_parser, main
-from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
-from pdserve.settings import settings_of
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.described import settings_of
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pdserve.cluster.placement import (
     count_gpus,
     usable_cores,
 )
-from pdserve.config import EngineConfig
-from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 from pdserve.node.start.cores import plan_cores
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.values import format_cpus, parse_cpus
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
 

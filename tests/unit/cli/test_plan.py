@@ -3,9 +3,9 @@ import pytest
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import Machine, crowding, plan_cluster
-from pdserve.config import CheckpointConfig, EngineConfig, Timeouts
 from pdserve.errors import ConfigError
-from pdserve.flags import config_from
+from pdserve.settings.config import CheckpointConfig, EngineConfig, Timeouts
+from pdserve.settings.flags import config_from
 
 
 def plan(config: ClusterConfig, machine: Machine | None = None):

@@ -12,7 +12,7 @@ from aiohttp import web
 from pdserve.cli import role as role_command
 from pdserve.cli.main import build_parser
 from pdserve.errors import ClusterError, NodeNotFound, RoleRefused
-from pdserve.exit_codes import OK
+from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from pdserve.cli.settings_page import markdown
 from pdserve.cluster.config import ClusterConfig
-from pdserve.config import CoordinatorConfig, NodeConfig
-from pdserve.settings import settings_of
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.described import settings_of
 from tests.architecture.repository import ROOT
 
 _PAGE = ROOT / "docs" / "SETTINGS.md"

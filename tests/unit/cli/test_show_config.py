@@ -7,8 +7,8 @@ import pytest
 
 from pdserve.cli.main import main
 from pdserve.cluster.config import ClusterConfig
-from pdserve.config import API_KEY_VARIABLE, ConfigStruct, CoordinatorConfig, NodeConfig
-from pdserve.settings import settings_of
+from pdserve.settings.config import API_KEY_VARIABLE, ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.described import settings_of
 
 STRUCTS = {
     "up": ClusterConfig,

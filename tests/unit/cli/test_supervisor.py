@@ -8,9 +8,9 @@ import pytest
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import Machine
 from pdserve.cluster.supervisor import Cluster
-from pdserve.config import API_KEY_VARIABLE, CheckpointConfig, Timeouts
 from pdserve.errors import ClusterError, ConfigError
-from pdserve.exit_codes import StartFailed
+from pdserve.process.exit_codes import StartFailed
+from pdserve.settings.config import API_KEY_VARIABLE, CheckpointConfig, Timeouts
 
 ONE_CORE = Machine(cores=[0])
 

@@ -14,7 +14,6 @@ from coordinator.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
-from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable, Overloaded
 from pdserve.protocol import (
     CancelLeg,
@@ -30,6 +29,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.settings.config import Mode
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import made_flow
 from tests.unit.coordinator_routing.nodes import PERF

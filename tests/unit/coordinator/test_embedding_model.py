@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from coordinator.embedding_model import EmbeddingModel, embedding_model
-from pdserve.checkpoint import Checkpoint
-from pdserve.config import PoolingName
 from pdserve.errors import InvalidRequest, ModelError
+from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.pooling import Pooling
+from pdserve.settings.config import PoolingName
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

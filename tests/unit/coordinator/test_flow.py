@@ -14,7 +14,6 @@ from coordinator.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
-from pdserve.config import Mode, RouterName
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -41,6 +40,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.settings.config import Mode, RouterName
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import RecordingOutbox, made_flow, output
 

@@ -13,7 +13,6 @@ from coordinator.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
-from pdserve.config import Mode
 from pdserve.errors import DeadlineExceeded, RequestCancelled
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
@@ -25,6 +24,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.settings.config import Mode
 from tests.unit.coordinator.members import join, made_flow, said_to
 
 # What nobody reaches but by the manual clock: a timer of the event loop's never ends within a test.

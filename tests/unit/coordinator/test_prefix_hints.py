@@ -11,7 +11,6 @@ from coordinator.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.block_hash import hash_chain
-from pdserve.config import Mode
 from pdserve.protocol import (
     DecodeLeg,
     KvEvents,
@@ -21,6 +20,7 @@ from pdserve.protocol import (
     PrefixSource,
     SamplingParams,
 )
+from pdserve.settings.config import Mode
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import made_flow
 

@@ -12,10 +12,10 @@ from coordinator.pools.rebalancer import Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Registry
 from coordinator.routing import Router
-from pdserve.config import CoordinatorConfig, Mode, RoutingConfig
 from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
+from pdserve.settings.config import CoordinatorConfig, Mode, RoutingConfig
 from tests.unit.coordinator.members import join, report, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from coordinator.served_model import load_served_model
-from pdserve.config import CheckpointConfig
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.errors import TokenizerError
+from pdserve.settings.config import CheckpointConfig
 from tests.checkpoints import edit_config
 
 NUM_IDS = 2048  # of the demo model, all of them used

@@ -17,8 +17,8 @@ from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
-from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError, NodeLost, Overloaded
+from pdserve.settings.config import AccessConfig
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator_api.harness import Harness, is_error_body, served
 from tests.unit.coordinator_api.raw_client import connected

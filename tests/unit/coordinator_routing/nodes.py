@@ -12,7 +12,6 @@ from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
-from pdserve.config import Mode, RouterName
 from pdserve.protocol import (
     KvEvents,
     KvTier,
@@ -26,6 +25,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
+from pdserve.settings.config import Mode, RouterName
 from tests.hellos import LAYOUT, node_hello
 
 BLOCK_SIZE = LAYOUT.block_size

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from coordinator.admission import Admission, Admit, WaitingLine
 from coordinator.routing import Booking
-from coordinator.routing.decode_shares import DecodeShares
-from coordinator.routing.prefill_queues import ServiceClass
-from pdserve.config import Mode
+from coordinator.routing.loads.prefill import ServiceClass
+from coordinator.routing.loads.shares import DecodeShares
 from pdserve.protocol import Slo
+from pdserve.settings.config import Mode
 from tests.unit.coordinator_routing.nodes import COSTS, PERF, Nodes
 
 ALICE = Slo(name="standard", tenant="alice", ttft_s=10.0, tpot_s=0.25, priority=1)

@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 
 from coordinator.registry import Member
-from coordinator.routing.pair_health import FIRST_S, LONGEST_S
+from coordinator.routing.pairs.health import FIRST_S, LONGEST_S
 from coordinator.status import describe_nodes
-from pdserve.config import RouterName
 from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
 from pdserve.protocol.status import FailingPeer
+from pdserve.settings.config import RouterName
 from tests.unit.coordinator_routing.nodes import Nodes, names
 
 LOST = PeerLost("d0: lost p0: UNAVAILABLE")

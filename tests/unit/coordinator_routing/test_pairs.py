@@ -8,9 +8,9 @@ import pytest
 
 from coordinator.registry import Member
 from coordinator.status import describe_nodes
-from pdserve.config import Mode, RouterName
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, NodeState, TransportReach
+from pdserve.settings.config import Mode, RouterName
 from tests.unit.coordinator_routing.nodes import Nodes, names
 
 TCP = TransportReach(name="tcp")

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets

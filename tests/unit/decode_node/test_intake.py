@@ -16,9 +16,8 @@ from kv_transfer.link import Link
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
-from pdserve.config import Timeouts
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import (
     GrammarFailed,
@@ -42,6 +41,7 @@ from pdserve.protocol import (
     SamplingParams,
     Subscribe,
 )
+from pdserve.settings.config import Timeouts
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
 from tests.unit.node.compilers import SlowCompiler

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.config import DecodePolicyName
 from pdserve.engine.request import Request, Scheduled
+from pdserve.settings.config import DecodePolicyName
 from tests.unit.decode_node.batches import Batch
 from tests.unit.engine.fakes import decode_policy
 

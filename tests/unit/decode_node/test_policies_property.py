@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.config import DecodePolicyName, Headroom
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
-from pdserve.engine.kv_headroom import KvHeadroom
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import KvHeadroom
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
-from pdserve.engine.victims import Victims
+from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Targets
 from pdserve.output_lengths import OutputLengths
+from pdserve.settings.config import DecodePolicyName, Headroom
 from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, linear_perf
 from tests.unit.engine.fakes import (

@@ -10,7 +10,6 @@ from math import inf
 import pytest
 
 from decode_node.room import Room, RoomQueue
-from pdserve.config import DecodePolicyName
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
@@ -18,6 +17,7 @@ from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
+from pdserve.settings.config import DecodePolicyName
 from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, Batch
 from tests.unit.engine.fakes import (

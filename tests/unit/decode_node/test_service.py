@@ -10,7 +10,6 @@ import pytest
 
 from decode_node.service import DecodeNode
 from kv_transfer.memory import ExportedPool
-from pdserve.config import NodeConfig
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -34,6 +33,7 @@ from pdserve.protocol import (
     Slo,
     TokenBatch,
 )
+from pdserve.settings.config import NodeConfig
 from prefill_node.service import PrefillNode
 from tests.requests import make_request
 from tests.unit.decode_node.scripted import BLOCK, SOURCE, ScriptedExporter

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from pdserve.engine.batch import Batch
 from pdserve.engine.request import Scheduled
-from pdserve.engine.step_batches import StepBatches
+from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batches import StepBatches
 from tests.plain_batch import build_batch
 
 BLOCK = 4

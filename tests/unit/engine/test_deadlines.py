@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from pdserve.clock import ManualClock, SystemClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues

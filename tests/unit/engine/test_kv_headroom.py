@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pdserve.clock import ManualClock
-from pdserve.config import Headroom
-from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.kv_headroom import KvHeadroom
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.output_lengths import OutputLengths
 from pdserve.protocol import FinishReason
+from pdserve.settings.config import Headroom
 from tests.requests import make_request
 
 BLOCK = 4

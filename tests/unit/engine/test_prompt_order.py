@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.config import PrefillPolicyName
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.buckets import bucket_of
 from pdserve.engine.prompts.uncached import num_uncached
@@ -20,6 +19,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
+from pdserve.settings.config import PrefillPolicyName
 from tests.requests import make_request
 
 BLOCK = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 from msgspec import structs
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
-from pdserve.engine.prompt_scores import scored_positions
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.prompt_results.scores import scored_positions
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
 from tests.requests import make_request, work_of
 from tests.unit.engine.fakes import (

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.engine.batch import Batch
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.engine.steps.batch import Batch
 from tests.requests import make_request
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 from tests.unit.engine.fakes import (

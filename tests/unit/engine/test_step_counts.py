@@ -16,22 +16,22 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from kv_transfer.box import BlockRun, whole_box
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import plan_spans
+from kv_transfer.spans.box import BlockRun, whole_box
+from kv_transfer.spans.plan import plan_spans
 from pdserve.clock import ManualClock
-from pdserve.config import NodeConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_batches import StepBatches
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.batches import StepBatches
+from pdserve.engine.steps.shape import shape_of
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, SamplingParams, TokenBatch
+from pdserve.settings.config import NodeConfig
 from pdserve.wire.envelopes import FROM_NODE
 from tests.unit.engine.fakes import PlainRunner, QuietObserver, decode_policy
 from tests.unit.node.parts import Recorder, made_parts, made_services

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import StepRow, StepShape
 from tests.requests import make_request

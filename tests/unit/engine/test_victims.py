@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pdserve.engine.due_times import next_due_s
+from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request
-from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets
 from tests.requests import make_request
 

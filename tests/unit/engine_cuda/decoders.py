@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder

@@ -78,11 +78,11 @@ def test_without_a_gpu_nothing_but_the_reference_is_left(monkeypatch: pytest.Mon
 
 
 def test_a_node_without_triton_serves_with_plain_torch(machine, tmp_path, caplog) -> None:
-    from pdserve.checkpoint import resolve_checkpoint
     from pdserve.engine.cuda.load import cuda_decoder
     from pdserve.engine.models.config import load_model_config
     from pdserve.engine.models.parameters import allocate_weights
     from pdserve.engine.models.torch_decoder import TorchDecoder
+    from pdserve.model_files.checkpoint import resolve_checkpoint
     from tests.checkpoints import make_checkpoint
 
     machine((9, 0))

@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Scheduled
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request, work_of

@@ -11,9 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pdserve.engine.batch import Batch
 from pdserve.engine.cuda.forward import StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs
+from pdserve.engine.steps.batch import Batch
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_staging import make_batch
 

@@ -18,9 +18,9 @@ pytest.importorskip("triton")
 
 from triton.runtime.interpreter import GridExecutor
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.request import Scheduled
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.batch import Batch
 from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.steps.batch import Batch
 from tests.unit.engine_cuda.late_copies import LateCopies
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.weights import Progress, load_decoder, load_torch_weights
+from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
 from pdserve.kv_layout import KvDtype
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from tests.native_attention import attention_backend
 from tests.plain_batch import build_batch
 from tests.requests import make_request

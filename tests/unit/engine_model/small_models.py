@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.batch import Batch
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.json_fields import JsonFields
@@ -20,6 +19,7 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.steps.batch import Batch
 from pdserve.kv_layout import KvDtype
 from tests.native_attention import attention_backend
 from tests.packed_weights import pack_weights

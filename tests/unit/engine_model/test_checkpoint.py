@@ -11,10 +11,10 @@ import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.errors import ConfigError, ModelError
-from pdserve.tokenizer_files import read_tokenizer
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.tokenizer import read_tokenizer
 from tests.checkpoints import edit_config, make_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -188,7 +188,7 @@ def test_a_damaged_config_is_refused(model: Path) -> None:
 
 def test_reading_a_config_does_not_load_torch() -> None:
     code = (
-        "import sys, pdserve.checkpoint, pdserve.engine.models.config;"
+        "import sys, pdserve.model_files.checkpoint, pdserve.engine.models.config;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

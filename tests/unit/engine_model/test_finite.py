@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdserve.checkpoint import resolve_checkpoint
-from pdserve.engine.finite import check_finite
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
-from pdserve.engine.weights import load_decoder, load_torch_weights
+from pdserve.engine.weights.finite import check_finite
+from pdserve.engine.weights.load import load_decoder, load_torch_weights
 from pdserve.errors import ModelError
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 
 PLACES = [

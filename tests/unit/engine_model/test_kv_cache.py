@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.kv_layout import KvDtype, KvLayout
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)

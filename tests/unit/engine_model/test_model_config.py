@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.models.config import (
     ModelConfig,
     load_model_config,
@@ -18,6 +17,7 @@ from pdserve.engine.models.families import FAMILIES
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.errors import ModelError, UnknownArchitecture
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import edit_config, make_checkpoint, to_transformers_4_style
 
 LLAMA_2 = {

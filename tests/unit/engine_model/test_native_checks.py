@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from tests.unit.engine_model.small_models import SmallModel, make_native, small_model
 
 

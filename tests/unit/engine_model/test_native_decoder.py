@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pdserve import _native
-from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.native.decoder import NativeDecoder
 from tests.unit.engine_model.small_models import (

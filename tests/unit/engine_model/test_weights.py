@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.weights import load_decoder
+from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.unit.engine_model.harness import load_torch_decoder
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.native.linear import WeightKind
@@ -22,6 +21,7 @@ from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.errors import MissingTensor, ModelError
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.packed_weights import pack_weights
 

@@ -20,9 +20,9 @@ from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
 from kv_transfer.transports.interface import Reader
-from kv_transfer.transports.nccl import NcclTransport
-from kv_transfer.transports.nccl_peer import Endings
-from kv_transfer.transports.nccl_server import NcclServer
+from kv_transfer.transports.nccl.peer import Endings
+from kv_transfer.transports.nccl.puller import NcclTransport
+from kv_transfer.transports.nccl.server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvLayout

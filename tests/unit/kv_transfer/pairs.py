@@ -18,7 +18,7 @@ from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from kv_transfer.transports.ucx_agent import missing as ucx_missing
+from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvDtype, KvLayout
 from tests.fake_transport import FakeNetwork

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from kv_transfer.box import BlockRun, KvBox
-from kv_transfer.plan import Spans
-from kv_transfer.shards import common_heads
+from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.plan import Spans
+from kv_transfer.spans.shards import common_heads
 from pdserve.kv_layout import KvDtype, KvLayout
 
 NUM_BLOCKS = 40

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kv_transfer.box import BlockRun, whole_box
 from kv_transfer.checksum import check_arrived, checksums
-from kv_transfer.plan import plan_spans
+from kv_transfer.spans.box import BlockRun, whole_box
+from kv_transfer.spans.plan import plan_spans
 from kv_transfer.ticket import read_ticket
 from pdserve import _native
 from pdserve.errors import CorruptTransfer, StaleTicket

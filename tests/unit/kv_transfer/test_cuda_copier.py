@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.cuda.copier import CopySizes, SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.pieces import PIECE_BYTES, cut_chunks, cut_pieces
+from kv_transfer.spans.pieces import PIECE_BYTES, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
 from tests.fake_gpus import FakeDriver, FakeHost
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.pieces import PIECE_BYTES, cut_pieces
+from kv_transfer.spans.pieces import PIECE_BYTES, cut_pieces
 
 KERNEL = Path(str(resources.files("kv_transfer.cuda").joinpath("copy_spans.cu")))
 

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from kv_transfer import plan
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
+from kv_transfer.spans import plan
 from kv_transfer.transports import pull_server
 from kv_transfer.transports.catalog import TransportKind, choose_kinds
 from kv_transfer.transports.frames import PullRequest, Verdict

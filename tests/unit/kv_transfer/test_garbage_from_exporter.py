@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from kv_transfer.box import KvBox
 from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
+from kv_transfer.spans.box import KvBox
 from kv_transfer.transports.frames import GarbledFrame, Verdict
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.pull_client import Unanswered, ask

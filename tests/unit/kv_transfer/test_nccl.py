@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.transports.nccl_peer import Invitation
+from kv_transfer.transports.nccl.peer import Invitation
 from pdserve.errors import (
     PeerLost,
     StaleTicket,

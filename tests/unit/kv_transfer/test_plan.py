@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kv_transfer.box import BlockRun, KvBox, whole_box
-from kv_transfer.plan import Spans, _count_rows, is_quick, plan_spans, source_ranges, split_box
-from kv_transfer.shards import check_compatible
+from kv_transfer.spans.box import BlockRun, KvBox, whole_box
+from kv_transfer.spans.plan import (
+    Spans,
+    _count_rows,
+    is_quick,
+    plan_spans,
+    source_ranges,
+    split_box,
+)
+from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
@@ -64,7 +71,7 @@ def test_rows_are_counted_before_they_are_made(plan: Plan) -> None:
 def test_the_parts_of_a_box_are_the_box(plan: Plan) -> None:
     source, destination, box = plan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kv_transfer.plan._PART_ROWS", 40)
+        patch.setattr("kv_transfer.spans.plan._PART_ROWS", 40)
         parts = split_box(source.layout, destination.layout, box)
     assert (parts[0].begin, parts[-1].end) == (box.begin, box.end)
     for part, following in pairwise(parts):

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from kv_transfer import plan, threads
+from kv_transfer import threads
+from kv_transfer.spans import plan
 from kv_transfer.transports import tcp
 from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv_layout import KvDtype, KvLayout

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer import link as link_module
-from kv_transfer.box import KvBox
 from kv_transfer.link import Link, open_link
 from kv_transfer.memory import ExportedPool
+from kv_transfer.spans.box import KvBox
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Read
 from pdserve.errors import (

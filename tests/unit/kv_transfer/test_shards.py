@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kv_transfer.shards import check_compatible, choose_shards
+from kv_transfer.spans.shards import check_compatible, choose_shards
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvDtype, KvLayout
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import plan_spans, source_ranges
+from kv_transfer.spans.plan import plan_spans, source_ranges
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.split_read import split_read
 from tests.unit.kv_transfer.random_plans import Plan, plans

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from pdserve.errors import ConfigError, StaleTicket

@@ -21,13 +21,15 @@ import pytest
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.threads import CopyThreads
-from kv_transfer.transports import ucx, ucx_agent, ucx_offer
 from kv_transfer.transports.interface import Reader
-from kv_transfer.transports.ucx import UcxChannel, UcxTransport
-from kv_transfer.transports.ucx_agent import NixlAgent, Region, missing, rdma_devices
-from kv_transfer.transports.ucx_offer import UcxOffer
-from kv_transfer.transports.ucx_server import UcxServer
-from kv_transfer.transports.ucx_transfer import Peer
+from kv_transfer.transports.ucx import agent as ucx_agent
+from kv_transfer.transports.ucx import offer as ucx_offer
+from kv_transfer.transports.ucx import puller as ucx
+from kv_transfer.transports.ucx.agent import NixlAgent, Region, missing, rdma_devices
+from kv_transfer.transports.ucx.offer import UcxOffer
+from kv_transfer.transports.ucx.puller import UcxChannel, UcxTransport
+from kv_transfer.transports.ucx.server import UcxServer
+from kv_transfer.transports.ucx.transfer import Peer
 from pdserve.errors import PeerLost, StaleTicket
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from tests.unit.kv_transfer.pairs import (
@@ -250,7 +252,7 @@ async def test_an_agent_that_has_to_go_is_gone_before_the_failure_is_told() -> N
 
 _LISTENERS = """
 import json, psutil, sys
-from kv_transfer.transports import ucx_agent
+from kv_transfer.transports.ucx import agent as ucx_agent
 def listening():
     found = psutil.Process().net_connections("tcp")
     return len([c for c in found if c.status == psutil.CONN_LISTEN])

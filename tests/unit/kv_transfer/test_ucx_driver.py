@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from kv_transfer.plan import Spans
-from kv_transfer.transports.ucx_agent import Descriptors, NothingPosted, Region, Segment
-from kv_transfer.transports.ucx_driver import UcxDriver
-from kv_transfer.transports.ucx_transfer import Peer, cut_slices
+from kv_transfer.spans.plan import Spans
+from kv_transfer.transports.ucx.agent import Descriptors, NothingPosted, Region, Segment
+from kv_transfer.transports.ucx.driver import UcxDriver
+from kv_transfer.transports.ucx.transfer import Peer, cut_slices
 from pdserve.errors import PeerLost, TransportUnavailable
 
 POOL = Region(0, 1 << 40)

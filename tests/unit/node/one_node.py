@@ -8,10 +8,9 @@ import msgspec
 
 from kv_transfer.memory import ExportedPool
 from pdserve.cli.node import SERVICES
-from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.services import Services
 from pdserve.protocol import (
@@ -24,6 +23,7 @@ from pdserve.protocol import (
     Sibling,
     TokenBatch,
 )
+from pdserve.settings.config import EngineConfig, NodeConfig
 from tests.unit.node.parts import Recorder, made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.memory import ExportedPool
 from pdserve.cli.node import SERVICES
-from pdserve.config import NodeConfig
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
@@ -19,6 +18,7 @@ from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.protocol import NodeRole, NodeState
+from pdserve.settings.config import NodeConfig
 
 VOCAB_SIZE = 1000
 

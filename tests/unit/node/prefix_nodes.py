@@ -17,8 +17,7 @@ from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from kv_transfer.transports.catalog import KINDS
 from pdserve.block_hash import hash_chain
 from pdserve.clock import SystemClock
-from pdserve.config import PrefixPull, Timeouts
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.prefixes.cost import PullCosts
@@ -32,6 +31,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
+from pdserve.settings.config import PrefixPull, Timeouts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 from tests.waits import until

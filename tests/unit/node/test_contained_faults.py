@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.lifecycle import BlockStates
-from pdserve.config import EngineConfig
 from pdserve.protocol import HandoffEnded, HandoffRecord, LegFailed, NodeRole
+from pdserve.settings.config import EngineConfig
 from prefill_node.held_kv import PinnedBlocks
 from tests.unit.node.one_node import Bench
 

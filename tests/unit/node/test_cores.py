@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.config import EngineConfig
-from pdserve.config_values import format_cpus
 from pdserve.errors import ConfigError
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.values import format_cpus
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ _THREADS_OF_A_NODE = """
 import json, os, threading, torch
 from pathlib import Path
 from pdserve import _native
-from pdserve.config import EngineConfig
+from pdserve.settings.config import EngineConfig
 from pdserve.node.start.cores import CorePlan, use_compute_cores, use_service_cores
 from pdserve.node.start.model import set_threads
 

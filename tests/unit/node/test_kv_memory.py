@@ -14,13 +14,13 @@ import torch
 from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
-from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
 from pdserve.node.memory import kv_memory
 from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
 from pdserve.node.prefixes.host_tier import make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.protocol import NodeRole
+from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
 from tests.fake_gpus import FakeDriver, FakeHost
 
 ROLES = [NodeRole.PREFILL, NodeRole.DECODE]

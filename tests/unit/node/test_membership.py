@@ -20,7 +20,6 @@ from coordinator.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
-from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
 from pdserve.node import coordinator_link as link_module
@@ -45,6 +44,7 @@ from pdserve.protocol import (
     TransferCosts,
     Welcome,
 )
+from pdserve.settings.config import Timeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

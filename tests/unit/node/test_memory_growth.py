@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from kv_transfer.memory import ExportedPool
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node.memory.growth import MemoryGrowth
 
 MIB = 1 << 20

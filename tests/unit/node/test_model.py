@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kv_transfer.handshake import KvIdentity
-from pdserve.config import EngineConfig, NodeConfig, Timeouts
 from pdserve.errors import ConfigError, LayoutMismatch
 from pdserve.kv_layout import KvDtype
 from pdserve.node.start.model import NodeModel, auto_block_size, packed_cache, plan_model
+from pdserve.settings.config import EngineConfig, NodeConfig, Timeouts
 
 
 def planned(**engine: str | int) -> NodeModel:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdserve.config import EngineConfig
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
+from pdserve.settings.config import EngineConfig
 from tests.unit.node.parts import Recorder
 
 COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002])

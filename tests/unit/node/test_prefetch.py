@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.config import CheckpointConfig, EngineConfig, NodeConfig
 from pdserve.node.start import prefetch
 from pdserve.node.start.prefetch import prefetch_weights
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from tests.requests import make_request

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
 from pdserve.cli.node import SERVICES
-from pdserve.config import EngineConfig, NodeConfig
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node import runtime
 from pdserve.node.reports.kv_events import MAX_HASHES, KvEventFeed
 from pdserve.node.start.cores import plan_cores
 from pdserve.node.start.model import plan_model
 from pdserve.protocol import KvEvents, KvTier, NodeRole
+from pdserve.settings.config import EngineConfig, NodeConfig
 
 NUM_BLOCKS = 6
 

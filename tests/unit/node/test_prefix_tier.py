@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from kv_transfer.plan import Spans
+from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import FileBlocks
-from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
 from pdserve.node.prefixes.host_tier import BATCH, NodeTier, make_tier_blocks
 from pdserve.node.start.model import plan_model
+from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,

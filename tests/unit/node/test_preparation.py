@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import GrammarFailed, PdserveError

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pdserve.clock import ManualClock
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.engine.step_batches import StepBatches
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.batches import StepBatches
+from pdserve.engine.steps.shape import shape_of
 from pdserve.errors import RequestCancelled
 from pdserve.node.profiling.fit import fit_costs
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work

@@ -13,7 +13,6 @@ import torch
 from msgspec.structs import replace
 
 from pdserve import _native
-from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
 from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
@@ -29,8 +28,9 @@ from pdserve.node.profiling.costs import (
 )
 from pdserve.node.start.model import load_runner, plan_model
 from pdserve.perf_model import GUESS
+from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import StepCosts
-from pdserve.user_cache import cache_folder
+from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig
 
 KEY = ProfileKey(
     model_id="m",

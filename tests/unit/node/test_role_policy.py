@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel

@@ -15,7 +15,6 @@ from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from pdserve.clock import ManualClock, SystemClock
-from pdserve.config import Timeouts
 from pdserve.errors import (
     AccessDenied,
     LayoutMismatch,
@@ -36,6 +35,7 @@ from pdserve.protocol import (
     NodeAddress,
     Subscribe,
 )
+from pdserve.settings.config import Timeouts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.ticket import read_ticket
-from pdserve.config import EngineConfig
 from pdserve.errors import GrammarFailed
 from pdserve.protocol import (
     Announcement,
@@ -25,6 +24,7 @@ from pdserve.protocol import (
     SamplingParams,
     Sibling,
 )
+from pdserve.settings.config import EngineConfig
 from tests.unit.node.one_node import BLOCK, Bench
 
 NAMES = ["p", "p-1", "p-2", "p-3"]

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from kv_transfer.memory import ExportedPool
-from pdserve.config import EngineConfig, HandoffConfig, NodeConfig
 from pdserve.engine.interface import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
+from pdserve.settings.config import EngineConfig, HandoffConfig, NodeConfig
 from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner
 from tests.unit.node.parts import Recorder, made_parts, made_services

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from math import inf
 
 from pdserve.clock import ManualClock
-from pdserve.config import PrefillPolicyName
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.step_shape import shape_of
+from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
+from pdserve.settings.config import PrefillPolicyName
 from tests.requests import make_request
 from tests.unit.engine.fakes import (
     prefill_policy,

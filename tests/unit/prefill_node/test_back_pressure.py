@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.config import EngineConfig, HandoffConfig
 from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, TokenBatch
+from pdserve.settings.config import EngineConfig, HandoffConfig
 from tests.unit.prefill_node.bench import BLOCK, Bench, QuickRunner
 
 

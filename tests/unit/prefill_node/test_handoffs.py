@@ -14,7 +14,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.progress import KvPart, Progress
 from kv_transfer.ticket import Ticket, read_ticket
 from pdserve.clock import ManualClock
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.kv_layout import KvDtype, KvLayout

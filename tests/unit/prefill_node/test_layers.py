@@ -16,11 +16,11 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.ticket import read_ticket
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.config import EngineConfig, HandoffConfig
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, HandoffRecord
+from pdserve.settings.config import EngineConfig, HandoffConfig
 from tests.unit.engine.fakes import PlainRunner
 from tests.unit.prefill_node.bench import BLOCK, LAYOUT, Bench
 

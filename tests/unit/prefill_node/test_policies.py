@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from pdserve.config import PrefillPolicyName
 from pdserve.engine.request import Request
 from pdserve.protocol import StepCosts
+from pdserve.settings.config import PrefillPolicyName
 from prefill_node.policies.prompt_batches import MAX_HALF_DONE
 from tests.requests import make_request
 from tests.unit.prefill_node.prefills import BLOCK, BUDGET, SATURATING, Prefills

@@ -9,8 +9,8 @@ import pytest
 from coordinator.api.config import parse_origins
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
-from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError
+from pdserve.settings.config import AccessConfig
 from tests.unit.coordinator_api.fakes import MODEL
 from tests.unit.coordinator_api.harness import served
 from tests.unit.coordinator_api.raw_client import connected

@@ -1,0 +1,203 @@
+"""The books: requests that this coordinator has dispatched and that have not ended.
+
+The books are updated when a request is dispatched, when its tokens arrive, and when it ends. Each
+update changes a few array elements; a token of a stream that keeps to its plan costs a comparison.
+"""
+
+from __future__ import annotations
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.forecast import Plan
+from coordinator.routing.holding import Handoffs
+from coordinator.routing.loads.decode import DecodeLoad
+from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
+from coordinator.routing.pairs.neighbours import Neighbours
+from coordinator.routing.placement import Placement
+from coordinator.routing.waiting import Newcomer
+from pdserve.clock import Clock
+from pdserve.output_lengths import OutputLengths
+
+UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
+_PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
+
+
+class Booking:
+    """One request that has been dispatched."""
+
+    def __init__(self, books: Books, request: GenerationRequest, placement: Placement) -> None:
+        self.request = request
+        self.placement = placement
+        self.num_tokens = 0  # output tokens so far
+        self.plan: Plan | None = None  # entry in the decode node's calendar
+        self.is_prefilled = False
+        self.is_under_way = False  # handoff: token 1 is there, token 2 is not
+        self._books = books
+
+    def progressed(self, num_tokens: int) -> None:
+        """Record the number of output tokens so far; the first one ends the prefill."""
+        self.num_tokens = max(self.num_tokens, num_tokens)
+        self._books.progressed(self)
+
+    @property
+    def has_to_wait(self) -> bool:
+        """Whether it was handed off to a decode node that is predicted to have no place for it."""
+        return self._books.has_to_wait(self)
+
+    def end(self, *, by_itself: bool) -> None:
+        """Remove the request from the books; call once.
+
+        `by_itself`: it finished, and neither failed nor was cancelled.
+        """
+        self._books.ended(self, by_itself=by_itself)
+
+
+class Books:
+    """All bookings, aggregated into loads by slot."""
+
+    def __init__(self, registry: Registry, fleet: Fleet, clock: Clock) -> None:
+        self.queues = PrefillQueues(fleet)
+        self.decodes = DecodeLoad(fleet, clock.now())
+        self.lengths = OutputLengths()
+        self.handoffs = Handoffs()
+        self.neighbours = Neighbours(fleet, self.decodes)
+        self._fleet = fleet
+        self._clock = clock
+        for member in registry:
+            self._reported(member)
+        registry.on_changed(self._reported)
+        registry.on_lost(self._lost)
+
+    def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
+        """Book a request whose legs are being sent."""
+        booking = Booking(self, request, placement)
+        prefills = placement.prefill or placement.decode
+        assert prefills is not None
+        now_s = self._clock.now()
+        if not placement.shares_prefill:
+            self.queues.push(
+                prefills,
+                request.request_id,
+                PendingPrompt(
+                    ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
+                ),
+                now_s,
+            )
+        decode = placement.decode
+        if decode is not None:
+            self.decodes.legs[decode.slot] += 1
+            self.decodes.shares.add(decode.slot, ServiceClass.of(request.slo), 1)
+            if placement.prefill is None:
+                self.decodes.activate(decode.slot, 1, _context(placement))
+            self._plan(booking, decode, now_s, now_s + placement.ttft_s - placement.held_s)
+        return booking
+
+    def progressed(self, booking: Booking) -> None:
+        """Update the books for new tokens: token 1 or later ones."""
+        placement, now_s = booking.placement, self._clock.now()
+        is_first = not booking.is_prefilled
+        if is_first:
+            self._end_prefill(booking, now_s)
+        decode, plan = placement.decode, booking.plan
+        if decode is None or plan is None or not self._is_member(decode):
+            return
+        if is_first and placement.prefill is not None:
+            self.decodes.activate(decode.slot, 1, _context(placement))
+            self.handoffs.begin(decode.slot, booking.request.request_id, now_s)
+            booking.is_under_way = True
+        forecast, is_early = self.decodes.forecast, False
+        if booking.is_under_way and booking.num_tokens > 1:
+            self._end_handoff(booking, decode)
+            is_early = not forecast.has_begun(plan, now_s)  # it joined sooner than planned
+        if is_first or is_early or forecast.is_over(plan, now_s):
+            self.decodes.forecast.remove(plan, now_s)
+            self._plan(booking, decode, now_s, now_s)
+
+    def ended(self, booking: Booking, *, by_itself: bool) -> None:
+        """Remove a request that has finished, failed or been cancelled."""
+        placement, now_s = booking.placement, self._clock.now()
+        if by_itself and not booking.request.ends_with_prompt:
+            self.lengths.observe(booking.num_tokens)
+        decode, plan = placement.decode, booking.plan
+        if decode is not None and plan is not None and self._is_member(decode):
+            self.decodes.legs[decode.slot] -= 1
+            self.decodes.shares.add(decode.slot, ServiceClass.of(booking.request.slo), -1)
+            self.decodes.forecast.remove(plan, now_s)
+            self._end_handoff(booking, decode)
+            if booking.is_prefilled or placement.prefill is None:
+                self.decodes.activate(decode.slot, -1, _context(placement))
+        if not booking.is_prefilled:
+            self._end_prefill(booking, now_s)
+
+    def has_to_wait(self, booking: Booking) -> bool:
+        """See Booking.has_to_wait."""
+        decode, plan, slo = booking.placement.decode, booking.plan, booking.request.slo
+        if booking.placement.prefill is None or decode is None or plan is None:
+            return False
+        if not slo.tpot_s or not self._is_member(decode):
+            return False
+        slot, now_s = decode.slot, self._clock.now()
+        yielding = self.decodes.yielding(ServiceClass.of(slo), now_s)
+        with self.decodes.forecast.without(plan, now_s):  # a newcomer is not in the batch
+            view = _newcomer(booking).view(self._fleet, self.decodes, now_s, yielding)
+            has_place = view.has_place(slot)
+        queues_up = not yielding[slot] and self.handoffs.makes_wait(slot, slo.tpot_s, now_s)
+        return queues_up or not has_place
+
+    def is_overloaded(self, slot: int) -> bool:
+        """Return whether a handed-off request waits at a node, and not just for a step to end."""
+        longest_s = self.handoffs.longest_s(slot, self._clock.now())
+        return longest_s > _PATIENCE * self._fleet.full_step_s(slot)
+
+    def _end_handoff(self, booking: Booking, decode: Member) -> None:
+        self.handoffs.end(decode.slot, booking.request.request_id)
+        booking.is_under_way = False
+
+    def _end_prefill(self, booking: Booking, now_s: float) -> None:
+        booking.is_prefilled = True
+        prefills = booking.placement.prefill or booking.placement.decode
+        assert prefills is not None
+        self.queues.pop(prefills, booking.request.request_id, now_s)
+
+    def _plan(self, booking: Booking, decode: Member, now_s: float, ready_s: float) -> None:
+        """Enter a leg that is ready at `ready_s` into the calendar.
+
+        Until token 2, the predicted wait for a place is added before it joins the batch.
+        """
+        placement = booking.placement
+        left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
+        in_gaps_s = placement.wait_s - placement.held_s
+        pace_s = placement.tpot_s - in_gaps_s / max(placement.output_tokens - 1, 1)
+        join_s = ready_s + placement.wait_s * (booking.num_tokens <= 1)
+        end_s = join_s + left * (pace_s or UNKNOWN_TPOT_S)
+        booking.plan = self.decodes.forecast.add(
+            decode.slot, now_s, join_s, end_s, _context(placement)
+        )
+
+    def _is_member(self, member: Member) -> bool:
+        """Return whether the member still owns its slot."""
+        return self._fleet.members[member.slot] is member
+
+    def _reported(self, member: Member) -> None:
+        self.queues.reported(member)
+        self.decodes.reported(member)
+        self.neighbours.reported(member, self._clock.now())
+
+    def _lost(self, member: Member) -> None:
+        self.queues.clear(member.slot)
+        self.decodes.clear(member.slot)
+        self.handoffs.clear(member.slot)
+        self.neighbours.lost(member)
+
+
+def _context(placement: Placement) -> int:
+    """Return the context of the decode leg in tokens, averaged over its life."""
+    return placement.prompt_tokens + placement.output_tokens // 2
+
+
+def _newcomer(booking: Booking) -> Newcomer:
+    """Return what the request needs from a decode batch."""
+    placement = booking.placement
+    num_tokens = placement.prompt_tokens + placement.output_tokens
+    return Newcomer(_context(placement), num_tokens, booking.request.slo.tpot_s)

@@ -1,0 +1,91 @@
+"""Decode legs in flight, and the predicted decode batches at a future time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.registry import Member
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.forecast import LoadForecast
+from coordinator.routing.loads.prefill import ServiceClass
+from coordinator.routing.loads.shares import DecodeShares
+from coordinator.routing.loads.slots import Ints, SlotArrays
+from pdserve.protocol import NodeRole
+
+
+class Batch(NamedTuple):
+    """Decode batches, by slot, or by slot and time."""
+
+    requests: Ints
+    context: Ints  # tokens
+
+
+class DecodeLoad(SlotArrays):
+    """Decode load by slot: our own legs as planned, other coordinators' as last reported."""
+
+    def __init__(self, fleet: Fleet, now_s: float) -> None:
+        super().__init__()
+        n = self.capacity
+        self.forecast = LoadForecast(n, now_s)
+        self.legs: Ints = np.zeros(n, np.int64)  # our own, from dispatch to end
+        self.others: Ints = np.zeros(n, np.int64)
+        self.others_context: Ints = np.zeros(n, np.int64)
+        # Our legs that the node counts among its requests, and their context in tokens.
+        self._active: Ints = np.zeros(n, np.int64)
+        self._active_context: Ints = np.zeros(n, np.int64)
+        self.shares = DecodeShares()
+        self._fleet = fleet
+
+    def reserve(self, slot: int) -> None:
+        """Grow the arrays, the shares and the calendar."""
+        super().reserve(slot)
+        self.shares.reserve(slot)
+        self.forecast.reserve(self.capacity)
+
+    def at(self, now_s: float, moment_s: float) -> Batch:
+        """Return every node's predicted batch at `moment_s`."""
+        requests, context = self.forecast.at(now_s, moment_s)
+        return Batch(requests + self.others, context + self.others_context)
+
+    def has_requests(self, slot: int, now_s: float) -> bool:
+        """Return whether a node is decoding anything now."""
+        return bool(self.others[slot]) or self.forecast.is_busy(slot, now_s)
+
+    def legs_with_others(self) -> Ints:
+        """Return decode legs by slot: our own, and others' as reported."""
+        return self.legs + self.others
+
+    def yielding(self, newcomer: ServiceClass, now_s: float) -> Ints:
+        """Return how many requests of each batch would give their places to a new request."""
+        max_batch = self._fleet.tables.max_batch[self._fleet.row]
+        return self.shares.yielding(newcomer, self.at(now_s, now_s).requests, max_batch)
+
+    def activate(self, slot: int, sign: int, context: int) -> None:
+        """Count one of our legs as a request at the node (sign 1), or no longer (-1)."""
+        self._active[slot] += sign
+        self._active_context[slot] += sign * context
+
+    def reported(self, member: Member) -> None:
+        """Attribute what a node reports beyond our own legs to other coordinators."""
+        slot, load, hello = member.slot, member.load, member.hello
+        self.reserve(slot)
+        used_blocks = max(hello.num_blocks - load.free_blocks - load.pinned_blocks, 0)
+        requests = load.running_requests + load.waiting_requests
+        if member.role is NodeRole.PREFILL:
+            requests = 0  # mostly prompts; what it decodes for others is not in its report
+        context = used_blocks * hello.layout.block_size
+        self.others[slot] = max(requests - int(self._active[slot]), 0)
+        # Blocks count as others' only if others have requests there.
+        is_others = self.others[slot] > 0
+        self.others_context[slot] = (
+            max(context - int(self._active_context[slot]), 0) if is_others else 0
+        )
+
+    def clear(self, slot: int) -> None:
+        """Forget the load of a lost node."""
+        self.forecast.clear(slot)
+        self.shares.clear(slot)
+        self.legs[slot] = self.others[slot] = self.others_context[slot] = 0
+        self._active[slot] = self._active_context[slot] = 0

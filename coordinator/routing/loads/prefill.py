@@ -1,0 +1,183 @@
+"""Prompts that were sent to nodes and are not computed yet: the queue before the next prompt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.registry import Member
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
+from pdserve.protocol import Slo
+
+
+class ServiceClass(NamedTuple):
+    """Prompts that nodes schedule alike: those of one payer and priority."""
+
+    priority: int
+    name: str
+    weight: float
+
+    @classmethod
+    def of(cls, slo: Slo) -> ServiceClass:
+        """Return the service class of requests with this Slo."""
+        return cls(slo.priority, slo.payer, slo.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPrompt:
+    """One prompt in a node's queue."""
+
+    service_class: ServiceClass
+    seconds: float  # predicted, if computed alone
+    tokens: int  # cached ones included: nodes do not know yet what is cached when they report
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The queue of one incarnation of a node, in order of dispatch."""
+
+    member: Member
+    prompts: dict[str, PendingPrompt] = field(default_factory=dict)  # by request id
+
+    def head(self) -> PendingPrompt | None:
+        """Return the prompt being computed: the oldest of the highest priority."""
+        prompts = self.prompts.values()
+        return max(prompts, key=lambda prompt: prompt.service_class.priority, default=None)
+
+
+class PrefillQueues(SlotArrays):
+    """Prefill queues by slot, in predicted seconds of the node's time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        n = self.capacity
+        self.num_prompts: Ints = np.zeros(n, np.int64)
+        self.tokens: Ints = np.zeros(n, np.int64)
+        self._others_s: Floats = np.zeros(n)
+        # One column per class. In `_head_s`, only the column of the head's class is not 0.
+        self._seconds: Floats = np.zeros((n, 0))
+        self._head_s: Floats = np.zeros((n, 0))
+        self._head_since: Floats = np.zeros((n, 1))
+        self._head_priority: Ints = np.zeros(n, np.int64)
+        # Columns of the classes that have prompts on some node; there may be one per tenant.
+        self._columns: dict[ServiceClass, int] = {}
+        self._free_columns: list[int] = []
+        self._num_of_class: Counter[ServiceClass] = Counter()
+        self._queues: dict[int, _Queue] = {}
+        self._fleet = fleet
+
+    def all_s(self, now_s: float) -> Floats:
+        """Return the seconds of queued prefill by slot, of all classes."""
+        total_s: Floats = self._left_s(now_s).sum(axis=1) + self._others_s
+        return total_s
+
+    def before_s(self, newcomer: ServiceClass, own_s: Floats, now_s: float) -> Floats:
+        """Return the seconds of prefill by slot before a new prompt, which itself takes `own_s`.
+
+        This is all queued work of higher priorities and of the prompt's own class. Classes of equal
+        priority share a node by their weights: while the node works on this class up to the end of
+        the new prompt, it does at most the proportional amount for another one (fair queueing).
+        """
+        left_s = self._left_s(now_s)
+        column = self._columns.get(newcomer)
+        before_s, of_class_s = self._others_s, own_s
+        if column is not None:
+            before_s = left_s[:, column] + before_s
+            of_class_s = left_s[:, column] + own_s
+        for other, at in self._columns.items():
+            if other.priority > newcomer.priority:
+                before_s = before_s + left_s[:, at]
+            elif other.priority == newcomer.priority and at != column:
+                share = other.weight / newcomer.weight
+                before_s = before_s + np.minimum(left_s[:, at], share * of_class_s)
+        return before_s
+
+    def tokens_with_others(self) -> Ints:
+        """Return queued prompt tokens by slot: the larger of our count and the node's report."""
+        reported = self._fleet.queued_tokens[: self.capacity]
+        return np.maximum(self.tokens, reported)
+
+    def push(self, member: Member, request_id: str, prompt: PendingPrompt, now_s: float) -> None:
+        """Add a prompt that was sent to a node."""
+        slot = member.slot
+        self.reserve(slot)
+        queue = self._queues.get(slot)
+        if queue is None:
+            queue = self._queues[slot] = _Queue(member)
+        queue.prompts[request_id] = prompt
+        self._add(slot, prompt, 1)
+        priority = prompt.service_class.priority
+        if len(queue.prompts) == 1 or priority > self._head_priority[slot]:
+            self._set_head(slot, prompt, now_s)
+
+    def pop(self, member: Member, request_id: str, now_s: float) -> bool:
+        """Remove a prompt that was computed or given up; return False if it was not pending."""
+        queue = self._queues.get(member.slot)
+        if queue is None or queue.member is not member or request_id not in queue.prompts:
+            return False
+        self._add(member.slot, queue.prompts.pop(request_id), -1)
+        self._set_head(member.slot, queue.head(), now_s)
+        return True
+
+    def reported(self, member: Member) -> None:
+        """Attribute what a node reports beyond our own prompts to other coordinators.
+
+        Their prompts are assumed to go first, since their order is unknown.
+        """
+        slot = member.slot
+        self.reserve(slot)
+        others = max(member.load.queued_tokens - int(self.tokens[slot]), 0)
+        self._others_s[slot] = others * self._fleet.token_s(slot)
+
+    def clear(self, slot: int) -> None:
+        """Forget the queue of a lost node."""
+        queue = self._queues.pop(slot, None)
+        for prompt in queue.prompts.values() if queue else ():
+            self._count(prompt.service_class, -1)
+        self._seconds[slot] = 0.0
+        self.num_prompts[slot] = self.tokens[slot] = 0
+        self._others_s[slot] = self._head_s[slot] = 0.0
+
+    def _add(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
+        column = self._column(prompt.service_class)
+        self._seconds[slot, column] += sign * prompt.seconds
+        self._count(prompt.service_class, sign)
+        self.tokens[slot] += sign * prompt.tokens
+        self.num_prompts[slot] += sign
+        if self.num_prompts[slot] == 0:
+            self._seconds[slot] = 0.0  # removes rounding errors
+
+    def _set_head(self, slot: int, prompt: PendingPrompt | None, now_s: float) -> None:
+        self._head_since[slot] = now_s
+        self._head_s[slot] = 0.0
+        if prompt is not None:
+            self._head_s[slot, self._column(prompt.service_class)] = prompt.seconds
+            self._head_priority[slot] = prompt.service_class.priority
+
+    def _left_s(self, now_s: float) -> Floats:
+        """Return queued seconds [slot, class], less what the head prompt has had so far."""
+        done_s = np.minimum(now_s - self._head_since, self._head_s)
+        return np.maximum(self._seconds - done_s, 0.0)
+
+    def _column(self, service_class: ServiceClass) -> int:
+        column = self._columns.get(service_class)
+        if column is None:
+            if not self._free_columns:
+                self._free_columns.append(self._seconds.shape[1])
+                self._seconds = np.pad(self._seconds, ((0, 0), (0, 1)))
+                self._head_s = np.pad(self._head_s, ((0, 0), (0, 1)))
+            column = self._columns[service_class] = self._free_columns.pop()
+        return column
+
+    def _count(self, service_class: ServiceClass, sign: int) -> None:
+        """Change a class's number of prompts; free its column when none is left."""
+        self._num_of_class[service_class] += sign
+        if self._num_of_class[service_class] == 0:
+            del self._num_of_class[service_class]
+            column = self._columns.pop(service_class)
+            self._seconds[:, column] = self._head_s[:, column] = 0.0
+            self._free_columns.append(column)

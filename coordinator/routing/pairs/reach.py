@@ -1,0 +1,131 @@
+"""Which prefill nodes can hand requests off to which decode nodes: KV must be able to move.
+
+The answers are kept until the ready nodes change, or pairs begin or cease to fail, which they
+seldom do, so a decision only looks them up. Nodes with the same transports have the same partners,
+except those whose handoffs fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from coordinator.registry import Member, Registry
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.loads.slots import Ints
+from coordinator.routing.pairs.health import NOTHING, Avoided, PairHealth
+from pdserve.errors import NoNodeAvailable
+from pdserve.protocol import NodeRole, TransportReach
+
+log = logging.getLogger(__name__)
+
+
+class Pairs:
+    """Ready nodes of the two pools that share a transport. Made after the fleet."""
+
+    def __init__(self, registry: Registry, fleet: Fleet, health: PairHealth) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._ready = fleet.ready(None)  # the nodes that the following is about
+        self._avoided: Avoided = NOTHING  # as well
+        self._prefills: Ints | None = None
+        self._decodes: dict[int, Ints] = {}  # by slot
+        self._partners: dict[tuple[frozenset[TransportReach], NodeRole], Ints] = {}
+        self._looked_at: dict[Member, NodeRole] = {}  # ready nodes, and the roles they had
+        registry.on_changed(self._changed)
+        registry.on_lost(self._lost)
+
+    def prefills(self) -> Ints:
+        """Return the prefill nodes that can hand requests off to some decode node."""
+        self._forget_if_changed()
+        if self._prefills is None:
+            self._prefills = self._with_any(self._working)
+        return self._prefills
+
+    def prefills_to_try(self) -> Ints:
+        """Return the prefill nodes that share a transport with some decode node, and may fail."""
+        return self._with_any(self._sharing)
+
+    def decodes(self, prefill: int) -> Ints:
+        """Return the decode nodes that a prefill node can hand requests off to.
+
+        Where all of its handoffs fail, these are the ones to try.
+        """
+        self._forget_if_changed()
+        slots = self._decodes.get(prefill)
+        if slots is None:
+            slots = self._working(prefill)
+            if len(slots) == 0:
+                slots = self._sharing(prefill)
+            self._decodes[prefill] = slots
+        return slots
+
+    def is_alone(self, member: Member) -> bool:
+        """Return whether the other pool has ready nodes, none of which shares a transport."""
+        self._forget_if_changed()
+        other = member.role.other
+        return len(self._fleet.ready(other)) > 0 and len(self._partners_of(member, other)) == 0
+
+    def obstacle(self) -> NoNodeAvailable:
+        """Return why there is no pair, although both pools have ready nodes."""
+        pools = [f"{role.name.lower()} nodes have {self._offer(role)}" for role in NodeRole]
+        return NoNodeAvailable(
+            f"no prefill node shares a KV transport with a decode node: {', '.join(pools)}; start "
+            "both pools with a common one (--transports), or the coordinator with --mode adaptive, "
+            "where one node can serve a request"
+        )
+
+    def _with_any(self, partners: Callable[[int], Ints]) -> Ints:
+        ready = self._fleet.ready(NodeRole.PREFILL)
+        has_partner = [len(partners(slot)) > 0 for slot in ready.tolist()]
+        return ready if all(has_partner) else ready[has_partner]
+
+    def _sharing(self, prefill: int) -> Ints:
+        return self._partners_of(self._fleet.member(prefill), NodeRole.DECODE)
+
+    def _working(self, prefill: int) -> Ints:
+        slots, avoided = self._sharing(prefill), self._avoided
+        if avoided is NOTHING:
+            return slots
+        member, fleet = self._fleet.member(prefill), self._fleet
+        works = [avoided.allows(member, fleet.member(slot)) for slot in slots.tolist()]
+        return slots if all(works) else slots[works]
+
+    def _partners_of(self, member: Member, role: NodeRole) -> Ints:
+        """Return the ready nodes of a pool that share a transport with a node."""
+        key = (member.reaches, role)
+        slots = self._partners.get(key)
+        if slots is None:
+            ready = self._fleet.ready(role)
+            shares = [self._fleet.member(s).shares_transport(member) for s in ready.tolist()]
+            slots = self._partners[key] = ready if all(shares) else ready[shares]
+        return slots
+
+    def _forget_if_changed(self) -> None:
+        ready, avoided = self._fleet.ready(None), self._health.avoided()
+        if ready is not self._ready:  # a new array on any change of either pool
+            self._ready, self._partners = ready, {}
+        elif avoided == self._avoided:
+            return
+        self._avoided, self._prefills, self._decodes = avoided, None, {}
+
+    def _offer(self, role: NodeRole) -> str:
+        members = [self._fleet.member(slot) for slot in self._fleet.ready(role).tolist()]
+        reaches = sorted({(r.name, r.domain != "") for m in members for r in m.reaches})
+        names = [f"{name} (within a host)" if is_local else name for name, is_local in reaches]
+        return " and ".join(names) or "none"
+
+    def _changed(self, member: Member) -> None:
+        """Log once that a node that has become ready cannot take part in any handoff."""
+        if member.is_ready and self._looked_at.get(member) is not member.role:
+            self._looked_at[member] = member.role
+            if self.is_alone(member):
+                log.warning(
+                    "%s shares no KV transport with any %s node: it has %s",
+                    member.node_id,
+                    member.role.other.name.lower(),
+                    " and ".join(reach.name for reach in member.hello.transports) or "none",
+                )
+
+    def _lost(self, member: Member) -> None:
+        self._looked_at.pop(member, None)

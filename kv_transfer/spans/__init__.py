@@ -1,0 +1,1 @@
+"""Pure arithmetic: from what is to be moved to the bytes to copy."""

@@ -1,0 +1,1 @@
+"""NCCL. The puller's end is puller.py, the exporter's server.py."""

@@ -1,0 +1,160 @@
+"""Log-probabilities of a prompt's own tokens, found while the prompt is computed.
+
+The logits at a token give the log-probability of the next token, so the logits of nearly every row
+of a chunk are needed. At once they would be [num_tokens, vocab_size]: too much memory for a long
+chunk and a large vocabulary. So the step is computed in consecutive parts, each with as many such
+rows as the memory limit allows. Each part is an ordinary batch: a chunk that is split continues in
+the next part, over the KV that the previous part has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.prompt_results.work import PromptWork
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.sampling.limits import unusable
+from pdserve.engine.sampling.logprobs import token_logprobs
+from pdserve.engine.steps.batch import Batch
+from pdserve.protocol import TokenLogprobs
+
+LOGITS_BYTES = 32 << 20  # limit for one part; computing log-probabilities takes as much again
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A row that is used to score the next prompt token."""
+
+    request: Request
+    work: PromptWork  # the request's
+    position: int  # of the row's token; the token after it is scored
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """A range of a step's rows."""
+
+    batch: Batch  # its `sampled_rows` are the scored rows and the sampled rows
+    is_last: bool
+    _places: list[_Place | None]  # by sampled row; None if a token is sampled from the row
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Store the scores in their requests; return the other rows: [num_sampled, vocab_size].
+
+        Args:
+            logits: [num rows, vocab_size] float32, of this part's batch.
+
+        Raises:
+            UnusableLogits: the logits of a request are not finite.
+        """
+        scored = [(row, place) for row, place in enumerate(self._places) if place is not None]
+        if scored:
+            places = [place for _, place in scored]
+            found = _scores(logits[[row for row, _ in scored]], places)
+            for place, logprobs in zip(places, found, strict=True):
+                if place.position == len(place.work.logprobs):
+                    place.work.logprobs.append(logprobs)
+        # This makes a copy, because the logits are only valid until the next part is computed.
+        return logits[[row for row, place in enumerate(self._places) if place is None]]
+
+
+def is_scored(rows: Sequence[Scheduled]) -> bool:
+    """Whether any row belongs to a prompt with requested scores that are not known yet."""
+    return any(row.request.prompt_work is not None and scored_positions(row) for row in rows)
+
+
+def scored_positions(row: Scheduled) -> range:
+    """Positions in the chunk whose logits give log-probabilities of the next prompt tokens."""
+    request, begin = row.request, row.request.num_computed_tokens
+    if request.prompt_work is None or request.output_token_ids:
+        return range(0)
+    return request.prompt_work.scored_positions(begin, begin + row.num_tokens)
+
+
+def scored_parts(
+    rows: Sequence[Scheduled], batch: Batch, vocab_size: int, logits_bytes: int
+) -> Iterator[ScoredPart]:
+    """Yield the parts of a step, to be computed in this order.
+
+    Args:
+        rows: the step's plan.
+        batch: the plan as tensors, on the host.
+        vocab_size: of the model.
+        logits_bytes: limit on float32 logits per part; a part has at least one row regardless.
+    """
+    places = _places(rows, batch)  # row of the batch |-> place to score; None if sampled from
+    wanted = sorted(places)
+    requests = dict(zip(batch.sampled_rows.tolist(), batch.sampled_requests, strict=True))
+    num_rows = max(1, logits_bytes // (4 * vocab_size))
+    begin = 0
+    for first in range(0, len(wanted), num_rows):
+        here = wanted[first : first + num_rows]
+        is_last = first + num_rows >= len(wanted)
+        end = len(batch.token_ids) if is_last else here[-1] + 1
+        owners = [place.request if (place := places[row]) else requests[row] for row in here]
+        part = _cut(batch, begin, end, here, owners)
+        yield ScoredPart(part, is_last, [places[row] for row in here])
+        begin = end
+
+
+def _places(rows: Sequence[Scheduled], batch: Batch) -> dict[int, _Place | None]:
+    starts: list[int] = batch.attention.query_start.tolist()
+    places: dict[int, _Place | None] = {}
+    for start, row in zip(starts, rows, strict=False):
+        request = row.request
+        for position in scored_positions(row):
+            assert request.prompt_work is not None, "it has positions to score"
+            at = start + position - request.num_computed_tokens
+            places[at] = _Place(request, request.prompt_work, position)
+    return places | dict.fromkeys(batch.sampled_rows.tolist())
+
+
+def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Request]) -> Batch:
+    """Return rows [begin, end) as a batch with logits for `rows`, which belong to `owners`."""
+    attention = batch.attention
+    ends = attention.query_start.clamp(begin, end)  # [num_requests + 1]
+    num_tokens = ends.diff()
+    is_here = num_tokens > 0
+    # Tokens that a request computes after this part are not in its context yet.
+    num_behind = attention.query_start[1:] - ends[1:]
+    query_start = torch.zeros(int(is_here.sum()) + 1, dtype=torch.int32)
+    query_start[1:] = num_tokens[is_here].cumsum(0)
+    return Batch(
+        token_ids=batch.token_ids[begin:end],
+        positions=batch.positions[begin:end],
+        attention=AttentionBatch(
+            query_start=query_start,
+            context_lens=(attention.context_lens - num_behind)[is_here],
+            block_tables=attention.block_tables[is_here],
+            slot_mapping=attention.slot_mapping[begin:end],
+        ),
+        sampled_rows=torch.tensor(rows, dtype=torch.int64) - begin,
+        sampled_requests=owners,
+        states=None if batch.states is None else batch.states.within(begin, end),
+    )
+
+
+def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
+    """Return the log-probabilities of each place's next token; logits: [num_scored, vocab_size]."""
+    next_ids = [place.request.prompt_token_ids[place.position + 1] for place in places]
+    num_top = [place.request.sampling.prompt_logprobs or 0 for place in places]
+    is_usable = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_usable):
+        damaged = {
+            p.request: None for p, usable in zip(places, is_usable, strict=True) if not usable
+        }
+        raise unusable(list(damaged))
+    chosen = logits.gather(1, torch.tensor(next_ids, device=logits.device)[:, None])
+    # Summed as bytes into int32; a sum of booleans is not vectorized.
+    is_likelier = (logits > chosen).view(torch.uint8)
+    ranks: list[int] = is_likelier.sum(dim=-1, dtype=torch.int32).tolist()
+    return [
+        msgspec.structs.replace(found, rank=rank + 1)
+        for found, rank in zip(token_logprobs(logits, next_ids, num_top), ranks, strict=True)
+    ]

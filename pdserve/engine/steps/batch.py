@@ -1,0 +1,56 @@
+"""The tensors of one step, the input to the model. `batches.py` lays them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStates:
+    """Rows of a batch whose final hidden states the caller needs. Both tensors are on the host."""
+
+    rows: Tensor  # [num_states] int64, ascending
+    out: Tensor  # [num_states, hidden_size] float32, written by the decoder
+
+    def within(self, begin: int, end: int) -> WantedStates | None:
+        """Return the part for the rows [begin, end), with row numbers from `begin`, or None."""
+        first, last = torch.searchsorted(self.rows, torch.tensor([begin, end])).tolist()
+        if first == last:
+            return None
+        return WantedStates(self.rows[first:last] - begin, self.out[first:last])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64, of each token in its sequence
+    attention: AttentionBatch
+    sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
+    sampled_requests: list[Request]  # [num_sampled], in the plan's order
+    states: WantedStates | None = None  # final states that are needed as well
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device, or itself if it is already there."""
+        if self.token_ids.device == device:
+            return self
+        attention = self.attention
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            attention=AttentionBatch(
+                query_start=attention.query_start.to(device),
+                context_lens=attention.context_lens.to(device),
+                block_tables=attention.block_tables.to(device),
+                slot_mapping=attention.slot_mapping.to(device),
+            ),
+            sampled_rows=self.sampled_rows.to(device),
+        )

@@ -1,0 +1,93 @@
+"""Loads a checkpoint into a decoder: native on a CPU, torch weights elsewhere.
+
+The native decoder maps packed weights (`native/load.py`). For torch, files are memory-mapped, and
+tensors are converted and copied into place one at a time: peak memory is the model plus one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights, allocate_weights, tensor_slots
+from pdserve.engine.native.decoder import NativeDecoder
+from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.native.load import load_native_weights
+from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.weights.finite import check_finite
+from pdserve.engine.weights.tensors import open_tensors
+from pdserve.model_files.checkpoint import Checkpoint
+
+Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
+
+_KINDS = {torch.float32: WeightKind.FLOAT32, torch.bfloat16: WeightKind.BFLOAT16}
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+    *,
+    is_int8: bool = False,
+    cache: PackedCache | None = None,
+    kernels: str = "",
+) -> Decoder:
+    """Load a model onto a device: native on a CPU, Triton on a GPU.
+
+    Args:
+        checkpoint: the checkpoint to load.
+        config: of the same checkpoint.
+        dtype: dtype to convert to; float32 or bfloat16.
+        device: device to load to.
+        on_progress: called now and then, from this thread; may raise to abort loading.
+        is_int8: quantise the matrices to 8 bits; on a CPU only.
+        cache: where packed weights are kept between starts; None keeps none.
+        kernels: a build of `_native.kernel_variants()`; "" is the first. On a CPU only.
+
+    Raises:
+        MissingTensor: the checkpoint lacks a tensor.
+        MisshapedTensor: a tensor's shape contradicts config.json.
+        ModelError: a file is damaged, holds tensors that this architecture does not have, or values
+            that are not finite.
+    """
+    if device.type != "cpu":
+        assert not is_int8, "the node has refused this"
+        from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
+
+        weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
+        return cuda_decoder(config, weights)
+    kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
+    tell = on_progress or (lambda _: None)
+    packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)
+    return NativeDecoder(config, packed, kernels)
+
+
+def load_torch_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> DecoderWeights:
+    """Load all weights onto a device. Arguments and errors as for load_decoder."""
+    weights = allocate_weights(config, dtype, device)
+    slots = tensor_slots(weights, config)
+    shapes = {name: slot.shape for name, slot in slots.items()}
+    tensors = open_tensors(
+        checkpoint.weight_files(), shapes, ties_embeddings=config.ties_embeddings
+    )
+    total_bytes = sum(slot.destination.nbytes for slot in slots.values())
+    loaded_bytes = 0
+    for name, tensor in tensors.items():
+        destination = slots[name].destination
+        destination.copy_(tensor)
+        loaded_bytes += destination.nbytes
+        if on_progress is not None:
+            on_progress(loaded_bytes / total_bytes)
+    check_finite({name: slots[name].destination for name in tensors})
+    return weights

@@ -1,0 +1,1 @@
+"""A model's files: found, identified, and its tokenizer loaded."""

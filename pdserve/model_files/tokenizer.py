@@ -1,0 +1,125 @@
+"""Loads a checkpoint's tokenizer files, for coordinators and nodes alike.
+
+The coordinator encodes and decodes with the tokenizer, nodes match grammars over its vocabulary:
+both must agree on which tokens are text and which are special.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from pdserve.errors import TokenizerError
+from pdserve.model_files.git_lfs import refuse_pointer
+
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """tokenizer_config.json, completed by the older special_tokens_map.json."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenizerConfig:
+        """Read both files; either may be missing. Raises TokenizerError if one is malformed."""
+        return cls(
+            _load_json(folder / "special_tokens_map.json")
+            | _load_json(folder / "tokenizer_config.json")
+        )
+
+    @property
+    def named_special_tokens(self) -> dict[str, str]:
+        """`bos_token`, `eos_token`, ...: the names that chat templates use."""
+        named = {f"{name}_token": _content(self.values.get(f"{name}_token")) for name in _NAMED}
+        return {name: token for name, token in named.items() if token is not None}
+
+    @property
+    def extra_special_tokens(self) -> list[str]:
+        """Special tokens without such a name."""
+        extra: list[str] = []
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            value = self.values.get(key) or []
+            listed = list(value.values()) if isinstance(value, dict) else value
+            extra += [token for token in map(_content, listed) if token is not None]
+        return extra
+
+    @property
+    def added_tokens(self) -> dict[int, dict[str, Any]]:
+        """token id |-> the arguments of its `AddedToken`."""
+        added: dict[str, dict[str, Any]] = self.values.get("added_tokens_decoder") or {}
+        return {int(token_id): flags for token_id, flags in added.items()}
+
+    @property
+    def splits_special_tokens(self) -> bool:
+        """Whether the text of a special token is encoded as plain text."""
+        return bool(self.values.get("split_special_tokens", False))
+
+
+def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
+    """The tokenizer in tokenizer.json, and its config. Raises TokenizerError."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json; convert its tokenizer once, e.g. with "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    config = TokenizerConfig.load(folder)
+    backend = _parse(file)
+    prepare_backend(backend, config)
+    return backend, config
+
+
+def prepare_backend(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Apply the config's special tokens; turn truncation and padding off."""
+    _mark_special_tokens(backend, config)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = config.splits_special_tokens
+
+
+def _parse(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the bindings raise nothing more precise
+        refuse_pointer(file)
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
+
+
+def _mark_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Make the config's special tokens special, whatever tokenizer.json says.
+
+    Names without an id stay unknown: a new id would be outside the model's embedding.
+    """
+    for token_id, flags in sorted(config.added_tokens.items()):
+        token = tokenizers.AddedToken(**flags)
+        known_id = backend.token_to_id(token.content)
+        if known_id == token_id or (known_id is None and token_id == backend.get_vocab_size()):
+            backend.add_tokens([token])
+    names = [*config.named_special_tokens.values(), *config.extra_special_tokens]
+    backend.add_special_tokens([name for name in names if backend.token_to_id(name) is not None])
+
+
+def _content(token: object) -> str | None:
+    """A special token is given as a string or as an object with its flags."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        refuse_pointer(path)
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return values

@@ -1,0 +1,1 @@
+"""Settings: the structs that hold them, the flags and the file they are read from."""

@@ -1,0 +1,414 @@
+"""Configuration: one frozen struct per concern, composed into one for each kind of process.
+
+The descriptions are the help texts of the flags (`pdserve/cli/flags.py`). A value of "auto" is
+resolved where the facts are known (the checkpoint, the machine), by a function that returns a new
+value; nothing here is ever assigned to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.addresses import check_addresses, check_own_host
+from pdserve.entry_points import Kind
+from pdserve.settings.flag_groups import COORDINATOR, NODE, Groups
+from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
+
+# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
+Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
+Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
+Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
+Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Mode = Literal["disaggregated", "colocated", "adaptive"]
+PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
+DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
+Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
+PoolingName = Literal["auto", "last", "mean", "cls"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
+RouterName = Literal[
+    "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
+]
+Quantization = Literal["none", "int8"]
+PrefixPull = Literal["auto", "always", "never"]
+TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
+
+# Other packages may add to these: their names are chosen by, and the names above are our own.
+PREFILL_POLICIES = Kind("prefill policy", "pdserve.prefill_policies", get_args(PrefillPolicyName))
+DECODE_POLICIES = Kind("decode policy", "pdserve.decode_policies", get_args(DecodePolicyName))
+ROUTERS = Kind("router", "pdserve.routers", get_args(RouterName))
+
+
+C = TypeVar("C", bound="ConfigStruct")
+
+WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
+
+
+class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
+
+    # The settings that are flags, in groups; None: all are, in a group for each section.
+    flag_groups: ClassVar[Groups | None] = None
+
+    def part(self, struct: type[C]) -> C:
+        """The fields that `struct`, a process's part of these settings, has too."""
+        names = struct.__struct_fields__
+        return struct(**{name: getattr(self, name) for name in names})
+
+
+class WeightsConfig(ConfigStruct, frozen=True):
+    """Which checkpoint is loaded."""
+
+    model: Annotated[
+        str, Meta(description="checkpoint directory or hub id; empty: the demo model")
+    ] = ""
+    revision: Annotated[str | None, Meta(description="branch, tag or commit on the hub")] = None
+
+
+class CheckpointConfig(WeightsConfig, frozen=True):
+    """Which checkpoint is served, under which name."""
+
+    served_model_name: Annotated[
+        str | None, Meta(description="model name for clients (default: its own)")
+    ] = None
+
+
+class EngineConfig(ConfigStruct, frozen=True):
+    """How a node runs the model."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="data type of weights and KV; auto: the checkpoint's own"),
+    ] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
+    ] = "none"
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    kernels: Annotated[
+        str,
+        Meta(description="build of the CPU kernels (pdserve doctor lists them); auto: the fastest"),
+    ] = "auto"
+    threads: Annotated[
+        int, Meta(ge=0, description="compute threads; 0: one per core, minus one from 8 cores on")
+    ] = 0
+    cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
+    block_size: Annotated[
+        Tokens,
+        Meta(description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
+    ] = 0
+    kv_memory: Annotated[
+        Size,
+        Meta(
+            description='KV cache size, such as "512MiB"; auto: a quarter of free memory, <= 4 GiB'
+        ),
+    ] = "auto"
+    kv_commit: Annotated[
+        bool,
+        Meta(description="allocate all KV memory at start instead of on demand"),
+    ] = False
+    max_model_len: Annotated[
+        Tokens,
+        Meta(description="maximum prompt + output tokens per request; 0: the model's limit"),
+    ] = 0
+    token_budget: Annotated[
+        Count, Meta(description="maximum tokens computed in a step", extra={"unit": "tokens"})
+    ] = 512
+    max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
+    packed_limit: Annotated[
+        Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
+    ] = "64GiB"
+    prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
+
+
+class ProfileConfig(ConfigStruct, frozen=True):
+    """How a node learns what its steps cost."""
+
+    profile: Annotated[
+        Literal["auto", "fresh", "off"],
+        Meta(
+            description="step costs. auto: measure once, then cache; fresh: measure now; off: guess"
+        ),
+    ] = "auto"
+    profile_s: Annotated[Seconds, Meta(description="time to spend on measuring step costs")] = 3.0
+
+
+class PolicyConfig(ConfigStruct, frozen=True):
+    """The policies of a node's scheduler."""
+
+    prefill_policy: Annotated[
+        str,
+        Meta(
+            description=f"which prompts are computed first: {', '.join(PREFILL_POLICIES.built_in)}"
+        ),
+    ] = "edf-slack"
+    prefill_chunk: Annotated[
+        Tokens,
+        Meta(description="tokens after which other prompts may go first; 0: automatic"),
+    ] = 0
+    decode_policy: Annotated[
+        str,
+        Meta(description=f"how large decode batches get: {', '.join(DECODE_POLICIES.built_in)}"),
+    ] = "tpot-cap"
+    local_chunk: Annotated[
+        Tokens,
+        Meta(
+            description="prompt tokens per step beside decoding requests; 0: as their TPOT allows",
+        ),
+    ] = 0
+    kv_headroom: Annotated[
+        Headroom, Meta(description="KV blocks reserved for the future output of running requests")
+    ] = "reserve-dynamic"
+    watermark: Annotated[
+        float, Meta(ge=0, lt=1, description="share of the KV pool that admission keeps free")
+    ] = 0.01
+    max_preemptions: Annotated[
+        int, Meta(ge=0, description="preemptions after which a request is spared, if it can be")
+    ] = 3
+    default_tpot_s: Annotated[
+        Seconds, Meta(description="TPOT to aim at for requests without a TPOT promise")
+    ] = 0.25
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if there is no policy of that name."""
+        PREFILL_POLICIES.check(self.prefill_policy)
+        DECODE_POLICIES.check(self.decode_policy)
+
+
+class HandoffConfig(ConfigStruct, frozen=True):
+    """How a prefill node hands requests off to decode nodes."""
+
+    announce_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="announce KV layer by layer if a step has at least this much; 0: never",
+            extra={"unit": "bytes"},
+        ),
+    ] = 1 << 20
+    pinned_limit: Annotated[
+        float,
+        Meta(gt=0, le=1, description="share of the pool for running prompts and KV not yet pulled"),
+    ] = 0.5
+
+
+class PrefixConfig(ConfigStruct, frozen=True):
+    """Sources of prompt prefixes besides a node's own pool."""
+
+    prefix_pull: Annotated[
+        PrefixPull,
+        Meta(description="fetch prefixes from other nodes; auto: if faster than computing"),
+    ] = "auto"
+    tier_memory: Annotated[
+        Size, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
+    ] = "0"
+    tier_dir: Annotated[
+        str,
+        Meta(description="directory of that cache's file; empty: the system's temporary directory"),
+    ] = ""
+
+
+class SharedTimeouts(ConfigStruct, frozen=True):
+    """The deadlines of every process, by stage. Each has a test."""
+
+    heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
+    liveness_s: Annotated[
+        Seconds, Meta(description="silence after which a peer counts as lost")
+    ] = 5.0
+    connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
+    drain_s: Annotated[
+        Seconds, Meta(description="time to finish running requests after SIGTERM")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
+        if self.heartbeat_s >= self.liveness_s:
+            raise ValueError(
+                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
+                f"({self.liveness_s:g}): else every node counts as lost between two reports"
+            )
+
+
+RequestDeadline = Annotated[
+    Seconds, Meta(description="deadline of a generation, from its start to its end")
+]
+REQUEST_S = 600.0
+
+
+class CoordinatorTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a coordinator."""
+
+    request_s: RequestDeadline = REQUEST_S
+
+
+class NodeTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a node."""
+
+    reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
+    packing_s: Annotated[
+        Seconds, Meta(description="how long to wait for another node to pack the weights")
+    ] = 300.0
+    lease_s: Annotated[
+        Seconds,
+        Meta(description="how long KV waits for a puller (a prefix: at least prefix_s)"),
+    ] = 10.0
+    transfer_s: Annotated[Seconds, Meta(description="deadline of one pull of KV blocks")] = 10.0
+    prefix_s: Annotated[
+        Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
+    ] = 2.0
+    ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
+
+
+class Timeouts(NodeTimeouts, frozen=True):
+    """The deadlines of a whole cluster."""
+
+    request_s: RequestDeadline = REQUEST_S
+
+
+class NodeConfig(ConfigStruct, frozen=True):
+    """One prefill or decode node."""
+
+    flag_groups = NODE
+
+    node_id: Annotated[
+        str, Meta(description="unique name (default: the role and a random number)")
+    ] = ""
+    host: Annotated[str, Meta(description="address to listen on, which peers can reach")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 0
+    metrics_port: Annotated[Port, Meta(description="HTTP port of /metrics; 0: any free port")] = 0
+    coordinators: Annotated[
+        list[str], Meta(min_length=1, description="gRPC host:port of every coordinator")
+    ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
+    transports: Annotated[
+        list[TransportName],
+        Meta(description="KV transports, best first; empty: all that are useful here"),
+    ] = msgspec.field(default_factory=list)
+    checksums: Annotated[
+        bool, Meta(description="verify the bytes of every pulled block (CPU only)")
+    ] = False
+    checkpoint: WeightsConfig = WeightsConfig()
+    engine: EngineConfig = EngineConfig()
+    profile: ProfileConfig = ProfileConfig()
+    policy: PolicyConfig = PolicyConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    prefix: PrefixConfig = PrefixConfig()
+    timeouts: NodeTimeouts = NodeTimeouts()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
+        check_own_host(self.host)
+        check_addresses(self.coordinators)
+
+
+class RoutingConfig(ConfigStruct, frozen=True):
+    """Routing, admission, and when nodes change pools."""
+
+    router: Annotated[
+        str,
+        Meta(description=f"how nodes are chosen for a request: {', '.join(ROUTERS.built_in)}"),
+    ] = "predicted"
+    admission: Annotated[
+        bool, Meta(description="refuse (429) requests predicted to miss their TTFT or TPOT promise")
+    ] = True
+    slo_classes: Annotated[
+        list[str],
+        Meta(
+            min_length=1,
+            description="service classes: 'NAME ttft=2 tpot=0.1 hold=0.9 priority=2 weight=1'; "
+            "auto: promises from what the nodes have measured",
+        ),
+    ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
+    default_class: Annotated[str, Meta(description="class of requests that name none")] = (
+        DEFAULT_CLASS
+    )
+    max_waiting: Annotated[
+        Requests, Meta(description="maximum requests without a promise that wait for capacity")
+    ] = 1024
+    rebalance: Annotated[
+        bool,
+        Meta(description="move nodes between pools when load shifts (single coordinator only)"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if there is no router of that name."""
+        ROUTERS.check(self.router)
+
+
+# Environment variable. A coordinator accepts this key; commands and benchmarks send it.
+API_KEY_VARIABLE = "PDSERVE_API_KEY"
+
+
+def without_key(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for processes that neither check nor send the API key."""
+    return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
+
+
+class AnswerConfig(ConfigStruct, frozen=True):
+    """How answers are parsed and embeddings are made."""
+
+    tool_format: Annotated[
+        ToolFormatName,
+        Meta(description="how the model writes tool calls; auto: from its chat template"),
+    ] = "auto"
+    split_reasoning: Annotated[
+        bool, Meta(description="return text between <think> and </think> as reasoning_content")
+    ] = False
+    pooling: Annotated[
+        PoolingName,
+        Meta(
+            description="token states that embeddings are made of; auto: the checkpoint's, or last"
+        ),
+    ] = "auto"
+
+
+class AccessConfig(ConfigStruct, frozen=True):
+    """Who may use the API, and the record of its use."""
+
+    key_file: Annotated[
+        str, Meta(description="TOML file of tenants and API keys; reloaded when it changes")
+    ] = ""
+    cors_origins: Annotated[
+        list[str],
+        Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),
+    ] = []
+    usage_db: Annotated[
+        str, Meta(description="SQLite file to record usage in; empty: not recorded")
+    ] = ""
+
+
+class CoordinatorConfig(ConfigStruct, frozen=True):
+    """The coordinator: HTTP for clients, gRPC for nodes."""
+
+    flag_groups = COORDINATOR
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000
+    grpc_host: Annotated[
+        str, Meta(description="address that nodes attach to; empty: the same as host")
+    ] = ""
+    grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
+    cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
+    mode: Annotated[
+        Mode,
+        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
+    ] = "disaggregated"
+    max_inflight: Annotated[
+        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
+    ] = 1024
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    answers: AnswerConfig = AnswerConfig()
+    routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
+    timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
+
+    @property
+    def nodes_host(self) -> str:
+        """The address that nodes attach to."""
+        return self.grpc_host or self.host

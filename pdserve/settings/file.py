@@ -1,0 +1,68 @@
+"""Reading a config struct from a TOML file, with the settings of the command line on top."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pdserve.errors import ConfigError
+from pdserve.settings.config import ConfigStruct
+from pdserve.settings.described import nearest, settings_of
+
+C = TypeVar("C", bound=ConfigStruct)
+
+
+def load_config(struct: type[C], path: Path | None, overrides: dict[str, Any]) -> C:
+    """A config from an optional TOML file, with `overrides` (nested the same way) on top.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or value out of range; says which.
+    """
+    values = read_file(struct, path)
+    try:
+        return msgspec.convert(_merged(values, overrides), struct)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path or 'flags'}: {error}") from error
+
+
+def read_file(struct: type[ConfigStruct], path: Path | None) -> dict[str, Any]:
+    """The tables of a TOML file, which has only settings of `struct`; none without a file.
+
+    Raises:
+        ConfigError: unreadable file, or unknown key; says which.
+    """
+    if path is None:
+        return {}
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    known = {setting.name for setting in settings_of(struct)}
+    for name in names_in(values):
+        if name not in known and not any(other.startswith(f"{name}.") for other in known):
+            raise ConfigError(f"{path}: there is no setting `{name}`{nearest(name, known)}")
+    return values
+
+
+def names_in(values: dict[str, Any], section: str = "") -> Iterator[str]:
+    """The names of all values, with their sections; empty sections count as names."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from names_in(value, f"{section}{key}.")
+        else:
+            yield section + key
+
+
+def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _merged(below, value)
+        else:
+            merged[key] = value
+    return merged
