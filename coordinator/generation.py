@@ -22,10 +22,16 @@ class GenerationRequest:
     request_id: str  # made by the coordinator, unique among all requests
     token_ids: list[int]  # the prompt; never empty
     sampling: SamplingParams
+    output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens whose KV is needed before the next one can be sampled."""
+        return self.token_ids + self.output_token_ids if self.output_token_ids else self.token_ids
 
     @property
     def ends_with_prompt(self) -> bool:

@@ -77,6 +77,7 @@ class Coordinator:
             self._metrics,
             model=model.name,
             request_s=config.timeouts.request_s,
+            resume_s=config.timeouts.resume_s,
         )
         self._loads = PoolLoads(
             self._registry,

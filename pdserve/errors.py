@@ -24,6 +24,7 @@
     │   ├── Unauthorized             no API key, or an unknown one
     │   ├── PermissionDenied         the key does not permit this
     │   ├── ContextLengthExceeded
+    │   ├── RequestQuarantined       nodes fail that compute it
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
     │   │   └── PreviousResponseNotFound
@@ -222,6 +223,12 @@ class ContextLengthExceeded(RequestError):
     """Prompt plus requested output exceed max_model_len."""
 
     code = "context_length_exceeded"
+
+
+class RequestQuarantined(RequestError):
+    """Nodes have failed while they computed this request, so no further one is tried."""
+
+    code = "request_quarantined"
 
 
 class ModelNotFound(RequestError):

@@ -124,6 +124,15 @@ class CoordinatorMetrics(_Registry):
             "slo_class",
             "reason",
         )
+        self.interruptions = self._counter(
+            "request_interruptions",
+            "Requests taken from their nodes to go on elsewhere, by reason: node_lost, or the code "
+            "of a leg's error",
+            "reason",
+        )
+        self.interruption_gap = self._histogram(
+            "request_interruption_seconds", "Interruption -> next token", LONG_BUCKETS_S
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens found in a prefix cache")
         self.output_tokens = self._counter("generation_tokens", "Tokens sent to clients")

@@ -62,6 +62,7 @@ class _Running:
     predicted: Predicted
     at_s: float
     first_token_s: float | None = None
+    was_interrupted: bool = False  # its times say nothing of what was predicted
 
 
 class Admission(Generic[T]):
@@ -155,10 +156,17 @@ class Admission(Generic[T]):
     def first_token(self, request_id: str, now_s: float) -> None:
         """Learn from the TTFT of a request whose token 1 has arrived."""
         request = self._running.get(request_id)
-        if request is not None and request.first_token_s is None:
+        if request is not None and request.first_token_s is None and not request.was_interrupted:
             request.first_token_s = now_s
             real_s = now_s - request.at_s
             self._slack_of(request.slo).learn_ttft(request.slo.ttft_s, request.predicted, real_s)
+
+    def interrupted(self, request_id: str) -> None:
+        """Learn nothing from a request that loses time because a node was lost."""
+        request = self._running.get(request_id)
+        if request is not None:
+            request.first_token_s = None
+            request.was_interrupted = True
 
     def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
         """Record the end of a request.

@@ -12,11 +12,8 @@ from coordinator.requests.legs import send_legs, send_sibling_leg
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router
 from pdserve.clock import Clock
-from pdserve.errors import NoNodeAvailable
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
-
-MAX_ATTEMPTS = 2  # dispatches of a request whose node is lost before it has sent anything
 
 
 class Dispatcher:
@@ -29,6 +26,7 @@ class Dispatcher:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
+        self.by_leg: dict[str, RunningRequest] = {}  # what is on nodes, by its id there
         self._router = router
         self._admission = admission
         self._metrics = metrics
@@ -52,7 +50,7 @@ class Dispatcher:
         is_shared = placement.prefill is not None and not request.ends_with_prompt
         siblings = running.siblings_to_begin
         if not is_shared:
-            self._admission.will_follow((s.request.request_id for s in siblings), slo)
+            self._admission.will_follow((s.request_id for s in siblings), slo)
             siblings = []
         send_legs(request, placement, slo, self._router, [s.request for s in siblings])
         for sibling in siblings:
@@ -65,37 +63,27 @@ class Dispatcher:
 
         Only the rest of a block is left to prefill. `slo` is the promise that the first answer was
         admitted with; the sibling gets what is left of it now.
+
+        Raises:
+            NoNodeAvailable: it cannot be sent now.
         """
-        try:
-            placement = self.place(running.request, running.prompt)
-        except NoNodeAvailable as error:
-            running.end(error)
-            return
+        placement = self.place(running.request, running.prompt)
         self.dispatch(running, placement, left_of(slo, running.slo_left(self._clock.now())))
 
-    def dispatch_again(self, running: RunningRequest, lost: Dispatch) -> bool:
-        """Dispatch a request again after its node was lost; return whether that was possible.
+    def withdraw(self, running: RunningRequest, reason: str) -> None:
+        """Take a request from its nodes, and the siblings that wait for its prompt (`interrupt`).
 
-        Only requests that end with their prompt can be sent again: nothing has been shown to their
-        client yet. After MAX_ATTEMPTS lost nodes a request is given up, since it may be the cause
-        of the crashes.
+        The siblings are sent again with it.
         """
-        request = running.request
-        if not request.ends_with_prompt or running.num_attempts >= MAX_ATTEMPTS:
-            return False
-        try:
-            placement = self.place(request, running.prompt)
-        except NoNodeAvailable:
-            return False
-        now_s = self._clock.now()
-        lost.booking.end(by_itself=False)
-        self._admission.ended(request.request_id, now_s)
-        self.dispatch(running, placement, left_of(lost.slo, running.slo_left(now_s)))
-        return True
+        for answer in (running, *running.depending):
+            del self.by_leg[answer.request.request_id]
+            self._admission.interrupted(answer.request_id)
+            answer.interrupt(reason)
 
     def _book(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
         running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s, slo)
-        running.num_attempts += 1
-        self._admission.dispatched(request.request_id, slo, placement, now_s)
+        self.by_leg[request.request_id] = running
+        if not running.num_interruptions:  # else it is still the same request
+            self._admission.dispatched(running.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()

@@ -41,7 +41,7 @@ class FirstTokens:
                 request.cache_salt,
                 event.cached_tokens,
             )
-        shown = partial(self._shown, request.request_id, dispatch)
+        shown = partial(self._shown, running.request_id, dispatch)
         hold_s = dispatch.held_until_s - now_s
         goes_on = event.finish_reason is None and len(event.token_ids) > 0
         if goes_on and hold_s > 0 and dispatch.booking.has_to_wait:

@@ -19,8 +19,9 @@ from coordinator.prefixes.watch import PrefixWatch
 from coordinator.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
-from coordinator.requests.leg_errors import LOST_WHILE_DECODING, LOST_WHILE_PREFILLING, error_of
+from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LineKeeper
+from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Router
 from coordinator.status import (
@@ -31,7 +32,7 @@ from coordinator.status import (
     watch_pairs,
 )
 from pdserve.clock import Clock, SystemClock
-from pdserve.errors import ContextLengthExceeded, NodeLost, from_code
+from pdserve.errors import ContextLengthExceeded, NoNodeAvailable, PdserveError, from_code
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     KvEvents,
@@ -58,6 +59,7 @@ class Flow:
         *,
         model: str,
         request_s: float,
+        resume_s: float,
         clock: Clock | None = None,
     ) -> None:
         self._registry = registry
@@ -70,6 +72,8 @@ class Flow:
         self._running: dict[str, RunningRequest] = {}
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
+        self._by_leg = self._dispatcher.by_leg
+        self._resumes = Resumes(registry, self._dispatcher, metrics, self._clock, resume_s)
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
         watch_line(admission.line, metrics)
@@ -77,7 +81,7 @@ class Flow:
         watch_pairs(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         registry.on_lost(self._member_lost)
-        registry.on_changed(lambda member: self._line_keeper.look())
+        registry.on_changed(self._member_changed)
 
     @property
     def num_inflight(self) -> int:
@@ -132,9 +136,11 @@ class Flow:
             Overloaded: too many requests are in flight or waiting.
             NoNodeAvailable: a pool is empty.
             ContextLengthExceeded: the request cannot fit.
+            RequestQuarantined: nodes have died of its prompt lately.
         """
         request = requests[0]
         self._check_length(request)
+        self._resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix
         prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
         placement = self._dispatcher.place(request, prompt)
@@ -152,13 +158,13 @@ class Flow:
             self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()
             raise decision.error
         answers = [RunningRequest(r, prompt, now_s, deadline_s, self._ended) for r in requests]
-        self._running |= {answer.request.request_id: answer for answer in answers}
+        self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(len(request.token_ids))
         if isinstance(decision, Admit):
             self._dispatcher.dispatch(running, placement, decision.slo)
         else:
-            self._admission.wait(request.request_id, running, request.slo, now_s)
+            self._admission.wait(running.request_id, running, request.slo, now_s)
         return answers
 
     # ---- messages from nodes -------------------------------------------------------------------
@@ -171,9 +177,9 @@ class Flow:
         """
         num_tokens = 0
         for event in batch.each():
-            running = self._running.get(event.request_id)
+            running = self._by_leg.get(event.request_id)
             if running is None or running.dispatch is None:
-                continue  # the request has ended in the meantime
+                continue  # the request has ended in the meantime, or goes on elsewhere
             if event.index == 0 and not running.has_token_one:
                 self._prefilled(event, running, running.dispatch, sender)
             elif event.index == 1 and (pair := running.dispatch.handed_off) is not None:
@@ -193,37 +199,44 @@ class Flow:
         self._router.prefixes.apply(sender, events)
 
     def leg_failed(self, failure: LegFailed, sender: Member) -> None:
-        """Fail a request because a node has failed its leg."""
-        running = self._running.get(failure.request_id)
-        if running is not None:
-            error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
-            if running.dispatch is not None and (pair := running.dispatch.handed_off) is not None:
-                self._router.health.failed(*pair, error)
-            log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
+        """End a request because of what it is, or send it again because of what its node is."""
+        running = self._by_leg.get(failure.request_id)
+        if running is None or running.dispatch is None:
+            return
+        error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
+        if (pair := running.dispatch.handed_off) is not None:
+            self._router.health.failed(*pair, error)
+        log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
+        if is_of_the_request(error):
             running.end(error_of(failure))
+        else:
+            is_step = type(error) is PdserveError  # and no transfer, or lack of room
+            self._resumes.interrupted(
+                running, error_of(failure), failure.code, failure.request_id if is_step else ""
+            )
 
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
-        num_sent_again = num_lost = 0
-        for running in list(self._running.values()):
+        has_drained = member.load.state is NodeState.DRAINING
+        num_interrupted = 0
+        for running in list(self._by_leg.values()):
             dispatch = running.dispatch
             if dispatch is None:
                 continue
-            if member in dispatch.members and self._dispatcher.dispatch_again(running, dispatch):
-                num_sent_again += 1
-                continue
-            if dispatch.decode is member:
-                num_lost += 1
-                running.end(NodeLost(LOST_WHILE_DECODING))
-            elif dispatch.prefill is member and not running.has_token_one:
-                num_lost += 1
-                running.end(NodeLost(LOST_WHILE_PREFILLING))
+            needs_prefill = dispatch.prefill is member and not running.has_token_one
+            if dispatch.decode is member or needs_prefill:
+                num_interrupted += 1
+                failure = "" if has_drained else member.hello.incarnation
+                error = lost(running.has_token_one)
+                self._resumes.interrupted(running, error, "node_lost", failure)
             # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
-        if num_lost:
-            log.warning("%d requests ended with %s", num_lost, member.node_id)
-        if num_sent_again:
-            log.info("%d prompts of %s went to other nodes", num_sent_again, member.node_id)
+        if num_interrupted:
+            log.warning("%d requests of %s go on elsewhere", num_interrupted, member.node_id)
+
+    def _member_changed(self, member: Member) -> None:
+        self._line_keeper.look()
+        self._resumes.changed(member)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -241,13 +254,18 @@ class Flow:
     ) -> None:
         """Handle token 1, before it is delivered: its prompt's siblings can begin now."""
         for sibling in running.siblings_to_begin:
-            self._dispatcher.follow(sibling, dispatch.slo)
+            try:
+                self._dispatcher.follow(sibling, dispatch.slo)
+            except NoNodeAvailable as error:
+                self._resumes.postpone(sibling, dispatch.slo, error)
         self._line_keeper.look()
         self._first_tokens.arrived(event, running, dispatch, sender)
 
     def _ended(self, running: RunningRequest, by_itself: bool) -> None:
-        request_id = running.request.request_id
+        request_id = running.request_id
         del self._running[request_id]
+        self._by_leg.pop(running.request.request_id, None)
+        self._resumes.ended(running)
         self._admission.line.leave(request_id)
         num_tokens = running.num_tokens if by_itself else 0
         self._admission.ended(request_id, self._clock.now(), num_tokens)

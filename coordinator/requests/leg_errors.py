@@ -11,23 +11,35 @@ from typing import Final
 from pdserve.errors import (
     ClusterError,
     GrammarFailed,
+    NodeLost,
     NoTokenLeft,
     PdserveError,
     RequestEnded,
     RequestError,
     TransferError,
+    UnusableLogits,
     from_code,
 )
 from pdserve.protocol import LegFailed
 
-LOST_WHILE_PREFILLING: Final = "the node that computed the prompt is gone; send the request again"
-LOST_WHILE_DECODING: Final = "the node that generated the answer is gone; send the request again"
+_NO_OTHER: Final = "is gone, and no other took the request over in time; send it again"
 _ABOUT_THE_REQUEST: Final = (RequestError, RequestEnded, GrammarFailed, NoTokenLeft)
 _TEXTS: Final[dict[type[PdserveError], str]] = {
     TransferError: "the request's KV could not be moved from one node to another; send it again",
     ClusterError: "a node could not serve the request; send it again",
     PdserveError: "a node could not serve the request",
 }
+
+
+def lost(has_token_one: bool) -> NodeLost:
+    """Return the error for the client if its node is gone and no other takes its request over."""
+    what = "generated the answer" if has_token_one else "computed the prompt"
+    return NodeLost(f"the node that {what} {_NO_OTHER}")
+
+
+def is_of_the_request(error: PdserveError) -> bool:
+    """Whether a request would fail like this on any node."""
+    return isinstance(error, (*_ABOUT_THE_REQUEST, UnusableLogits))
 
 
 def error_of(failure: LegFailed) -> PdserveError:

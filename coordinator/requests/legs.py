@@ -74,4 +74,5 @@ def _decode_leg(
         source=prefill.address_for(decode) if prefill is not None else None,
         prefix_sources=[] if prefill is not None else router.prefix_sources(placement, decode),
         slo=slo,
+        output_token_ids=request.output_token_ids,
     )

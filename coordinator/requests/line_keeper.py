@@ -51,7 +51,7 @@ class LineKeeper:
             )
             if not isinstance(decision, Admit):
                 return
-            line.leave(running.request.request_id)
+            line.leave(running.request_id)
             waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
             waited.observe(running.waited_s(now_s))
             self._dispatcher.dispatch(running, placement, decision.slo)

@@ -5,14 +5,18 @@ are ordered by output index, so callers see neither the race between the two str
 tokens.
 
     start ──► waiting ──► dispatched ──► token 1 (prefill node) ──► tokens 2.. (decode node) ──► end
-                 └────────────┴───────────────────┴──► failed | cancelled, both legs told
+                 │            ├───────────────────┴──► failed | cancelled, both legs told
+                 │            └──► interrupted ──► dispatched again, to go on where it was
+                 └──► failed | cancelled
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
@@ -77,12 +81,14 @@ class RunningRequest:
             deadline_s: seconds from now.
             on_end: called with True if the request finished, False if it failed or was cancelled.
         """
-        self.request = request
+        self.request_id = request.request_id
+        self.request = request  # as its nodes have it: with another id after an interruption
         self.prompt = prompt  # kept: a waiting request is placed repeatedly
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
-        self.num_tokens = 0  # output tokens received without a gap
-        self.num_attempts = 0  # how often it was dispatched
+        self.output_token_ids: list[int] = []  # received without a gap
+        self.num_interruptions = 0
+        self.on_further: Callable[[], None] | None = None  # called once, with its next tokens
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
@@ -102,14 +108,30 @@ class RunningRequest:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """Output tokens received without a gap."""
+        return len(self.output_token_ids)
+
+    @property
     def has_token_one(self) -> bool:
         """Whether the prefill is over; token 1 may not have been shown to the client yet."""
-        return self.num_tokens > 0
+        return len(self.output_token_ids) > 0
 
     @property
     def siblings_to_begin(self) -> list[RunningRequest]:
         """Siblings that have neither been dispatched nor ended."""
         return [s for s in self.siblings if s.dispatch is None and not s._has_ended]
+
+    @property
+    def depending(self) -> list[RunningRequest]:
+        """Dispatched siblings that wait for the prompt that is computed for this request."""
+        return [
+            sibling
+            for sibling in self.siblings
+            if sibling.dispatch is not None
+            and sibling.dispatch.booking.placement.shares_prefill
+            and not (sibling.has_token_one or sibling._has_ended)
+        ]
 
     def waited_s(self, now_s: float) -> float:
         """Return the seconds since the request was started."""
@@ -133,16 +155,43 @@ class RunningRequest:
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Accept tokens from a node in any order, and pass them on in output order."""
-        if self._has_ended or self.dispatch is None or event.index < self.num_tokens:
+        output = self.output_token_ids
+        if self._has_ended or self.dispatch is None or event.index < len(output):
             return
         self._early[event.index] = event
-        while (ready := self._early.pop(self.num_tokens, None)) is not None:
-            self.num_tokens += len(ready.token_ids)
-            self.dispatch.booking.progressed(self.num_tokens)
+        while (ready := self._early.pop(len(output), None)) is not None:
+            output += ready.token_ids
+            self.dispatch.booking.progressed(len(output))
+            if self.on_further is not None:
+                on_further, self.on_further = self.on_further, None
+                on_further()
             self._showing.show(ready)
             if ready.finish_reason is not None:
                 self._finish(self.dispatch, sender)
                 return
+
+    def interrupt(self, reason: str) -> None:
+        """Take the request from its nodes; dispatched again, it goes on after its last token.
+
+        It gets a new id: what its former nodes still say of it is said of a request that is gone.
+        """
+        dispatch, self.dispatch = self.dispatch, None
+        assert dispatch is not None, "only what runs can be interrupted"
+        self._tell_nodes(dispatch, reason)
+        dispatch.booking.end(by_itself=False)
+        self._early.clear()
+        self.num_interruptions += 1
+        sampling = self.request.sampling
+        if self.has_token_one:  # with which the prompt's scores came
+            sampling = structs.replace(sampling, prompt_logprobs=None)
+        request = self.request = replace(
+            self.request,
+            request_id=f"{self.request_id}~{self.num_interruptions}",
+            sampling=sampling,
+            output_token_ids=list(self.output_token_ids),
+        )
+        is_reusable = sampling.reuses_prefix
+        self.prompt = PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
 
     def end(self, error: PdserveError) -> None:
         """Fail or cancel the request: the client gets `error`, and both nodes a CancelLeg.
@@ -152,12 +201,16 @@ class RunningRequest:
         if self._has_ended:
             return
         self._showing.show(error)
-        for member in self.dispatch.members if self.dispatch else []:
-            member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
+        if self.dispatch is not None:
+            self._tell_nodes(self.dispatch, error.message)
         self._leave(by_itself=False)
         if not self.has_token_one:
             for sibling in self.siblings:
                 sibling.end(error)
+
+    def _tell_nodes(self, dispatch: Dispatch, reason: str) -> None:
+        for member in dispatch.members:
+            member.send(CancelLeg(request_id=self.request.request_id, reason=reason))
 
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode

@@ -44,8 +44,9 @@ class Outlook:
         self.request = request
         self.hits = hits
         self.now_s = now_s
-        self.num_tokens = len(request.token_ids)
-        self.output_tokens = max(round(books.lengths.remaining(request.sampling, 0)), 1)
+        self.num_tokens = len(request.token_ids) + len(request.output_token_ids)
+        left = books.lengths.remaining(request.sampling, len(request.output_token_ids))
+        self.output_tokens = max(round(left), 1)
         self.num_gaps = max(self.output_tokens - 1, 1)
         self.newcomer = Newcomer(
             context=self.num_tokens + self.output_tokens // 2,

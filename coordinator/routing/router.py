@@ -82,12 +82,14 @@ class Router:
             NoNodeAvailable: a pool that is needed has no ready node, or KV cannot move from one
                 to the other; says which.
         """
-        return self.place_hashed(request, PromptHashes(request.token_ids, request.cache_salt))
+        return self.place_hashed(request, PromptHashes(request.context, request.cache_salt))
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
         hits = self.prefixes.lookup(prompt)
         outlook = Outlook(self.fleet, self._books, request, hits, self._clock.now())
+        if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
+            return self._local(outlook, self._slots(self._decode_role))
         match self.mode:
             case "colocated":
                 return self._local(outlook, self._slots(NodeRole.DECODE))
@@ -140,6 +142,11 @@ class Router:
         return NodeOutlook(queue_s=float(queue_s[slot]), tpot_s=tpot_s)
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _decode_role(self) -> NodeRole | None:
+        """The pool whose nodes decode; None for any."""
+        return None if self.mode == "adaptive" else NodeRole.DECODE
 
     def _pair(self, outlook: Outlook) -> Placement:
         return self._handed_off(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
@@ -224,11 +231,9 @@ class Router:
 
     def _decodes_for(self, placement: Placement) -> Ints:
         """Return the ready nodes that a request could decode on, if it were placed like this."""
-        if self.mode == "adaptive":
-            return self.fleet.ready(None)
-        if placement.prefill is not None:
+        if self.mode != "adaptive" and placement.prefill is not None:
             return self.pairs.decodes(placement.prefill.slot)
-        return self.fleet.ready(NodeRole.DECODE)
+        return self.fleet.ready(self._decode_role)
 
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""

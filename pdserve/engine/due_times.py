@@ -20,10 +20,11 @@ def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
     """
     if not request.output_token_ids:
         return request.targets.first_token_s
-    began_s = shown_s(request)
-    if began_s is None:
-        return inf
-    return began_s + len(request.output_token_ids) * tpot_s(request, default_tpot_s)
+    began_s, num_before = shown_s(request), 0
+    if began_s is None:  # it goes on here: its leg says when its first token of this node is due
+        began_s, num_before = request.targets.first_token_s, request.num_emitted_before
+    num_gaps = len(request.output_token_ids) - num_before
+    return began_s + num_gaps * tpot_s(request, default_tpot_s) if num_gaps else began_s
 
 
 def tpot_s(request: Request, default_tpot_s: float) -> float:

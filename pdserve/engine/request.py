@@ -38,6 +38,7 @@ class Request:
     allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
     edits: RowEdits | None = None  # what changes its logits; made when it is first sampled
     output_token_ids: list[int] = field(default_factory=list)
+    num_emitted_before: int = 0  # how many of these came from another node, before it was lost
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id

@@ -230,5 +230,10 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         )
     if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
         raise InvalidRequest("a request without output cannot have several answers")
-    if not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
+    token_ids = leg.token_ids
+    if isinstance(leg, DecodeLeg) and leg.output_token_ids:
+        token_ids = token_ids + leg.output_token_ids
+        if leg.source is not None or len(leg.output_token_ids) >= leg.sampling.max_tokens:
+            raise InvalidRequest("a request that goes on has no source, and tokens left to emit")
+    if not 0 <= min(token_ids) <= max(token_ids) < parts.vocab_size:
         raise InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}")

@@ -24,6 +24,7 @@ def request_of(
 
     `prefix_sources` are the nodes from which its KV could be fetched again after a preemption.
     """
+    emitted = leg.output_token_ids if isinstance(leg, DecodeLeg) else []
     return Request(
         request_id=leg.request_id,
         prompt_token_ids=leg.token_ids,
@@ -33,6 +34,8 @@ def request_of(
         leg_token_limit=1 if isinstance(leg, PrefillLeg) else None,
         targets=Targets.of(leg.slo, now_s),
         prefix_sources=list(prefix_sources),
+        output_token_ids=list(emitted),
+        num_emitted_before=len(emitted),
     )
 
 

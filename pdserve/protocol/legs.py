@@ -1,7 +1,8 @@
 """The legs of a request, between coordinators and nodes.
 
 A request runs as a prefill leg on one node and a decode leg on another, or as one decode leg whose
-node computes the prompt itself. All legs of a request have the same id.
+node computes the prompt itself. Both legs have the same id. A request that is interrupted and sent
+again gets another one, so nothing that is still under way for the former can be taken for its own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class PrefillLeg(Message, frozen=True):
 class DecodeLeg(Message, frozen=True):
     """Pull the prompt's KV from `source`, then stream tokens from token 2 on.
 
-    Without a `source` the node computes the prompt itself, and streams from token 1 on.
+    Without a `source` the node computes the prompt itself, and streams from token 1 on. If the
+    request was interrupted on another node, `output_token_ids` are the tokens that were emitted
+    there: their KV is computed along with the prompt's, and the stream goes on after them.
     """
 
     request_id: str
@@ -68,6 +71,7 @@ class DecodeLeg(Message, frozen=True):
     prefix_sources: list[PrefixSource] = []  # for a prompt that is computed here
     slo: Slo = Slo()
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
+    output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
 
     @property
     def prompt_id(self) -> str:

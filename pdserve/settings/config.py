@@ -238,12 +238,17 @@ RequestDeadline = Annotated[
     Seconds, Meta(description="deadline of a generation, from its start to its end")
 ]
 REQUEST_S = 600.0
+ResumeDeadline = Annotated[
+    Seconds, Meta(description="how long an interrupted request waits for a node to go on")
+]
+RESUME_S = 60.0
 
 
 class CoordinatorTimeouts(SharedTimeouts, frozen=True):
     """The deadlines of a coordinator."""
 
     request_s: RequestDeadline = REQUEST_S
+    resume_s: ResumeDeadline = RESUME_S
 
 
 class NodeTimeouts(SharedTimeouts, frozen=True):
@@ -268,6 +273,7 @@ class Timeouts(NodeTimeouts, frozen=True):
     """The deadlines of a whole cluster."""
 
     request_s: RequestDeadline = REQUEST_S
+    resume_s: ResumeDeadline = RESUME_S
 
 
 class NodeConfig(ConfigStruct, frozen=True):

@@ -29,7 +29,7 @@ class Booking:
     def __init__(self, books: Books, request: GenerationRequest, placement: Placement) -> None:
         self.request = request
         self.placement = placement
-        self.num_tokens = 0  # output tokens so far
+        self.num_tokens = len(request.output_token_ids)  # output tokens so far
         self.plan: Plan | None = None  # entry in the decode node's calendar
         self.is_prefilled = False
         self.is_under_way = False  # handoff: token 1 is there, token 2 is not

@@ -37,10 +37,20 @@ def made_flow(
     metrics: CoordinatorMetrics | None = None,
     clock: Clock | None = None,
     request_s: float = 60.0,
+    resume_s: float = 30.0,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()
-    return Flow(registry, router, admission, metrics, model="m", request_s=request_s, clock=clock)
+    return Flow(
+        registry,
+        router,
+        admission,
+        metrics,
+        model="m",
+        request_s=request_s,
+        resume_s=resume_s,
+        clock=clock,
+    )
 
 
 def join(registry: Registry, node_id: str, role: NodeRole, **changes: object) -> Member:

@@ -14,7 +14,7 @@ from coordinator.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
-from pdserve.errors import NoNodeAvailable, Overloaded
+from pdserve.errors import NoNodeAvailable, Overloaded, RequestQuarantined
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -67,7 +67,9 @@ class PlayedNode:
             case PrefillLeg(sampling=sampling, handoff=handoff):
                 self._legs |= dict.fromkeys(message.request_ids, (0, sampling.max_tokens, handoff))
             case DecodeLeg(request_id=request_id, sampling=sampling, source=source):
-                self._legs[request_id] = (0 if source is None else 1, sampling.max_tokens, False)
+                index = len(message.output_token_ids) if source is None else 1
+                assert message.output_token_ids == [*range(index)] or source is not None
+                self._legs[request_id] = (index, sampling.max_tokens, False)
             case CancelLeg(request_id=request_id):
                 self._legs.pop(request_id, None)
 
@@ -88,7 +90,9 @@ class PlayedNode:
             self._legs[request_id] = (index + num_tokens, most, hands_off)
             if is_last or hands_off:
                 del self._legs[request_id]
-            event = TokenEvent(request_id=request_id, index=index, token_ids=[7] * num_tokens)
+            event = TokenEvent(
+                request_id=request_id, index=index, token_ids=[*range(index, index + num_tokens)]
+            )
             if is_last:
                 event = replace(event, finish_reason=FinishReason.LENGTH)
             batch.events.append(event)
@@ -186,7 +190,7 @@ class PlayedCluster:
         ]
         try:
             started = self.flow.start_siblings(answers)
-        except (NoNodeAvailable, Overloaded):
+        except (NoNodeAvailable, Overloaded, RequestQuarantined):
             self.num_refused += 1
             return
         for running in started:

@@ -25,17 +25,18 @@ async def test_all_books_balance_in_the_end(
         await end_without_nodes(cluster)
     else:
         await cluster.finish()
-    assert len(cluster.told) > 100
+    assert len(cluster.told) > 80
     assert cluster.num_refused > 50
     assert_each_was_told_its_end_once(cluster)
-    errors = [told[-1] for _, told in cluster.told if isinstance(told[-1], PdserveError)]
-    assert {"peer_lost", "node_lost"} <= {error.code for error in errors}
+    errors = {told[-1].code for _, told in cluster.told if isinstance(told[-1], PdserveError)}
+    assert errors <= {"request_cancelled", "node_lost", "request_quarantined", "peer_lost"}
+    assert sum(running.num_interruptions > 0 for running, _ in cluster.told) > 20
     assert_nothing_is_booked(cluster)
     assert_nothing_is_admitted(cluster)
 
 
 async def end_without_nodes(cluster: PlayedCluster) -> None:
-    """Who had nodes hears that they are gone. Who waits in line would wait for others."""
+    """Who had nodes waits for others, as those in line do."""
     while cluster.nodes:
         cluster.lose()
     await cluster.settle()
@@ -62,6 +63,7 @@ def assert_each_was_told_its_end_once(cluster: PlayedCluster) -> None:
         tokens = [event for event in told if isinstance(event, TokenEvent)]
         indices = [event.index + i for event in tokens for i in range(len(event.token_ids))]
         assert indices == list(range(running.num_tokens))
+        assert [token_id for event in tokens for token_id in event.token_ids] == indices
         assert not any(is_end(event) for event in before)
         num_finished += isinstance(last, TokenEvent)
     assert 20 < num_finished < len(cluster.told), "some finished, some did not"
@@ -70,6 +72,12 @@ def assert_each_was_told_its_end_once(cluster: PlayedCluster) -> None:
 def assert_nothing_is_booked(cluster: PlayedCluster) -> None:
     """The router expects no prompt, no leg and no handoff any more."""
     assert cluster.flow.num_inflight == 0
+    assert not cluster.flow._by_leg
+    resumes = cluster.flow._resumes
+    assert not resumes._troubles
+    assert not resumes._waiting
+    assert not resumes._under_way
+    assert resumes._on_trial is None
     books = cluster.router._books
     queues, decodes = books.queues, books.decodes
     for booked in (

@@ -190,7 +190,9 @@ async def test_the_line_is_looked_at_when_something_has_changed(nodes: Nodes, ev
         case "finished":
             nodes.say(nodes.decode, "first", 1)
         case "failed":
-            nodes.flow.leg_failed(LegFailed(request_id="first", code="x", message=""), nodes.decode)
+            nodes.flow.leg_failed(
+                LegFailed(request_id="first", code="grammar_failed", message=""), nodes.decode
+            )
         case "cancelled":
             first.cancel("done")
         case "report":

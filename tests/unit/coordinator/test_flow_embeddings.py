@@ -1,4 +1,4 @@
-"""Requests that end with their prompts: one leg, no second node, and another try if it is lost."""
+"""Requests that end with their prompts: one leg, and no second node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from coordinator.generation import GenerationRequest
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import NodeLost
 from pdserve.pooling import Pooling
 from pdserve.protocol import (
     DecodeLeg,
@@ -82,38 +81,6 @@ async def test_where_decode_nodes_prefill_they_do_all_of_it() -> None:
     assert leg.source is None
     nodes.say(member, answer())
     assert await embeddings(running) == [answer().embedding]
-
-
-async def test_one_whose_node_is_lost_goes_to_another(nodes: Nodes) -> None:
-    members = [nodes.join(name, prefilling_role(nodes)) for name in ("a", "b")]
-    running = embed(nodes)
-    (first,) = [m for m in members if sent(m)]
-    (other,) = [m for m in members if m is not first]
-    nodes.registry.remove(first)
-    (leg,) = sent(other)
-    assert isinstance(leg, PrefillLeg | DecodeLeg)
-    nodes.say(other, answer())
-    assert await embeddings(running) == [answer().embedding]
-
-
-async def test_one_that_takes_two_nodes_along_is_given_up(nodes: Nodes) -> None:
-    members = [nodes.join(name, prefilling_role(nodes)) for name in ("a", "b", "c")]
-    running = embed(nodes)
-    for _ in range(2):
-        (busy,) = [m for m in members if sent(m)]
-        members.remove(busy)
-        nodes.registry.remove(busy)
-    assert sent(*members) == []
-    with pytest.raises(NodeLost):
-        await embeddings(running)
-
-
-async def test_without_another_node_it_fails(nodes: Nodes) -> None:
-    member = nodes.join("a", prefilling_role(nodes))
-    running = embed(nodes)
-    nodes.registry.remove(member)
-    with pytest.raises(NodeLost):
-        await embeddings(running)
 
 
 async def test_they_say_nothing_about_how_long_answers_are() -> None:

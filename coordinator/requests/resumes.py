@@ -1,0 +1,225 @@
+"""Interrupted requests: they go on elsewhere, exactly where they were.
+
+    its node is lost, or fails its leg ──► withdrawn ──► waits for a node ──► dispatched again
+                                                              ▲                   │      │
+                                                              └──── no token yet ─┘   a token
+
+What a request samples depends on its tokens, its seed and the position alone, so it only has to be
+sent again with what it has emitted. Those that are late go first. A node is given a few at a time:
+the others can still go to a node that comes back, and prompts of new requests get in between.
+
+A request may be the cause: each node that begins to compute it dies. So one that has been through
+two failures of nodes without a token in between is suspected. That alone proves nothing: two nodes
+may be killed at once. Suspects are sent one at a time; the one whose node fails then is convicted,
+and its prompt is quarantined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from msgspec import structs
+
+from coordinator.admission.promises import left_of
+from coordinator.registry import Member, Registry
+from coordinator.requests.dispatcher import Dispatcher
+from coordinator.requests.quarantine import Quarantine
+from coordinator.requests.running import RunningRequest
+from pdserve.clock import Clock
+from pdserve.errors import NoNodeAvailable, PdserveError, RequestQuarantined
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Slo
+
+log = logging.getLogger(__name__)
+
+MOST_ATTEMPTS: Final = 6  # without a token in between
+SUSPECT: Final = 2  # failures of nodes without a token in between
+_LATER_S: Final = 0.01  # timers are rounded
+MOST_PER_NODE: Final = 8  # interrupted requests that are sent to the nodes and have no token yet
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What has happened to a request since its last token."""
+
+    since_s: float
+    slo: Slo  # that it was admitted with
+    error: PdserveError  # the newest; ends the request if it cannot go on
+    num_attempts: int = 0
+    failures: set[str] = field(default_factory=set)  # which nodes have failed that had it
+    tried_at: int = 0  # number of failures when it was tried alone; 0: it was not
+
+
+class Resumes:
+    """The interrupted requests of one coordinator."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+        wait_s: float,
+    ) -> None:
+        """
+        Args:
+            registry: the nodes.
+            dispatcher: sends requests again.
+            metrics: the coordinator's.
+            clock: for `wait_s` and for the gaps that clients see.
+            wait_s: how long a request waits for a node that could take it.
+        """
+        self.quarantine = Quarantine(clock)
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._wait_s = wait_s
+        self._troubles: dict[str, _Trouble] = {}  # by request id
+        self._waiting: dict[str, RunningRequest] = {}
+        self._under_way: set[str] = set()  # dispatched again, no token yet
+        self._on_trial: str | None = None  # the suspect among these
+        self._next_look: asyncio.Handle | None = None
+        metrics.watch(
+            "resuming_requests",
+            "Interrupted requests that have no further token yet",
+            lambda: len(self._waiting) + len(self._under_way),
+        )
+
+    def interrupted(
+        self, running: RunningRequest, error: PdserveError, reason: str, failure: str = ""
+    ) -> None:
+        """Withdraw a request from its nodes, to send it again.
+
+        Args:
+            running: is on nodes.
+            error: ends the request if it cannot go on.
+            reason: a word for the metrics.
+            failure: what has failed, perhaps because of the request: an incarnation of a node, or a
+                step; empty: nothing that a request could cause.
+        """
+        assert running.dispatch is not None
+        request_id, slo = running.request_id, running.dispatch.slo
+        self._dispatcher.withdraw(running, error.message)
+        self._metrics.interruptions.labels(reason=reason).inc()
+        trouble = self._trouble_of(running, slo, error)
+        trouble.num_attempts += 1
+        if failure:
+            trouble.failures.add(failure)
+        self._no_longer_under_way(request_id)
+        self._waiting[request_id] = running
+        self.look()
+
+    def postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
+        """Send a request that could not be sent when it was its turn, as soon as there is a node.
+
+        `slo` is the promise that it was admitted with.
+        """
+        self._trouble_of(running, slo, error)
+        self._waiting[running.request_id] = running
+
+    def ended(self, running: RunningRequest) -> None:
+        """Forget a request."""
+        if self._troubles.pop(running.request_id, None) is not None:
+            self._waiting.pop(running.request_id, None)
+            self._no_longer_under_way(running.request_id)
+
+    def changed(self, member: Member) -> None:
+        """Send again what can be sent; a node that is back, and had not failed, accuses nobody."""
+        for trouble in self._troubles.values():
+            trouble.failures.discard(member.hello.incarnation)
+        self.look()
+
+    def look(self) -> None:
+        """Send again what can be sent: something has changed. Done soon, once for many changes."""
+        if self._waiting and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_soon(self._send)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _trouble_of(self, running: RunningRequest, slo: Slo, error: PdserveError) -> _Trouble:
+        trouble = self._troubles.get(running.request_id)
+        if trouble is None:
+            trouble = _Trouble(self._clock.now(), slo, error)
+            self._troubles[running.request_id] = trouble
+            asyncio.get_running_loop().call_later(self._wait_s + _LATER_S, self.look)
+        trouble.error = error
+        return trouble
+
+    def _send(self) -> None:
+        self._next_look = None
+        self._give_up()
+        most = MOST_PER_NODE * sum(member.is_ready for member in self._registry)
+        for request_id in sorted(self._waiting, key=self._due_s):
+            if len(self._under_way) >= most:
+                return
+            is_suspect = self._is_suspect(request_id)
+            if is_suspect and self._on_trial is not None:
+                continue
+            running = self._waiting[request_id]
+            try:
+                placement = self._dispatcher.place(running.request, running.prompt)
+            except NoNodeAvailable:
+                continue  # it waits for one
+            del self._waiting[request_id]
+            self._under_way.add(request_id)
+            if is_suspect:
+                self._on_trial = request_id
+                self._troubles[request_id].tried_at = len(self._troubles[request_id].failures)
+            running.on_further = partial(self._goes_on, request_id)
+            self._dispatcher.dispatch(running, placement, self._slo_left(running))
+
+    def _give_up(self) -> None:
+        """End what has waited or was sent for too long, and what has brought nodes down."""
+        now_s = self._clock.now()
+        for request_id, running in list(self._waiting.items()):
+            if request_id not in self._waiting:
+                continue  # ended with another answer to its prompt
+            trouble = self._troubles[request_id]
+            if len(trouble.failures) > trouble.tried_at > 0:
+                self._convict(running)
+            elif trouble.num_attempts > MOST_ATTEMPTS or now_s - trouble.since_s >= self._wait_s:
+                log.warning("%s cannot go on: %s", request_id, trouble.error)
+                running.end(trouble.error)
+
+    def _convict(self, running: RunningRequest) -> None:
+        log.error("%s is quarantined: nodes fail that compute it", running.request_id)
+        self.quarantine.add(running.request)
+        running.end(
+            RequestQuarantined(
+                f"{len(self._troubles[running.request_id].failures)} nodes have failed while they "
+                "computed this request, one after the other; it is not tried again"
+            )
+        )
+
+    def _goes_on(self, request_id: str) -> None:
+        """The request has a further token."""
+        trouble = self._troubles.pop(request_id)
+        self._metrics.interruption_gap.observe(self._clock.now() - trouble.since_s)
+        self._no_longer_under_way(request_id)
+
+    def _no_longer_under_way(self, request_id: str) -> None:
+        self._under_way.discard(request_id)
+        if self._on_trial == request_id:
+            self._on_trial = None
+        self.look()
+
+    def _is_suspect(self, request_id: str) -> bool:
+        return len(self._troubles[request_id].failures) >= SUSPECT
+
+    def _due_s(self, request_id: str) -> float:
+        """When the request's next token was due, or would be if all were promised as much."""
+        trouble = self._troubles[request_id]
+        return trouble.since_s + (trouble.slo.tpot_s or trouble.slo.ttft_s or self._wait_s)
+
+    def _slo_left(self, running: RunningRequest) -> Slo:
+        """What its nodes have to keep; for one that goes on, the TTFT is that of its next token."""
+        admitted = self._troubles[running.request_id].slo
+        slo = left_of(admitted, running.slo_left(self._clock.now()))
+        if not running.has_token_one:
+            return slo
+        return structs.replace(slo, ttft_s=admitted.tpot_s or admitted.ttft_s, hold_s=0.0)
