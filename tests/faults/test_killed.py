@@ -1,4 +1,4 @@
-"""Nodes killed or frozen at every phase: clear errors in time, survivors unharmed, then back again.
+"""Nodes killed or frozen at every phase: streams go on elsewhere with their very tokens.
 
 Two prefill nodes and two decode nodes, one of which pulls by TCP; so there is always somebody left
 to serve.
@@ -17,10 +17,9 @@ import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client, Follower, Output
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running
 
-HEARD_S = 2.0  # until the client of a killed node has its error
 LIVENESS_S = 2.0
 PAUSE_S = 0.2
 LONG = 12_000  # tokens of a prompt that takes a while
@@ -68,13 +67,11 @@ def stream(client: Client, seed: object) -> Follower:
     return Follower(client, make_prompt(30, seed), STREAMED)
 
 
-def assert_lost(output: Output, name: str) -> None:
-    """The client was told, in the API's form, that a node is gone."""
-    assert output.error is not None, output
-    assert output.error["type"] == "server_error"
-    assert output.error["code"] in ("node_lost", "peer_lost")  # by whoever noticed it first
-    assert name not in output.error["message"]  # which node it was is for the log
-    assert not output.is_broken
+async def goes_on(follower: Follower) -> None:
+    """It has lost its node, and gets further tokens; then its client goes away."""
+    output = await follower.reached(len(follower.output.token_ids) + 3)
+    assert output.error is None, output
+    await follower.hang_up()
 
 
 async def prefilling(fleet: Fleet, client: Client) -> tuple[Follower, str]:
@@ -113,9 +110,7 @@ async def test_prefill_node_killed_in_mid_prompt(
     await asyncio.gather(*(bystander.reached(3) for bystander in bystanders))
     victim, name = await prefilling(quartet, client)
     await quartet.kill_node(name)
-    assert_lost(await victim.end(HEARD_S), name)
-    assert victim.output.status == 502
-    assert victim.output.token_ids == []
+    await goes_on(victim)
     after = await client.complete(make_prompt(40), 5)
     assert after.tokens
     assert after.prefill_node != name
@@ -148,16 +143,7 @@ async def test_decode_node_killed_in_mid_stream(
     assert {follower.output.decode_node for follower in streams} == set(DECODE)
     name = "decode-0"
     await quartet.kill_node(name)
-    async with asyncio.timeout(HEARD_S):
-        for follower in streams:
-            if follower.output.decode_node == name:
-                assert_lost(await follower.end(), name)
-    for follower, expected in zip(streams, undisturbed, strict=True):
-        output = await follower.end()
-        if output.decode_node == name:
-            assert expected[: len(output.token_ids)] == output.token_ids
-        else:
-            assert output.tokens == expected
+    assert [(await follower.end()).tokens for follower in streams] == undisturbed
     after = await client.complete(make_prompt(30, 0), STREAMED)
     assert after.tokens == undisturbed[0]
     assert after.decode_node != name
@@ -174,10 +160,21 @@ async def test_decode_node_killed_while_its_request_is_prefilled(
     names = [n for n in DECODE if (await quartet.gauges(n))["legs"]]
     assert len(names) == 1
     await quartet.kill_node(names[0])
-    assert_lost(await victim.end(HEARD_S), names[0])
+    await goes_on(victim)
     await quartet.wait_for(
         prefill_name, lambda gauges: gauges["pinned_blocks"] == gauges["queue_tokens"] == 0, 3.0
     )
+
+
+async def test_the_only_nodes_of_a_pool_are_killed_and_come_back(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]]
+) -> None:
+    """Streams wait for a node."""
+    streams = [stream(client, i) for i in range(NUM_STREAMS)]
+    await asyncio.gather(*(follower.reached(5) for follower in streams))
+    await asyncio.gather(*(quartet.kill_node(name) for name in DECODE))
+    await quartet.start_node("decode-0")
+    assert [(await follower.end()).tokens for follower in streams] == undisturbed
 
 
 # ---- frozen ------------------------------------------------------------------------------------
@@ -195,7 +192,7 @@ async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
         name = (await victim.reached(3)).decode_node or ""
     quartet.send_signal(name, signal.SIGSTOP)
     try:
-        assert_lost(await victim.end(LIVENESS_S + 1.0), name)
+        await goes_on(victim)
         await quartet.wait_gone(name)
         await quartet.assert_baseline()  # of those that are left
         after = await client.complete(make_prompt(40), 5)
@@ -209,10 +206,10 @@ async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
     await assert_all_used(client)
 
 
-async def test_a_frozen_coordinators_legs_are_freed_and_it_is_found_again(
+async def test_a_frozen_coordinators_legs_are_freed_and_go_on_when_it_is_found_again(
     quartet: Fleet, client: Client
 ) -> None:
-    """To the nodes it is gone, so they free what it asked for; then it finds them again."""
+    """To the nodes it is gone, so they free what it asked for; then it asks for it again."""
     addresses = await quartet.metrics_addresses()
     decoding = [Follower(client, make_prompt(30, i), 20_000) for i in range(2)]
     await asyncio.gather(*(follower.reached(3) for follower in decoding))
@@ -223,9 +220,7 @@ async def test_a_frozen_coordinators_legs_are_freed_and_it_is_found_again(
     finally:
         quartet.send_signal(COORDINATOR, signal.SIGCONT)
     for follower in (*decoding, prefilling_too):
-        output = await follower.end(HEARD_S)
-        assert output.error is not None
-        assert output.error["code"] == "node_lost"
+        await goes_on(follower)
     await quartet.wait_back()
     await assert_all_used(client)
 

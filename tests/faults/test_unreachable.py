@@ -53,10 +53,7 @@ async def test_requests_are_routed_around_it(fleet: Fleet) -> None:
                 return await client.complete(make_prompt(100, index), 20)
 
         outputs = await asyncio.gather(*(served(i) for i in range(NUM_REQUESTS)))
-    failed = [output for output in outputs if output.error is not None]
-    assert {output.error["code"] for output in failed if output.error} == {"peer_lost"}
-    # Those that were on their way at the first failure, and one for each time it is tried again.
-    assert 1 <= len(failed) <= AT_ONCE + 3
+    assert all(len(output.tokens) == 20 for output in outputs)
     node = (await fleet.status()).node(UNREACHABLE)
     assert node is not None
     assert [(f.peer, f.error) for f in node.failing] == [("decode-0", "peer_lost")]
