@@ -118,6 +118,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._registry.report(member, message)
                 if message.state is NodeState.DRAINING:
                     member.send(DrainSeen())
+                elif message.state is NodeState.SICK:
+                    log.error("%s is sick: %s", member.node_id, message.reason)
             case PerfReport():
                 message.check()
                 self._registry.profiled(member, message)

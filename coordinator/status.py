@@ -10,7 +10,7 @@ from coordinator.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import NodeRole, NodeState
+from pdserve.protocol import NodeRole, NodeState, Sickness
 from pdserve.protocol.status import FailingPeer, NodeStatus, RoleName, StateName, WaitingClass
 
 _ROLES: dict[NodeRole, RoleName] = {NodeRole.PREFILL: "prefill", NodeRole.DECODE: "decode"}
@@ -18,6 +18,7 @@ _STATES: dict[NodeState, StateName] = {
     NodeState.LOADING: "loading",
     NodeState.READY: "ready",
     NodeState.DRAINING: "draining",
+    NodeState.SICK: "sick",
 }
 
 
@@ -68,6 +69,20 @@ def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
         lambda: {role.name.lower(): len(registry.ready(role)) for role in NodeRole},
     )
     metrics.watch("attached_nodes", "Nodes in any state", lambda: registry.num_members)
+    _count_sick_nodes(registry, metrics)
+
+
+def _count_sick_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
+    """Count each incarnation once. No gauge: a sick node is gone before the next scrape."""
+    sick: set[Member] = set()
+
+    def changed(member: Member) -> None:
+        if member.load.state is NodeState.SICK and member not in sick:
+            sick.add(member)
+            metrics.nodes_sick.labels(Sickness.of(member.load.reason) or "other").inc()
+
+    registry.on_changed(changed)
+    registry.on_lost(sick.discard)
 
 
 def watch_pairs(router: Router, metrics: CoordinatorMetrics) -> None:
@@ -91,6 +106,7 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         node_id=hello.node_id,
         role=_ROLES[member.role],
         state=_STATES[load.state],
+        reason=load.reason,
         loading_progress=load.loading_progress,
         incarnation=hello.incarnation,
         session_address=hello.session_address,

@@ -49,6 +49,7 @@
         ├── NodeLost                 the node running a leg died
         ├── NoNodeAvailable
         ├── NodeDraining
+        ├── NodeSick                 a node cannot compute any more; says why
         ├── NodeIdTaken              another process is attached under a node's id
         ├── RoleRefused              a node cannot, or must not, change pools
         ├── StaleIncarnation         a message names an earlier incarnation of a process
@@ -373,6 +374,12 @@ class NodeDraining(ClusterError):
     """The process finishes its running work and accepts nothing new."""
 
     code = "node_draining"
+
+
+class NodeSick(ClusterError):
+    """The node cannot compute any more. Its message is the reason in its load reports."""
+
+    code = "node_sick"
 
 
 class NodeIdTaken(ClusterError):

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 import pdserve
 from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.process.loop_watch import LoopWatch
-from pdserve.protocol import PhaseTimes
+from pdserve.protocol import PhaseTimes, Sickness
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -225,6 +225,11 @@ class CoordinatorMetrics(_Registry):
             LONG_BUCKETS_S,
         )
         self.nodes_lost = self._counter("nodes_lost", "Nodes lost without a drain", "role")
+        self.nodes_sick = self._counter(
+            "nodes_sick", "Nodes that reported that they cannot compute any more", "reason"
+        )
+        for kind in Sickness:
+            self.nodes_sick.labels(kind)  # at 0, so that the first one is an increase
         self.role_changes = self._counter("role_changes", "Nodes moved to another pool", "role")
 
     def _add_service_classes(self) -> None:

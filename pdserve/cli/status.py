@@ -20,7 +20,7 @@ from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _TICK_S = 0.5
 _MIN_UNSTABLE_SHARE = 0.01  # of prompt tokens, from which on it is printed
-_STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta"}
+_STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta", "sick": "bold red"}
 _PADDING = (0, 1, 0, 0)  # narrow, so that all columns but the last fit into 80 characters
 # The last two are predictions of the router: for a new prompt, and with one more stream.
 _COLUMNS = ("free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT")
@@ -58,7 +58,12 @@ def render(status: ClusterStatus) -> RenderableType:
     ]
     if any(node.links for node in status.nodes):
         pools.append(_links(status.nodes))
-    notes = [*_requests(status), *_alone(status.nodes), *_failing(status.nodes)]
+    notes = [
+        *_requests(status),
+        *_sick(status.nodes),
+        *_alone(status.nodes),
+        *_failing(status.nodes),
+    ]
     return Group(head, *notes, *(pools or [Text("no node is attached", "yellow")]))
 
 
@@ -77,6 +82,13 @@ def _requests(status: ClusterStatus) -> Iterator[Text]:
             f"token {prefixes.unstable_token} changes between otherwise equal prompts",
             "yellow",
         )
+
+
+def _sick(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
+    """A line for each node that cannot compute any more, and why."""
+    for node in nodes:
+        if node.state == "sick":
+            yield Text(f"{node.node_id} is sick: {node.reason}", "bold red")
 
 
 def _alone(nodes: Iterable[NodeStatus]) -> Iterator[Text]:

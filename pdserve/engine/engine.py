@@ -24,6 +24,7 @@ from math import inf
 from typing import TypeVar
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.faults import FailedSteps
 from pdserve.engine.interface import Runner, Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, Scheduled
@@ -58,6 +59,8 @@ class Engine(EngineCore):
         self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
         self._unreported: StepReport | None = None  # of the last step, if deferred
+        self.step: Sequence[Scheduled] | None = None  # that is being computed
+        self._failures = FailedSteps()
         self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
@@ -90,7 +93,11 @@ class Engine(EngineCore):
     # ---- the loop ------------------------------------------------------------------------------
 
     async def run(self, runner: Runner, observer: StepObserver) -> None:
-        """Run steps until cancelled; when there is no work, wait for more."""
+        """Run steps until cancelled; when there is no work, wait for more.
+
+        Raises:
+            NodeSick: too many steps have failed, or the device has.
+        """
         thread = self._started_thread()
         try:
             while True:
@@ -111,6 +118,11 @@ class Engine(EngineCore):
             self._report(observer)  # the last step may be over, but its report deferred
             self._thread = None
             thread.close()
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether the thread that computes steps is there."""
+        return self._thread is not None and self._thread.is_alive
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that computes steps, before the first or between two."""
@@ -165,6 +177,7 @@ class Engine(EngineCore):
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self._fail(rows, error, observer)
             return
+        self.step = rows
         await step.begun
         self._report(observer)
         shape = shape_of(rows)
@@ -172,8 +185,11 @@ class Engine(EngineCore):
         try:
             sampled, ended_s = await step.result
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
+            self.step = None
             self._fail(rows, error, observer)
             return
+        self.step = None
+        self._failures.succeeded()
         done = self.end_step(rows, sampled, ended_s)
         self._record_step_time(ended_s - started_s)
         model_s = runner.model_s - model_before_s
@@ -218,7 +234,11 @@ class Engine(EngineCore):
         return compute(), self._clock.now()
 
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
-        """Fail the requests that caused the error, or all if unknown; the others are replanned."""
+        """Fail the requests that caused the error, or all if unknown; the others are replanned.
+
+        Raises:
+            NodeSick: see `FailedSteps.failed`.
+        """
         self._report(observer)  # the previous step is still unreported if `prepare` raised
         # No traceback for errors that clients can cause at will: they could fill the log.
         if isinstance(error, GrammarFailed | NoTokenLeft):
@@ -226,6 +246,7 @@ class Engine(EngineCore):
             log.warning("%s failed, of a step of %d requests: %s", failed_ids, len(rows), error)
         else:
             log.error("a step of %d requests failed", len(rows), exc_info=error)
+        self._failures.failed(error)
         failed = [row.request for row in rows]
         if isinstance(error, RequestsFailed) and error.request_ids:
             named = set(error.request_ids)

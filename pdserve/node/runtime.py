@@ -1,6 +1,7 @@
 """A node's life: listen, join, load, profile, serve, drain.
 
     LOADING ──loaded, profiled──► READY ──SIGTERM──► DRAINING ──legs done, or drain_s over──► exit
+                                    └──── engine dead, stuck or failing ────► SICK ──told──► exit
 
 A node joins its coordinators before it loads the weights, so that they can show its progress. It is
 given no legs until it reports READY.
@@ -12,9 +13,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import NoReturn
 
 import uvloop
 from msgspec.structs import replace
@@ -24,10 +24,11 @@ from kv_transfer.tier import FileBlocks
 from pdserve.addresses import format_address
 from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
-from pdserve.node.coordinator_link import CoordinatorLink
+from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
+from pdserve.node.engine_watch import COMPILING_FLOOR_S, FLOOR_S, EngineWatch
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
     commit_if_asked,
@@ -43,6 +44,7 @@ from pdserve.node.reports.gauges import (
     watch_perf,
     watch_prefix_exports,
     watch_services,
+    watch_sickness,
     watch_tier,
 )
 from pdserve.node.reports.kv_events import KvEventFeed
@@ -55,10 +57,11 @@ from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.loading import Loading
 from pdserve.node.start.model import NodeModel, plan_model, set_threads
 from pdserve.process.collector import freeze_loaded_objects
+from pdserve.process.exit_codes import SICK
 from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
-from pdserve.process.signals import StopSignals
-from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.process.signals import StopSignals, end_process_after
+from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
@@ -67,6 +70,7 @@ log = logging.getLogger(__name__)
 
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
 MOST_FILES = 1 << 16
+SICK_END_S = 3.0  # for telling everybody that it is sick, after which a node ends in any case
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -127,6 +131,7 @@ class Node:
         self._config = config
         self._model = model
         self._state = NodeState.LOADING
+        self._sick_reason = ""
         self._server = Server(config.timeouts.liveness_s)
         self._memory = memory = make_kv_memory(config, role, model)
         self.loading = Loading(config, cores, model, memory)
@@ -153,6 +158,7 @@ class Node:
             parts.pool, parts.exporter, parts.tier, parts.headroom, config.timeouts
         )
         watch_services(parts.metrics, services)
+        watch_sickness(parts.metrics, lambda: Sickness.of(self._sick_reason))
         watch_perf(parts.metrics, parts.perf)
         watch_prefix_exports(parts.metrics, self._prefixes)
 
@@ -219,18 +225,45 @@ class Node:
     async def _serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         services = self._services
         engine = asyncio.create_task(services.engine.run(runner, services))
+        watch = self._engine_watch(engine)
         try:
             await self._enter(NodeState.READY)
-            await _first_of(engine, signals.drain.wait())
+            await watch.until(signals.drain.wait())
             await self._enter(NodeState.DRAINING)
             try:
                 async with asyncio.timeout(self._config.timeouts.drain_s):
-                    await _first_of(engine, self._drained(), signals.now.wait())
+                    await watch.until(self._drained(), signals.now.wait())
             except TimeoutError:
                 log.warning("%d legs were not done in time", len(services.legs))
+        except NodeSick as sick:
+            await self._end_sick(sick)
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
+
+    def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
+        parts, is_cpu = self._parts, self._model.device.type == "cpu"
+        floor_s = FLOOR_S if is_cpu else COMPILING_FLOOR_S
+        return EngineWatch(parts.engine, running, parts.perf, parts.clock, floor_s)
+
+    async def _end_sick(self, sick: NodeSick) -> NoReturn:
+        """Tell everybody, and end the process.
+
+        As after a crash, the kernel frees what it has. Nothing waits for the engine's thread, which
+        may never return.
+        """
+        end_process_after(SICK_END_S, SICK)
+        log.error("%s is sick: %s", self._parts.node_id, sick, exc_info=sick.__cause__)
+        self._sick_reason = " ".join(sick.message.split())
+        await self._enter(NodeState.SICK)
+        await asyncio.gather(*(link.leave() for link in self._links))
+        await self._server.stop(grace_s=0.0)
+        if self._joining:  # the coordinators have read it all when they close the streams
+            await asyncio.wait(self._joining, timeout=LEAVE_S)
+        role = self._services.role.name.lower()
+        sys.stderr.write(f"pdserve {role}: error: {self._sick_reason}\n")
+        sys.stderr.flush()
+        os._exit(SICK)
 
     async def _drained(self) -> None:
         """Wait until no coordinator can send further legs, and all legs have ended."""
@@ -275,7 +308,8 @@ class Node:
         )
 
     def _load_report(self) -> LoadReport:
-        return load_report(self._services, self._parts.perf, self._state, self.loading.progress)
+        report = load_report(self._services, self._parts.perf, self._state, self.loading.progress)
+        return replace(report, reason=self._sick_reason) if self._sick_reason else report
 
     def _attached(self, link: CoordinatorLink) -> None:
         self._perf_feed.attached(link)
@@ -296,15 +330,3 @@ class Node:
         """Send a load report to all coordinators, without waiting for the next heartbeat."""
         for link in self._links:
             link.report_load()
-
-
-async def _first_of(engine: asyncio.Task[None], *events: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of these. If the engine has failed, raises its error."""
-    waits = [asyncio.ensure_future(event) for event in events]
-    try:
-        await asyncio.wait({engine, *waits}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-    if engine.done():
-        engine.result()

@@ -1,4 +1,7 @@
-"""Exit codes of `pdserve`: 0 success, 1 failure, 2 wrong usage or config, 130 interrupted."""
+"""Exit codes of `pdserve`.
+
+0 success, 1 failure, 2 wrong usage or config, 3 a node that was sick, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pdserve.process.signals import FORCED as FORCED
 OK = 0
 FAILED = 1
 USERS_FAULT = 2
+SICK = 3
 
 
 class StartFailed(ClusterError):

@@ -32,7 +32,12 @@ class StopSignals:
     def _received(self) -> None:
         if self.drain.is_set() and not self.now.is_set():
             self.now.set()
-            deadline = threading.Timer(NOW_S, os._exit, (FORCED,))
-            deadline.daemon = True  # it does not keep a process alive that ends in time
-            deadline.start()
+            end_process_after(NOW_S, FORCED)
         self.drain.set()
+
+
+def end_process_after(seconds: float, exit_code: int) -> None:
+    """End this process then, whatever its threads are doing, unless it has ended before."""
+    deadline = threading.Timer(seconds, os._exit, (exit_code,))
+    deadline.daemon = True  # it does not keep a process alive that ends in time
+    deadline.start()

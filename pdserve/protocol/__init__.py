@@ -43,6 +43,7 @@ from pdserve.protocol.nodes import (
     NodeRole,
     NodeState,
     SetRole,
+    Sickness,
     TransportReach,
     Welcome,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "SetRole",
     "Settle",
     "Sibling",
+    "Sickness",
     "Slo",
     "StepCosts",
     "Subscribe",

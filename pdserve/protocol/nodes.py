@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from math import inf
 
 from pdserve.errors import MalformedMessage
@@ -28,6 +28,22 @@ class NodeState(IntEnum):
     LOADING = 1
     READY = 2
     DRAINING = 3
+    SICK = 4  # it cannot compute any more: its legs are lost, and it is about to end itself
+
+
+class Sickness(StrEnum):
+    """What kinds of reasons a node has for being SICK."""
+
+    ENGINE_DEAD = "engine_dead"  # its loop or its thread has ended
+    ENGINE_STUCK = "engine_stuck"  # a step takes many times as long as predicted
+    STEPS_FAIL = "steps_fail"  # several in a row, through no request's fault
+    DEVICE_FAULT = "device_fault"  # nothing can be computed on the device any more
+
+    @classmethod
+    def of(cls, reason: str) -> Sickness | None:
+        """The kind of a LoadReport's reason; None if it is unknown here, or there is none."""
+        kind = reason.partition(":")[0]
+        return next((known for known in cls if known == kind), None)
 
 
 class NodeAddress(Message, frozen=True):
@@ -107,6 +123,7 @@ class LoadReport(Message, frozen=True):
     prefill_ratio: float = 0.0
     decode_ratio: float = 0.0
     links: list[LinkState] = []  # open sessions over which this node pulls
+    reason: str = ""  # why the node is SICK: a `Sickness`, a colon, and what happened
 
     def check(self) -> None:
         """Check a report that a node has sent.

@@ -19,7 +19,7 @@ from pdserve.settings.config import Mode
 STATUS_VERSION = 1
 
 RoleName = Literal["prefill", "decode"]
-StateName = Literal["loading", "ready", "draining"]
+StateName = Literal["loading", "ready", "draining", "sick"]
 
 
 class FailingPeer(Message, frozen=True):
@@ -37,6 +37,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     node_id: str
     role: RoleName
     state: StateName
+    reason: str = ""  # why it is sick
     loading_progress: float  # 0..1
     incarnation: str
     session_address: str
@@ -101,6 +102,8 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
                 parts.append(f"{node_id} (not attached)")
             elif node.state == "loading":
                 parts.append(f"{node_id} (loading {node.loading_progress:.0%})")
+            elif node.state == "sick":
+                parts.append(f"{node_id} (sick: {node.reason})")
             elif node.state != "ready":
                 parts.append(f"{node_id} ({node.state})")
         return ", ".join(parts)

@@ -11,7 +11,7 @@ import pdserve
 from coordinator.registry import Registry
 from coordinator.status import watch_nodes
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
-from pdserve.protocol import LoadReport, NodeRole, NodeState
+from pdserve.protocol import LoadReport, NodeRole, NodeState, Sickness
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import RecordingOutbox
 
@@ -38,6 +38,30 @@ def test_every_metric_has_our_prefix_and_says_what_it_is(
     assert set(PROCESS) <= {family.name for family in families}
     (build,) = [f for f in families if f.name == "pdserve_build_info"]
     assert build.samples[0].labels == {"version": pdserve.__version__}
+
+
+def test_a_sick_node_is_counted_once_by_its_reason() -> None:
+    registry, metrics = Registry(), CoordinatorMetrics()
+    watch_nodes(registry, metrics)
+
+    def join_and_report(reason: str) -> None:
+        hello = node_hello("d", NodeRole.DECODE)
+        member = registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
+        for _ in range(2):
+            load = LoadReport(state=NodeState.SICK, role=NodeRole.DECODE, reason=reason)
+            registry.report(member, load)
+        assert not registry.ready(NodeRole.DECODE)
+
+    def count(kind: str) -> float | None:
+        return samples(metrics).get(f'pdserve_nodes_sick_total{{reason="{kind}"}}')
+
+    assert [count(kind) for kind in Sickness] == [0] * len(Sickness)
+    join_and_report("engine_stuck: a step has not ended for 12 s")
+    assert count("engine_stuck") == 1
+    join_and_report("engine_stuck: again, after a restart")
+    assert count("engine_stuck") == 2
+    join_and_report("a newer node's: reason")
+    assert count("other") == 1
 
 
 def test_nodes_are_counted_by_pool_as_long_as_they_are_ready() -> None:

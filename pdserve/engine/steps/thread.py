@@ -49,6 +49,11 @@ class StepThread:
         self._work.put(computation)
         return computation
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still compute something, now or later."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Wait for the submitted work to finish, and end the thread."""
         self._work.put(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.interface import StepReport
@@ -12,7 +14,7 @@ from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
 from pdserve.node.services import Services
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import LoadReport, NodeState
+from pdserve.protocol import LoadReport, NodeState, Sickness
 
 
 def load_report(
@@ -50,6 +52,16 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("kv_cache_usage_ratio", "Share of KV blocks in use", lambda: _share_in_use(pool))
     watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
     watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
+
+
+def watch_sickness(metrics: NodeMetrics, sickness: Callable[[], Sickness | None]) -> None:
+    """Whether the node can compute, until it ends."""
+    metrics.watch_each(
+        "sick",
+        "1 if the node cannot compute any more for this reason; it then ends",
+        "reason",
+        lambda: {kind: float(kind is sickness()) for kind in Sickness},
+    )
 
 
 def _share_in_use(pool: BlockPool) -> float:

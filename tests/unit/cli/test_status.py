@@ -108,6 +108,15 @@ def test_nodes_that_do_not_reach_each_other_are_told_once():
     assert "handoffs" not in text_of(STATUS)
 
 
+def test_why_a_node_is_sick_is_told():
+    reason = "engine_stuck: a step of 3 requests has not ended for 12 s"
+    sick = msgspec.structs.replace(node("decode-0", "sick"), reason=reason)
+    told = msgspec.structs.replace(STATUS, nodes=[sick])
+    assert f"decode-0 is sick: {reason}" in text_of(told)
+    assert told.waiting_for(["decode-0"]) == f"decode-0 (sick: {reason})"
+    assert "sick" not in text_of(STATUS)
+
+
 def test_a_cluster_without_nodes_says_so():
     assert "no node is attached" in text_of(msgspec.structs.replace(STATUS, nodes=[]))
 

@@ -1,0 +1,103 @@
+"""Finds out that a node's engine has died or is stuck, which nobody else would say.
+
+A step is stuck when it has run for many times as long as predicted. As in `pdserve.wire.patience`,
+only time in which this process ran is counted: in ticks that came in time. So neither a process
+that was stopped nor a machine that was too busy to tick makes a step seem long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from pdserve.clock import Clock
+from pdserve.engine.engine import Engine
+from pdserve.engine.request import Scheduled
+from pdserve.engine.steps.shape import shape_of
+from pdserve.errors import NodeSick
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import Sickness
+
+TICK_S = 0.25
+FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
+FLOOR_S = 5.0  # added to it, for what no profile knows
+# On a GPU, a step compiles the kernels that are needed for the first time in it.
+COMPILING_FLOOR_S = 60.0
+
+
+class EngineWatch:
+    """Watches an engine while the node waits for something else."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        running: asyncio.Future[None],
+        perf: PerfModel,
+        clock: Clock,
+        floor_s: float = FLOOR_S,
+    ) -> None:
+        """`running` is the engine's loop, which never ends by itself; `perf` predicts its steps."""
+        self._engine = engine
+        self._running = running
+        self._perf = perf
+        self._clock = clock
+        self._floor_s = floor_s
+        self._step: Sequence[Scheduled] | None = None  # at the last look
+        self._ran_s = 0.0  # how long that step has run since it was first seen
+        self._due_s = clock.now() + TICK_S
+
+    async def until(self, *events: Coroutine[Any, Any, object]) -> None:
+        """Wait for the first of these events.
+
+        Raises:
+            NodeSick: as `look`.
+        """
+        waits = [asyncio.ensure_future(event) for event in events]
+        watched: set[asyncio.Future[Any]] = {self._running, *waits}
+        try:
+            while not any(wait.done() for wait in waits):
+                await asyncio.wait(watched, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                self.look()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def look(self) -> None:
+        """Look once.
+
+        Raises:
+            NodeSick: its loop or its thread has ended, or its step takes too long.
+        """
+        now_s = self._clock.now()
+        in_time = now_s < self._due_s + TICK_S
+        self._due_s = now_s + TICK_S
+        if self._running.done():
+            raise _sickness(self._running.exception())
+        if not self._engine.has_thread:
+            raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
+        step = self._engine.step
+        if step is not self._step:
+            self._step, self._ran_s = step, 0.0
+        elif step is not None and in_time:
+            self._ran_s += TICK_S
+            self._check_time(step)
+
+    def _check_time(self, step: Sequence[Scheduled]) -> None:
+        predicted_s = self._perf.step_s(shape_of(step))
+        if self._ran_s > FACTOR * predicted_s + self._floor_s:
+            faulthandler.dump_traceback()  # of every thread: where the step hangs
+            raise NodeSick(
+                f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
+                f"{self._ran_s:.1f} s, {predicted_s:.3g} s were predicted"
+            )
+
+
+def _sickness(error: BaseException | None) -> NodeSick:
+    """Return what an engine's loop that has ended with this error means."""
+    if isinstance(error, NodeSick):
+        return error
+    sick = NodeSick(f"{Sickness.ENGINE_DEAD}: its loop ended with {error!r}")
+    sick.__cause__ = error
+    return sick

@@ -1,0 +1,110 @@
+"""Nodes whose engine hangs or whose device fails, while their heartbeats go on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.node import runtime
+from pdserve.process.exit_codes import SICK
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client, Follower
+from tests.cluster.fleet import Fleet, fleet_config
+from tests.cluster.forked import ForkedChild
+
+FLOOR_S = 1.0  # instead of the product's, for these tests to be short
+FOUND_S = 4.0  # until the process has ended; a step of this model takes a millisecond
+HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
+STREAMED = 2500  # tokens of an output that takes a while
+
+
+def obey() -> None:
+    """In the node's process: from a signal on, its steps never end, or its GPU is lost."""
+    asked: list[int] = []
+    for number in (HANG, FAIL):
+        signal.signal(number, lambda number, _: asked.append(number))
+    compute = ModelRunner._compute
+
+    def compute_or_not(self: ModelRunner, *step: Any) -> Any:
+        if HANG in asked:
+            threading.Event().wait()
+        if FAIL in asked:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return compute(self, *step)
+
+    ModelRunner._compute = compute_or_not  # type: ignore[method-assign]
+    runtime.FLOOR_S = FLOOR_S  # type: ignore[attr-defined]
+
+
+class ObedientChild(ForkedChild):
+    def _prepare(self, words: list[str]) -> Callable[[], None] | None:
+        return obey if "--node-id=decode-0" in words else None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    """Two nodes that are members for half a minute, however silent they are."""
+    config = fleet_config(tiny_checkpoint, mode="colocated", decode=2)
+    fleet = Fleet(config, make_child=ObedientChild)
+    try:
+        await fleet.spawn()
+        await fleet.wait_ready()
+        yield fleet
+    finally:
+        await fleet.kill()
+
+
+async def sick_nodes(fleet: Fleet) -> dict[str, float]:
+    """How many the coordinator has counted, by reason."""
+    async with aiohttp.ClientSession() as session, session.get(f"{fleet.url}/metrics") as response:
+        text = await response.text()
+    lines = [line for line in text.splitlines() if line.startswith("pdserve_nodes_sick_total{")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "why"),
+    [
+        (FAIL, "device_fault", "CUDA error: an illegal memory access"),
+        (HANG, "engine_stuck", "has not ended for"),
+    ],
+)
+async def test_it_says_so_and_ends_and_is_let_in_again(
+    pair: Fleet, asked: signal.Signals, reason: str, why: str
+) -> None:
+    before = await sick_nodes(pair)
+    async with Client(pair.url) as client:
+        streams = [Follower(client, make_prompt(30, i), STREAMED) for i in range(4)]
+        outputs = await asyncio.gather(*(stream.reached(3) for stream in streams))
+        assert {output.decode_node for output in outputs} == set(pair.node_names)
+        pair.send_signal("decode-0", asked)
+        async with asyncio.timeout(FOUND_S):
+            end = await pair.next_exit()
+        assert (end.name, end.returncode) == ("decode-0", SICK)
+        assert end.last_line.startswith(f"{reason}: "), end
+        assert why in end.last_line
+        after = await sick_nodes(pair)
+        assert {
+            kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]
+        } == {reason: 1.0}
+        assert any("decode-0 is sick: " + reason in line for _, line in pair.lines)
+        assert (await pair.status()).node("decode-0") is None
+        survivors = [
+            s
+            for s, output in zip(streams, outputs, strict=True)
+            if output.decode_node == "decode-1"
+        ]
+        for survivor in survivors:
+            assert len((await survivor.end()).tokens) == STREAMED
+        await asyncio.gather(*(stream.end() for stream in streams))
+        await pair.start_node("decode-0")
+        assert (await client.complete(make_prompt(40), 5)).tokens

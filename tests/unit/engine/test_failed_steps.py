@@ -1,0 +1,131 @@
+"""Steps that fail through no request's fault end an engine; those of a bad request do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pdserve.clock import ManualClock
+from pdserve.engine.engine import Engine
+from pdserve.engine.faults import FAILURES_IN_A_ROW, FailedSteps, is_device_fault
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.errors import GrammarFailed, NodeSick, PdserveError, RequestsFailed, UnusableLogits
+from tests.requests import make_request
+from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
+
+ASSERTED = RuntimeError(
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+)
+LOST = [
+    ASSERTED,
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("CUDA error: unspecified launch failure"),
+]
+KEPT = [
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("CUDA error: invalid argument"),
+    RuntimeError("an illegal memory access, they say"),  # of whom nobody knows
+    ValueError("anything else"),
+    UnusableLogits("the logits are no distribution", ["a"]),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_a_lost_context_is_recognised(error: Exception) -> None:
+    assert is_device_fault(error)
+    wrapped = PdserveError("a step failed")
+    wrapped.__cause__ = error
+    assert is_device_fault(wrapped)
+    with pytest.raises(NodeSick, match=r"^device_fault: RuntimeError: "):
+        FailedSteps().failed(error)
+
+
+@pytest.mark.parametrize("error", KEPT, ids=str)
+def test_other_errors_leave_the_device_as_it_was(error: Exception) -> None:
+    assert not is_device_fault(error)
+    FailedSteps().failed(error)
+
+
+@pytest.mark.parametrize("kind", [RequestsFailed, UnusableLogits, GrammarFailed])
+def test_steps_that_failed_by_known_requests_are_not_counted(kind: type[RequestsFailed]) -> None:
+    failures = FailedSteps()
+    for _ in range(10 * FAILURES_IN_A_ROW):
+        failures.failed(kind("why", ["a"]))
+
+
+def test_an_error_that_names_nobody_is_counted() -> None:
+    failures = FailedSteps()
+    for _ in range(FAILURES_IN_A_ROW - 1):
+        failures.failed(RequestsFailed("why", []))
+    with pytest.raises(NodeSick, match=r"^steps_fail: 5 in a row, .* RequestsFailed: why"):
+        failures.failed(RequestsFailed("why", []))
+
+
+# ---- in the engine -----------------------------------------------------------------------------
+
+
+class FailingRunner(FakeRunner):
+    """Fails the steps, by number, for which `error_of` returns an error."""
+
+    def __init__(self, error_of: Callable[[int], Exception | None]) -> None:
+        super().__init__(block_size=4)
+        self.error_of = error_of
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        self.error = self.error_of(len(self.steps))
+        return super().execute(rows, progress)
+
+
+async def run_one_by_one(
+    error_of: Callable[[int], Exception | None], num_requests: int
+) -> tuple[int, NodeSick | None]:
+    """One-step requests, each sent when the one before has ended; (steps, why it ended)."""
+    engine = Engine(Queues(BlockPool(64, 4), ManualClock()), decode_policy(8, 4), frozenset())
+    runner, observer = FailingRunner(error_of), Observer()
+    running = asyncio.create_task(engine.run(runner, observer))
+    try:
+        for number in range(num_requests):
+            engine.submit(make_request(3, max_tokens=1))
+            told = asyncio.create_task(
+                observer.until(lambda n=number: len(observer.done) + len(observer.failed) > n)  # type: ignore[misc]
+            )
+            await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if running.done():
+                break
+        error = running.exception() if running.done() else None
+        assert error is None or isinstance(error, NodeSick)
+        return len(runner.steps), error
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_whose_every_step_fails_ends() -> None:
+    steps, sick = await run_one_by_one(lambda _: ValueError("broken"), 10 * FAILURES_IN_A_ROW)
+    assert steps == FAILURES_IN_A_ROW
+    assert "steps_fail: 5 in a row, the last one with ValueError: broken" in str(sick)
+
+
+async def test_one_good_step_in_between_is_enough() -> None:
+    """As when a request that breaks its steps comes again and again, beside others."""
+
+    def error_of(number: int) -> Exception | None:
+        return None if number % FAILURES_IN_A_ROW == 0 else ValueError("a bad request")
+
+    assert await run_one_by_one(error_of, 6 * FAILURES_IN_A_ROW) == (6 * FAILURES_IN_A_ROW, None)
+
+
+async def test_a_lost_device_ends_it_at_the_first_step() -> None:
+    steps, sick = await run_one_by_one(lambda n: ASSERTED if n == 2 else None, 10)
+    assert steps == 3
+    assert "device_fault: RuntimeError: CUDA error: device-side assert" in str(sick)

@@ -1,0 +1,143 @@
+"""A dead or stuck engine is found; a slow one, or one that was stopped, is not taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from pdserve.clock import ManualClock
+from pdserve.engine.engine import Engine
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.engine.steps.thread import StepThread
+from pdserve.errors import NodeSick
+from pdserve.node.engine_watch import FACTOR, FLOOR_S, TICK_S, EngineWatch
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import StepCosts
+from tests.requests import make_request
+from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
+from tests.waits import until
+
+STEP_S = 2.0  # predicted, of any step
+LIMIT_S = FACTOR * STEP_S + FLOOR_S
+
+
+class HeldRunner(FakeRunner):
+    """Its steps do not end while `may_go` is not set, as native code that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4)
+        self.may_go = threading.Event()
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        assert self.may_go.wait(10.0)
+        return super().execute(rows, progress)
+
+
+class Bench:
+    """An engine in a step that does not end, and its watch."""
+
+    def __init__(self) -> None:
+        self.clock, self.runner, self.observer = ManualClock(), HeldRunner(), Observer()
+        queues = Queues(BlockPool(64, 4), self.clock)
+        self.engine = Engine(queues, decode_policy(8, 4), frozenset())
+        self.running = asyncio.create_task(self.engine.run(self.runner, self.observer))
+        perf = PerfModel(StepCosts(knot_tokens=[1], knot_s=[STEP_S]))
+        self.watch = EngineWatch(self.engine, self.running, perf, self.clock)
+
+    async def begin_step(self) -> None:
+        self.engine.submit(make_request(3, max_tokens=1))
+        await until(lambda: self.engine.step is not None)
+
+    def tick(self, after_s: float = TICK_S) -> None:
+        self.clock.advance(after_s)
+        self.watch.look()
+
+    def ran_until_given_up(self) -> float:
+        """Tick in time; how long it took."""
+        began_s = self.clock.now()
+        with pytest.raises(NodeSick, match=r"^engine_stuck: a step of 1 requests has not ended"):
+            self._tick_until(began_s + 10 * LIMIT_S)
+        return self.clock.now() - began_s
+
+    def _tick_until(self, end_s: float) -> None:
+        while self.clock.now() < end_s:
+            self.tick()
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    await until(lambda: bench.engine.has_thread)
+    yield bench
+    bench.runner.may_go.set()
+    bench.running.cancel()
+    await asyncio.gather(bench.running, return_exceptions=True)
+
+
+async def test_a_step_may_take_many_times_as_long_as_predicted_and_no_longer(bench: Bench) -> None:
+    await bench.begin_step()
+    assert LIMIT_S < bench.ran_until_given_up() <= LIMIT_S + 2 * TICK_S
+
+
+async def test_an_idle_engine_is_never_stuck(bench: Bench) -> None:
+    for _ in range(int(10 * LIMIT_S / TICK_S)):
+        bench.tick()
+
+
+async def test_a_row_of_long_steps_is_no_stuck_one(bench: Bench) -> None:
+    for number in range(3):
+        await bench.begin_step()
+        for _ in range(int(0.9 * LIMIT_S / TICK_S)):
+            bench.tick()
+        bench.runner.may_go.set()
+        await bench.observer.until(lambda n=number: len(bench.observer.done) > n)  # type: ignore[misc]
+        bench.runner.may_go.clear()
+
+
+async def test_time_in_which_the_process_was_stopped_is_not_counted(bench: Bench) -> None:
+    """Whether it was once for long, or again and again."""
+    await bench.begin_step()
+    bench.tick()
+    bench.tick(100 * LIMIT_S)
+    for _ in range(int(10 * LIMIT_S / TICK_S)):
+        bench.tick(2 * TICK_S)
+    assert bench.ran_until_given_up() > 0.9 * LIMIT_S
+
+
+async def test_a_thread_that_has_ended_is_found_at_the_next_tick(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.tick()
+    monkeypatch.setattr(StepThread, "is_alive", False)
+    with pytest.raises(NodeSick, match=r"^engine_dead: the thread"):
+        bench.tick()
+
+
+async def test_a_loop_that_has_ended_is_found_at_once(bench: Bench) -> None:
+    """Here, since what hears of its steps raises."""
+
+    def fail(_: object) -> None:
+        raise ValueError("a bug")
+
+    bench.observer.step_done = fail  # type: ignore[method-assign, assignment]
+    await bench.begin_step()
+    bench.runner.may_go.set()
+    with pytest.raises(NodeSick, match=r"^engine_dead: its loop ended with ValueError\('a bug'\)"):
+        async with asyncio.timeout(5.0):
+            await bench.watch.until(asyncio.Event().wait())
+
+
+async def test_waiting_ends_with_its_event(bench: Bench) -> None:
+    drain = asyncio.Event()
+    asyncio.get_running_loop().call_soon(drain.set)
+    async with asyncio.timeout(5.0):
+        await bench.watch.until(drain.wait(), asyncio.Event().wait())
