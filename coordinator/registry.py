@@ -61,6 +61,11 @@ class Member:
         """Whether the node accepts new legs."""
         return self.load.state is NodeState.READY
 
+    @property
+    def exports_kv(self) -> bool:
+        """Whether others can pull KV from the node: also while it drains."""
+        return self.load.state in (NodeState.READY, NodeState.DRAINING)
+
     def shares_transport(self, other: Member) -> bool:
         """Return whether KV can move between the two nodes."""
         return not self.reaches.isdisjoint(other.reaches)

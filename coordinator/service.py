@@ -22,6 +22,7 @@ from pdserve.protocol import (
     NodeHello,
     NodeState,
     PerfReport,
+    Prefetched,
     TokenBatch,
     Welcome,
 )
@@ -125,6 +126,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._registry.profiled(member, message)
             case LegFailed():
                 self._flow.leg_failed(message, member)
+            case Prefetched():
+                self._flow.prefetched(message, member)
             case KvEvents():
                 self._flow.kv_events(message, member)
             case other:

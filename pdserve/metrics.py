@@ -133,6 +133,11 @@ class CoordinatorMetrics(_Registry):
         self.interruption_gap = self._histogram(
             "request_interruption_seconds", "Interruption -> next token", LONG_BUCKETS_S
         )
+        self.move_pause = self._histogram(
+            "request_move_seconds",
+            "A stream is taken from its node, to move -> its next token from another one",
+            FINE_BUCKETS_S,
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens found in a prefix cache")
         self.output_tokens = self._counter("generation_tokens", "Tokens sent to clients")

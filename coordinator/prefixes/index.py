@@ -128,7 +128,7 @@ class PrefixIndex:
         ready = [
             (index, member)
             for index in order[:_SOURCES_LOOKED_AT].tolist()
-            if (member := self._holdings[int(hits.slots[index])].member).is_ready
+            if (member := self._holdings[int(hits.slots[index])].member).exports_kv
             and member.shares_transport(puller)
         ]
         # Among equals, prefer KV in the pool (no load from the host tier), then the least queue.

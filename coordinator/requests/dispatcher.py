@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from msgspec import structs
+
 from coordinator.admission import Admission
 from coordinator.admission.promises import left_of
 from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
+from coordinator.registry import Member
 from coordinator.requests.legs import send_legs, send_sibling_leg
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Slo
+from pdserve.protocol import Prefetch, Slo
 
 
 class Dispatcher:
@@ -69,6 +72,42 @@ class Dispatcher:
         """
         placement = self.place(running.request, running.prompt)
         self.dispatch(running, placement, left_of(slo, running.slo_left(self._clock.now())))
+
+    def place_elsewhere(self, running: RunningRequest) -> Placement | None:
+        """Return where a running stream could go on, if there is a place for it."""
+        return self._router.place_elsewhere(*running.rest())
+
+    def ask_to_prefetch(self, running: RunningRequest, placement: Placement) -> None:
+        """Have the node of this placement fetch the stream's KV, while it goes on where it is."""
+        target = placement.decode
+        assert target is not None
+        request, _ = running.rest()
+        target.send(
+            Prefetch(
+                request_id=request.request_id,
+                token_ids=request.context,
+                cache_salt=request.cache_salt,
+                prefix_sources=self._router.prefix_sources(placement, target),
+            )
+        )
+
+    def move(self, running: RunningRequest, target: Member) -> None:
+        """Take a stream from its node, and have `target` go on with it."""
+        assert running.dispatch is not None
+        slo = running.dispatch.slo
+        self.withdraw(running, "it goes on elsewhere")
+        placement = self._router.place_on(running.request, running.prompt, target)
+        self.dispatch(running, placement, self.slo_left(running, slo))
+
+    def slo_left(self, running: RunningRequest, admitted: Slo) -> Slo:
+        """Return what the next nodes of a request have to keep of the promise `admitted`.
+
+        For one that goes on, the TTFT is that of its next token.
+        """
+        slo = left_of(admitted, running.slo_left(self._clock.now()))
+        if not running.has_token_one:
+            return slo
+        return structs.replace(slo, ttft_s=admitted.tpot_s or admitted.ttft_s, hold_s=0.0)
 
     def withdraw(self, running: RunningRequest, reason: str) -> None:
         """Take a request from its nodes, and the siblings that wait for its prompt (`interrupt`).

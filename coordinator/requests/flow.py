@@ -21,6 +21,7 @@ from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LineKeeper
+from coordinator.requests.moves import Moves
 from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Router
@@ -37,8 +38,10 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     KvEvents,
     LegFailed,
+    NodeRole,
     NodeState,
     PhaseTimes,
+    Prefetched,
     TokenBatch,
     TokenEvent,
 )
@@ -74,6 +77,7 @@ class Flow:
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(registry, self._dispatcher, metrics, self._clock, resume_s)
+        self._moves = Moves(registry, self._dispatcher, metrics, self._clock)
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
         watch_line(admission.line, metrics)
@@ -215,10 +219,19 @@ class Flow:
                 running, error_of(failure), failure.code, failure.request_id if is_step else ""
             )
 
+    def prefetched(self, message: Prefetched, sender: Member) -> None:
+        """Move a stream whose KV has been fetched by the node that it is to move to."""
+        self._moves.prefetched(message, sender)
+
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
+        self._moves.lost(member)
         has_drained = member.load.state is NodeState.DRAINING
+        self._take_from(member, "node_lost", "" if has_drained else member.hello.incarnation)
+
+    def _take_from(self, member: Member, reason: str, failure: str) -> None:
+        """Take the requests from a node that does nothing for them any more (`interrupted`)."""
         num_interrupted = 0
         for running in list(self._by_leg.values()):
             dispatch = running.dispatch
@@ -227,16 +240,23 @@ class Flow:
             needs_prefill = dispatch.prefill is member and not running.has_token_one
             if dispatch.decode is member or needs_prefill:
                 num_interrupted += 1
-                failure = "" if has_drained else member.hello.incarnation
                 error = lost(running.has_token_one)
-                self._resumes.interrupted(running, error, "node_lost", failure)
+                self._resumes.interrupted(running, error, reason, failure)
             # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
         if num_interrupted:
             log.warning("%d requests of %s go on elsewhere", num_interrupted, member.node_id)
 
     def _member_changed(self, member: Member) -> None:
+        if member.load.state is NodeState.SICK:
+            self._take_from(member, "node_sick", member.hello.incarnation)
+        self._moves.changed(member, is_wanted=self._is_wanted(member))
         self._line_keeper.look()
         self._resumes.changed(member)
+
+    def _is_wanted(self, member: Member) -> bool:
+        """Whether a node is to go on with its streams."""
+        decodes = member.role is NodeRole.DECODE or self._router.mode == "adaptive"
+        return decodes and member.load.state is not NodeState.DRAINING
 
     # ---- parts ---------------------------------------------------------------------------------
 

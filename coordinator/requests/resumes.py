@@ -22,9 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from msgspec import structs
-
-from coordinator.admission.promises import left_of
 from coordinator.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.quarantine import Quarantine
@@ -130,8 +127,9 @@ class Resumes:
 
     def changed(self, member: Member) -> None:
         """Send again what can be sent; a node that is back, and had not failed, accuses nobody."""
-        for trouble in self._troubles.values():
-            trouble.failures.discard(member.hello.incarnation)
+        if member.is_ready:
+            for trouble in self._troubles.values():
+                trouble.failures.discard(member.hello.incarnation)
         self.look()
 
     def look(self) -> None:
@@ -171,7 +169,8 @@ class Resumes:
                 self._on_trial = request_id
                 self._troubles[request_id].tried_at = len(self._troubles[request_id].failures)
             running.on_further = partial(self._goes_on, request_id)
-            self._dispatcher.dispatch(running, placement, self._slo_left(running))
+            slo = self._dispatcher.slo_left(running, self._troubles[request_id].slo)
+            self._dispatcher.dispatch(running, placement, slo)
 
     def _give_up(self) -> None:
         """End what has waited or was sent for too long, and what has brought nodes down."""
@@ -215,11 +214,3 @@ class Resumes:
         """When the request's next token was due, or would be if all were promised as much."""
         trouble = self._troubles[request_id]
         return trouble.since_s + (trouble.slo.tpot_s or trouble.slo.ttft_s or self._wait_s)
-
-    def _slo_left(self, running: RunningRequest) -> Slo:
-        """What its nodes have to keep; for one that goes on, the TTFT is that of its next token."""
-        admitted = self._troubles[running.request_id].slo
-        slo = left_of(admitted, running.slo_left(self._clock.now()))
-        if not running.has_token_one:
-            return slo
-        return structs.replace(slo, ttft_s=admitted.tpot_s or admitted.ttft_s, hold_s=0.0)

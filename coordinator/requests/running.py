@@ -180,18 +180,22 @@ class RunningRequest:
         self._tell_nodes(dispatch, reason)
         dispatch.booking.end(by_itself=False)
         self._early.clear()
+        self.request, self.prompt = self.rest()
         self.num_interruptions += 1
+
+    def rest(self) -> tuple[GenerationRequest, PromptHashes]:
+        """Return what would be left of the request if it were interrupted now."""
         sampling = self.request.sampling
         if self.has_token_one:  # with which the prompt's scores came
             sampling = structs.replace(sampling, prompt_logprobs=None)
-        request = self.request = replace(
+        request = replace(
             self.request,
-            request_id=f"{self.request_id}~{self.num_interruptions}",
+            request_id=f"{self.request_id}~{self.num_interruptions + 1}",
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
         )
         is_reusable = sampling.reuses_prefix
-        self.prompt = PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
+        return request, PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
 
     def end(self, error: PdserveError) -> None:
         """Fail or cancel the request: the client gets `error`, and both nodes a CancelLeg.

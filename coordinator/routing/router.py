@@ -86,8 +86,7 @@ class Router:
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
-        hits = self.prefixes.lookup(prompt)
-        outlook = Outlook(self.fleet, self._books, request, hits, self._clock.now())
+        outlook = self._outlook(request, prompt)
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
             return self._local(outlook, self._slots(self._decode_role))
         match self.mode:
@@ -97,6 +96,22 @@ class Router:
                 return self._pair(outlook)
             case "adaptive":
                 return self._adaptive(outlook)
+
+    def place_elsewhere(self, request: GenerationRequest, prompt: PromptHashes) -> Placement | None:
+        """Choose the node that a running stream could move to; None if none has a place for it."""
+        slots = self.fleet.ready(self._decode_role)
+        if len(slots) == 0:
+            return None
+        outlook = self._outlook(request, prompt)
+        near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
+        best = self._on_one_node(outlook, slots, near)
+        return best.placement if best.has_place else None
+
+    def place_on(
+        self, request: GenerationRequest, prompt: PromptHashes, member: Member
+    ) -> Placement:
+        """Place all of a request on one node, which has to be a member."""
+        return self._local(self._outlook(request, prompt), np.array([member.slot]))
 
     def place_sibling(self, request: GenerationRequest, first: Placement) -> Placement:
         """Choose a decode node for another answer to a prompt; `first` has the prefill.
@@ -142,6 +157,10 @@ class Router:
         return NodeOutlook(queue_s=float(queue_s[slot]), tpot_s=tpot_s)
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _outlook(self, request: GenerationRequest, prompt: PromptHashes) -> Outlook:
+        hits = self.prefixes.lookup(prompt)
+        return Outlook(self.fleet, self._books, request, hits, self._clock.now())
 
     @property
     def _decode_role(self) -> NodeRole | None:

@@ -23,6 +23,7 @@ from pdserve.protocol import (
     LoadReport,
     NodeHello,
     NodeRole,
+    Prefetch,
     PrefillLeg,
     SetRole,
     Welcome,
@@ -51,6 +52,10 @@ class LegReceiver(Protocol):
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
         """Start a decode leg; its answers go to `link`."""
+        ...
+
+    def prefetch(self, message: Prefetch, link: CoordinatorLink) -> None:
+        """Fetch KV for a stream that is about to move here, and say when that is over."""
         ...
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
@@ -195,6 +200,8 @@ class CoordinatorLink:
                 self._receiver.start_decode(leg, self)
             case CancelLeg(request_id=request_id, reason=reason):
                 self._receiver.cancel_leg(request_id, reason)
+            case Prefetch():
+                self._receiver.prefetch(message, self)
             case SetRole(role=role):
                 self._receiver.set_role(role)
             case DrainSeen():

@@ -3,6 +3,7 @@
     submit ──► prefix beside grammar ──────────────────────► engine   a prompt to compute here
     recall ──► prefix ─────────────────────────────────────► engine   preempted; has room again
     take_over ──► prefix beside grammar, KV of a handoff ──► engine   computed on another node
+    prefetch ──► prefix                                               to come; still runs elsewhere
 
 What waits for nothing is submitted at once, and nobody waits for another request here.
 """
@@ -59,6 +60,7 @@ class Preparation:
         self._engine = engine
         self._prompts: RequestTasks[Fetched] = RequestTasks()
         self._handoffs: RequestTasks[None] = RequestTasks()
+        self._prefetches: RequestTasks[Fetched] = RequestTasks()
 
     def __len__(self) -> int:
         """Requests that are to be submitted, preempted ones included."""
@@ -91,6 +93,13 @@ class Preparation:
         """Begin `work`, which brings a request's KV and has the engine adopt it."""
         self._handoffs.start(request, work, follow_up)
 
+    def prefetch(
+        self, request: Request, sources: Sequence[PrefixSource], follow_up: FollowUp[Fetched]
+    ) -> None:
+        """Fetch the KV of a request that may come later; it stays in the prefix cache till then."""
+        prefix = Prefix.reusable(request, self._engine.pool.block_size)
+        self._prefetches.start(request, self._fetch(request, prefix, sources), follow_up)
+
     @asynccontextmanager
     async def beside(
         self, request: Request, prefix: Prefix
@@ -118,12 +127,14 @@ class Preparation:
         """
         self._prompts.cancel(request_id)
         self._handoffs.cancel(request_id)
+        self._prefetches.cancel(request_id)
         self._engine.cancel(request_id)
 
     async def close(self) -> None:
         """Give up what waits here, and wait until it has ended."""
         await self._prompts.close()
         await self._handoffs.close()
+        await self._prefetches.close()
 
     # ---- parts ---------------------------------------------------------------------------------
 

@@ -15,12 +15,23 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
+from pdserve.lifecycle import Lifecycle
 from pdserve.node.legs import Legs
+from pdserve.node.prefixes.parts import Fetched
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
-from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, NodeState, PrefillLeg
+from pdserve.protocol import (
+    DecodeLeg,
+    LegFailed,
+    NodeRole,
+    NodeState,
+    Prefetch,
+    Prefetched,
+    PrefillLeg,
+    SamplingParams,
+)
 from pdserve.wire.outbox import Sender
 
 log = logging.getLogger(__name__)
@@ -111,6 +122,23 @@ class Services:
         """As LegReceiver.start_decode, in either role."""
         if self._opens(leg, link):
             self._decode.start(leg)
+
+    def prefetch(self, message: Prefetch, link: Sender) -> None:
+        """As LegReceiver.prefetch."""
+
+        def over(request: Request, outcome: Fetched | BaseException) -> None:
+            fetched = outcome if isinstance(outcome, Fetched) else Fetched()
+            num_tokens = fetched.from_nodes + fetched.from_tier
+            link.send(Prefetched(request_id=request.request_id, num_tokens=num_tokens))
+
+        request = Request(
+            request_id=message.request_id,
+            prompt_token_ids=message.token_ids,
+            sampling=SamplingParams(),
+            lifecycle=Lifecycle(received_s=self._parts.clock.now()),
+            cache_salt=message.cache_salt,
+        )
+        self._parts.preparation.prefetch(request, message.prefix_sources, over)
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """As LegReceiver.cancel_leg; its blocks are freed once the running step has ended."""

@@ -84,6 +84,25 @@ class DecodeLeg(Message, frozen=True):
         return [self.request_id]
 
 
+class Prefetch(Message, frozen=True):
+    """Fetch what is worth fetching of the KV of these tokens: a stream is about to move here.
+
+    Answered with `Prefetched`, whatever came of it. A CancelLeg of its id stops it.
+    """
+
+    request_id: str
+    token_ids: list[int]  # prompt and output so far
+    cache_salt: str = ""
+    prefix_sources: list[PrefixSource] = []
+
+
+class Prefetched(Message, frozen=True):
+    """A `Prefetch` is over."""
+
+    request_id: str
+    num_tokens: int  # fetched; the node may have had others before
+
+
 class CancelLeg(Message, frozen=True):
     """Stop the leg of this id and free its blocks. It is not answered."""
 

@@ -13,6 +13,7 @@ FROM_NODE = Envelope(
         "failed": protocol.LegFailed,
         "kv_events": protocol.KvEvents,
         "perf": protocol.PerfReport,
+        "prefetched": protocol.Prefetched,
     },
 )
 FROM_COORDINATOR = Envelope(
@@ -24,6 +25,7 @@ FROM_COORDINATOR = Envelope(
         "cancel": protocol.CancelLeg,
         "drain_seen": protocol.DrainSeen,
         "set_role": protocol.SetRole,
+        "prefetch": protocol.Prefetch,
     },
 )
 FROM_PULLER = Envelope(

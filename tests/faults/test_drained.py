@@ -68,6 +68,7 @@ async def test_every_process_drains_under_load(quartet: Fleet) -> None:
 
 
 async def nodes_drain(fleet: Fleet, client: Client) -> None:
+    """Streams move to the nodes that stay, so nobody waits for their end."""
     expected = (await client.complete(make_prompt(30, 0), STREAMED)).tokens
     streams = [Follower(client, make_prompt(30, 0), STREAMED) for _ in range(4)]
     await asyncio.gather(*(follower.reached(3) for follower in streams))
@@ -85,6 +86,7 @@ async def nodes_drain(fleet: Fleet, client: Client) -> None:
     for name, task in draining.items():
         end = await task
         assert end.returncode == 0, f"{name}: {end.cause}, {end.last_line}"
+    assert any(len(f.output.token_ids) < STREAMED for f in streams), "it waited for their end"
     for output in await load.stop():
         assert len(output.tokens) == 8
     for follower in prompts:

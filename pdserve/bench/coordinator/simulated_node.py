@@ -26,6 +26,8 @@ from pdserve.protocol import (
     NodeState,
     PerfReport,
     PhaseTimes,
+    Prefetch,
+    Prefetched,
     PrefillLeg,
     StepCosts,
     TokenEvent,
@@ -131,10 +133,14 @@ class SimulatedNode:
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
         """Answer with one token at each step, from the next one on."""
         self._legs.open(leg.request_id, link)
-        num_tokens = 0 if leg.source is None else 1
+        num_tokens = len(leg.output_token_ids) if leg.source is None else 1
         self._decoding[leg.request_id] = _Decoding(
             leg.request_id, num_tokens, leg.sampling.max_tokens
         )
+
+    def prefetch(self, message: Prefetch, link: CoordinatorLink) -> None:
+        """Answer at once: there is no KV."""
+        link.send(Prefetched(request_id=message.request_id, num_tokens=0))
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """Stop answering a leg."""

@@ -197,10 +197,13 @@ def test_no_hint_when_nobody_holds_more_than_can_be_used() -> None:
     assert sources_for(index, puller) == []
 
 
-def test_a_node_that_takes_no_legs_is_no_source() -> None:
+def test_a_draining_node_is_a_source_and_a_sick_one_is_not() -> None:
+    """Streams move away from the one; the other may hang."""
     index, puller = PrefixIndex(), make_member("puller")
-    index.apply(make_member("draining", state=NodeState.DRAINING, slot=1), stored(40))
+    index.apply(make_member("sick", state=NodeState.SICK, slot=1), stored(40))
     assert sources_for(index, puller) == []
+    index.apply(make_member("draining", state=NodeState.DRAINING, slot=2), stored(40))
+    assert [source.node.node_id for source in sources_for(index, puller)] == ["draining"]
 
 
 def test_a_holder_in_the_pool_comes_before_one_in_the_host_tier() -> None:

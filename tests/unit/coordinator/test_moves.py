@@ -1,0 +1,181 @@
+"""Live migration: who moves, where to, when, and what may go wrong meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.registry import Member
+from coordinator.requests import moves as moves_module
+from coordinator.requests.moves import MOST_PER_TARGET
+from coordinator.requests.running import RunningRequest
+from pdserve.errors import RequestCancelled
+from pdserve.protocol import CancelLeg, DecodeLeg, NodeRole, NodeState, Prefetch, Prefetched
+from tests.unit.coordinator.members import output, report
+from tests.unit.coordinator.test_flow import Nodes, sent, token
+from tests.unit.coordinator.test_resumes import decode_leg, further, settle
+
+PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes(max_inflight=100)
+    yield nodes
+    assert nodes.flow.num_inflight == 0
+    assert not nodes.flow._moves._moves
+    assert not nodes.flow._resumes._troubles
+
+
+def stream(nodes: Nodes, name: str = "r") -> RunningRequest:
+    """A request with two tokens."""
+    running = nodes.start(name)
+    assert running.dispatch is not None
+    prefill, decode = running.dispatch.prefill, running.dispatch.decode
+    assert prefill is not None
+    assert decode is not None
+    nodes.say(prefill, token(0, request_id=name))
+    nodes.say(decode, token(1, request_id=name))
+    return running
+
+
+async def asked(member: Member) -> list[Prefetch]:
+    await settle()
+    return [message for message in sent(member) if isinstance(message, Prefetch)]
+
+
+def drain(nodes: Nodes, member: Member) -> None:
+    report(nodes.registry, member, DECODE, state=NodeState.DRAINING)
+
+
+async def test_a_stream_goes_on_until_its_kv_is_where_it_moves_to(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    (prefetch,) = await asked(target)
+    assert (prefetch.request_id, prefetch.token_ids) == ("r~1", [1, 2, 3, 100, 101])
+    nodes.say(source, token(2))
+    assert running.num_tokens == 3
+    sent(source)
+    nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    leg = await decode_leg(target)
+    assert (leg.request_id, leg.source) == ("r~1", None)
+    assert leg.output_token_ids == [100, 101, 102]
+    (cancel,) = sent(source)
+    assert isinstance(cancel, CancelLeg)
+    assert cancel.request_id == "r"
+    further(nodes, target, "r~1", 3)
+    assert await output(running) == [100, 101, 102, 103]
+    pauses = nodes.metrics.registry.get_sample_value("pdserve_request_move_seconds_count")
+    assert pauses == 1
+
+
+async def test_without_a_place_it_stays_until_there_is_one(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    drain(nodes, source)
+    await settle()
+    nodes.say(source, token(2))
+    assert await asked(nodes.join("d2", DECODE)), "it has joined since"
+    running.cancel("done")
+    nodes.flow._moves._carry_out("r~1")
+
+
+async def test_a_node_that_leaves_the_pool_gives_its_streams_away(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    report(nodes.registry, source, PREFILL)
+    assert await asked(target)
+    running.cancel("done")
+    nodes.flow._moves._carry_out("r~1")
+
+
+async def test_a_few_move_to_a_node_at_a_time(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = [stream(nodes, str(i)) for i in range(MOST_PER_TARGET + 2)]
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    asked_first = await asked(target)
+    assert len(asked_first) == MOST_PER_TARGET
+    nodes.flow.prefetched(Prefetched(request_id="0~1", num_tokens=0), target)
+    assert [p.request_id for p in await asked(target)] == [f"{MOST_PER_TARGET}~1"]
+    for answer in running:
+        answer.cancel("done")
+    for request_id in list(nodes.flow._moves._moves):
+        nodes.flow._moves._carry_out(request_id)
+
+
+async def test_a_slow_prefetch_is_not_waited_for(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves_module, "PREFETCH_S", 0.0)
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    await settle()
+    while not any(isinstance(message, DecodeLeg) for message in sent(target)):
+        await settle()
+    nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    further(nodes, target, "r~1", 2)
+    assert await output(running) == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("lost", ["source", "target", "both"])
+async def test_nodes_are_lost_during_a_move(nodes: Nodes, lost: str) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    assert await asked(target)
+    spare = nodes.join("d3", DECODE)
+    if lost in ("source", "both"):
+        nodes.registry.remove(source)
+    if lost in ("target", "both"):
+        nodes.registry.remove(target)
+    await settle()
+    if lost == "target":  # the stream has stayed
+        nodes.flow._moves._carry_out("r~1")
+        nodes.say(source, token(2), token(3, last=True))
+    else:
+        goes_on = running.dispatch
+        assert goes_on is not None
+        assert goes_on.decode in (target, spare)
+        further(nodes, goes_on.decode, running.request.request_id, 2)
+        nodes.flow._moves._carry_out("r~1")
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_a_client_that_leaves_during_a_move(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    assert await asked(target)
+    running.cancel("gone")
+    nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    await settle()
+    assert not [message for message in sent(target) if isinstance(message, DecodeLeg)]
+    with pytest.raises(RequestCancelled):
+        await output(running)
+
+
+async def test_a_sick_nodes_streams_go_on_elsewhere_at_once(nodes: Nodes) -> None:
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    report(nodes.registry, source, DECODE, state=NodeState.SICK, reason="stuck: a step")
+    leg = await decode_leg(target)
+    further(nodes, target, leg.request_id, 2)
+    assert await output(running) == [100, 101, 102, 103]
