@@ -107,6 +107,28 @@ def test_bits_are_those_of_the_sequence_alone(
 
 
 @pytest.mark.parametrize(("dtype", "kind"), CASES)
+@pytest.mark.parametrize("num_emitted", [1, 15, 16, 60])
+def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
+    dtype: torch.dtype, kind: WeightKind, num_emitted: int
+) -> None:
+    """So a request that goes on elsewhere goes on with the same bits."""
+    tokens, blocks = random_tokens(100 + num_emitted, 7), list(range(MAX_BLOCKS))
+    stepped, resumed = (model(dtype).kv_cache(MAX_BLOCKS, BLOCK_SIZE) for _ in range(2))
+    ends = [100, *range(101, len(tokens) + 1)]
+    logits = None
+    for begin, end in zip([0, *ends], ends, strict=False):
+        batch = make_batch([Part(tokens, begin, end, blocks)], BLOCK_SIZE)
+        logits = decoder(dtype, kind).logits(batch, stepped.pool)
+    at_once = make_batch([Part(tokens, 0, len(tokens), blocks)], BLOCK_SIZE)
+    again = decoder(dtype, kind).logits(at_once, resumed.pool)
+    assert logits is not None
+    assert again is not None
+    assert same_bits(logits[-1:], again[-1:])
+    kv = [kv_cache.pool.view(torch.uint8) for kv_cache in (stepped, resumed)]
+    assert torch.equal(*kv)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), CASES)
 @settings(max_examples=25)
 @given(sampled=st.sets(st.integers(0, 99), max_size=12))
 def test_the_last_layer_of_few_rows_is_that_of_all(
