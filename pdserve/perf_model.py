@@ -25,6 +25,9 @@ MOST_OFF = 2.0  # limit on the ratio of a single step: the process may have been
 # After this many steps in a row that were off by this factor in the same direction, the machine has
 # changed: a neighbour has come or gone, or the profile was wrong.
 CHANGED_STEPS, CHANGED = 5, 1.25
+# A node that is believed to be so much slower than profiled sees few steps or none, so nobody would
+# ever find that it has recovered. So the belief is forgotten after a while without a step.
+AVOIDED, FORGET_S = 2.0, 30.0
 SATURATED = 0.95  # share of the best throughput, above which more tokens in a step gain little
 _CANDIDATES = 256  # number of token counts evaluated to find the saturation point
 
@@ -89,6 +92,7 @@ class PerfModel:
         self.decode_error = 0.0
         # Of steps with chunks of prompts, and of steps without:
         self._num_observed = [0, 0]
+        self._observed_s = [0.0, 0.0]  # when the last one was
         self._num_off = [0, 0]  # that were off by CHANGED in a row; negative: too fast
         self.costs = costs
 
@@ -107,15 +111,17 @@ class PerfModel:
         self._pair_s = costs.pair_s
         self._context_s = costs.context_s
 
-    @property
-    def has_prefilled(self) -> bool:
-        """Whether a step with a prompt chunk has been observed."""
-        return self._num_observed[False] > 0
+    def known_ratios(self, now_s: float) -> tuple[float, float]:
+        """Return the ratios of steps with prompt chunks and without; 0 if none is known now."""
+        return (
+            self._known(self.prefill_ratio, now_s, is_decode=False),
+            self._known(self.decode_ratio, now_s, is_decode=True),
+        )
 
-    @property
-    def has_decoded(self) -> bool:
-        """Whether a step without prompt chunks has been observed."""
-        return self._num_observed[True] > 0
+    def _known(self, ratio: float, now_s: float, *, is_decode: bool) -> float:
+        is_old = now_s > self._observed_s[is_decode] + FORGET_S
+        is_seen = self._num_observed[is_decode] > 0
+        return ratio if is_seen and not (is_old and ratio > AVOIDED) else 0.0
 
     # ---- predictions, in seconds ---------------------------------------------------------------
 
@@ -171,8 +177,8 @@ class PerfModel:
 
     # ---- correction ----------------------------------------------------------------------------
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Update the correction with the measured time of a step.
+    def observe(self, shape: StepShape, seconds: float, now_s: float = 0.0) -> None:
+        """Update the correction with the measured time of a step that ended at `now_s`.
 
         The first few steps have equal weight; later ones enter a moving average with
         `RATIO_WEIGHT`. The deviation of one step is limited to a factor of `MOST_OFF`. So the model
@@ -187,6 +193,7 @@ class PerfModel:
         if self._has_changed(shape.is_decode, off):
             self._num_observed[shape.is_decode] = 0
         self._num_observed[shape.is_decode] += 1
+        self._observed_s[shape.is_decode] = now_s
         weight = max(RATIO_WEIGHT, 1 / (1 + self._num_observed[shape.is_decode]))
         if shape.is_decode:
             self.decode_ratio *= 1 + weight * (off - 1)

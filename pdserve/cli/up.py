@@ -1,4 +1,4 @@
-"""`pdserve up`: runs a cluster in the foreground, until Ctrl-C."""
+"""`pdserve up`: runs a cluster in the foreground until Ctrl-C, and restarts what ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.cli.interruptible import finishes_before
 from pdserve.cli.up_screen import UpScreen, invitation
 from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.restarts import Restarts
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 from pdserve.process.signals import StopSignals
@@ -32,7 +32,8 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen)):
             return FORCED
-        asked = not await finishes_before(signals.drain, _watch(cluster, screen))
+        restarts = Restarts(cluster, screen.ended, screen.ready_again)
+        await finishes_before(signals.drain, restarts.run())
         screen.say(f"stopping, for {config.timeouts.drain_s:g} s at most; Ctrl-C kills")
         ends: list[Exit] = []
         if not await finishes_before(signals.now, _stop(cluster, ends)):
@@ -41,8 +42,8 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
         await cluster.kill()
     bad_ends = [end for end in ends if end.returncode != 0]
     for end in bad_ends:
-        screen.stopped(end)
-    return OK if asked and not bad_ends else FAILED
+        screen.ended(end)
+    return FAILED if bad_ends else OK
 
 
 async def _start(cluster: Cluster, screen: UpScreen) -> None:
@@ -52,19 +53,6 @@ async def _start(cluster: Cluster, screen: UpScreen) -> None:
     with screen.loading(cluster.node_names) as bars:
         await cluster.wait_ready(bars.show)
     print(invitation(cluster.url, await cluster.status()), flush=True)
-
-
-async def _watch(cluster: Cluster, screen: UpScreen) -> None:
-    """Report each node that ends; return when the coordinator ends."""
-    while True:
-        end = await cluster.next_exit()
-        if end.name == COORDINATOR:
-            screen.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
-            return
-        kind = end.name.rpartition("-")[0]
-        others = [name for name in cluster.node_names if name.startswith(kind)]
-        alive = sum(cluster.is_running(name) for name in others)
-        screen.node_ended(end, cluster.command_line(end.name), alive)
 
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:

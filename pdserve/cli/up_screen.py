@@ -41,17 +41,14 @@ class UpScreen:
         """Progress bars for loading these nodes, as a context manager."""
         return LoadingBars(self._console, names)
 
-    def node_ended(self, end: Exit, replacement: list[str], others: int) -> None:
-        """A node has ended; the cluster continues."""
-        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
-        if others == 0:
-            kind = end.name.rpartition("-")[0]
-            self.say(f"no {kind} node is left; requests that need one cannot be served")
-        self.say(f"start a replacement with: {shlex.join(replacement)}")
+    def ended(self, end: Exit, pause_s: float | None = None) -> None:
+        """A process has ended, and will be started again after this pause; None: it will not."""
+        then = "" if pause_s is None else f"; starting it again in {pause_s:.1f} s"
+        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}{then}")
 
-    def stopped(self, end: Exit) -> None:
-        """A process exited with an error when it was stopped."""
-        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
+    def ready_again(self, name: str) -> None:
+        """A process that had ended is ready."""
+        self.say(f"{name} is ready again")
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True, highlight=False)

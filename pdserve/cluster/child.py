@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pdserve.process.exit_codes import MEANING
 from pdserve.settings.config import without_key
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
@@ -46,9 +47,10 @@ class Exit:
 
     @property
     def account(self) -> str:
-        """The cause and, if the process exited with an error, its last line."""
-        has_error = self.returncode > 0 and self.last_line
-        return f"{self.cause}: {self.last_line}" if has_error else self.cause
+        """The cause, what it means and, if the process exited with an error, its last line."""
+        meaning = MEANING.get(self.returncode)
+        told = f"{self.cause} ({meaning})" if meaning else self.cause
+        return f"{told}: {self.last_line}" if self.returncode > 0 and self.last_line else told
 
 
 def reported_error(line: str) -> str:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +29,7 @@ from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.cluster.readiness import wait_until
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 OWN_COMMAND = (sys.executable, "-m", "pdserve.cli")
 
@@ -172,21 +173,27 @@ class Cluster:
         await self._wait_until(is_ready, list(self._children.values()))
 
     async def start_node(self, name: str) -> None:
-        """Start a node that has ended, and wait until its new incarnation is ready.
+        """Start a process that has ended, and wait until it is ready.
+
+        A node's new incarnation is ready at the coordinator, which may be away for a while; the
+        coordinator, when it answers.
 
         Raises:
             StartFailed: it ended before that, or `start_s` passed.
-            ClusterError: it is still running, or the coordinator does not answer.
+            ClusterError: it is still running.
         """
         if self.is_running(name):
             raise ClusterError(f"{name} is still running: kill it before starting it again")
-        former = (await self.status()).node(name)
+        former: NodeStatus | None = None
+        with suppress(ClusterError):
+            former = (await self.status()).node(name)
         self._start(name)
 
         def is_ready(status: ClusterStatus) -> bool:
             node = status.node(name)
             is_former = node and former and node.incarnation == former.incarnation
-            return node is not None and node.state == "ready" and not is_former
+            is_new = node is not None and node.state == "ready" and not is_former
+            return is_new or name == COORDINATOR
 
         await self._wait_until(is_ready, [self._children[name]])
 

@@ -308,7 +308,8 @@ class Node:
         )
 
     def _load_report(self) -> LoadReport:
-        report = load_report(self._services, self._parts.perf, self._state, self.loading.progress)
+        parts, progress = self._parts, self.loading.progress
+        report = load_report(self._services, parts.perf, self._state, progress, parts.clock.now())
         return replace(report, reason=self._sick_reason) if self._sick_reason else report
 
     def _attached(self, link: CoordinatorLink) -> None:
@@ -318,7 +319,8 @@ class Node:
     def _correct_perf(self, report: StepReport) -> None:
         # The whole period and not just the model's time: the prediction is for when the next token
         # arrives, and planning and messages are a large part of a small model's step.
-        self._parts.perf.observe(report.shape, report.period_s)
+        parts = self._parts
+        parts.perf.observe(report.shape, report.period_s, parts.clock.now())
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state

@@ -1,9 +1,8 @@
-"""Exit codes of `pdserve`.
-
-0 success, 1 failure, 2 wrong usage or config, 3 a node that was sick, 130 interrupted.
-"""
+"""Exit codes of `pdserve`."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, ModelError, PdserveError
 from pdserve.process.signals import FORCED as FORCED
@@ -12,6 +11,14 @@ OK = 0
 FAILED = 1
 USERS_FAULT = 2
 SICK = 3
+
+MEANING: Final = {
+    OK: "as it was asked to",
+    FAILED: "failed",
+    USERS_FAULT: "wrong usage or config",
+    SICK: "a node that was sick",
+    FORCED: "interrupted",
+}
 
 
 class StartFailed(ClusterError):

@@ -21,13 +21,13 @@ _COMMON = [
 
 
 def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
-    """Options that detect a connection that is dead within about three times `liveness_s`.
+    """Options that detect a connection that is dead within about five times `liveness_s`.
 
     gRPC's own timers cannot tell a peer that was stopped, or that we were, from a peer that is
-    gone. So they are more patient than the coordinator is with silent nodes.
+    gone. So they are far more patient than the coordinator is with silent nodes.
     """
     half_ms = max(1, int(liveness_s * 500))
-    patience_ms = 5 * half_ms
+    patience_ms = 8 * half_ms
     return [
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", patience_ms),

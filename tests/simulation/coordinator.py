@@ -197,6 +197,7 @@ class Coordinator:
             self._has_heartbeat = False
 
     def _load(self, node: Node) -> LoadReport:
+        prefill_ratio, decode_ratio = node.perf.known_ratios(self._events.now_s)
         queues, num_claims = node.core.queues, self._cluster.num_waiting_for_room(node)
         return LoadReport(
             state=NodeState.READY,
@@ -207,8 +208,8 @@ class Coordinator:
             free_blocks=node.pool.num_free,
             cached_blocks=node.pool.num_cached,
             pinned_blocks=node.num_pinned_blocks,
-            prefill_ratio=node.perf.prefill_ratio,
-            decode_ratio=node.perf.decode_ratio,
+            prefill_ratio=prefill_ratio,
+            decode_ratio=decode_ratio,
         )
 
 

@@ -153,7 +153,7 @@ class Node:
         self.host.end(self)
         self.num_steps += 1
         self.busy_s += seconds
-        self.perf.observe(shape, seconds)
+        self.perf.observe(shape, seconds, self._events.now_s)
         tokens = [self.world.next_token(row.request) if row.samples else None for row in rows]
         done = self.core.end_step(rows, tokens, self._events.now_s)
         requests = [row.request for row in rows]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pdserve.clock import ManualClock
-from pdserve.perf_model import MOST_OFF, PerfModel, StepRow, StepShape, chunk_pairs
+from pdserve.perf_model import FORGET_S, MOST_OFF, PerfModel, StepRow, StepShape, chunk_pairs
 from pdserve.protocol import StepCosts
 
 COSTS = StepCosts(
@@ -103,6 +103,20 @@ def test_ratios_are_told_apart() -> None:
     assert perf.step_s(decode) == pytest.approx(1.5 * as_profiled[0], rel=0.01)
     assert perf.decode_error < 0.02
     assert perf.prefill_error < 0.02
+
+
+def test_that_steps_were_far_slower_is_forgotten_when_there_are_none() -> None:
+    perf = PerfModel(COSTS)
+    decode, mixed = StepShape(8, 8), StepShape(64, 8, prefill_pairs=2000)
+    assert perf.known_ratios(0.0) == (0.0, 0.0)
+    for _ in range(40):
+        perf.observe(decode, 5 * PerfModel(COSTS).step_s(decode), now_s=1.0)
+        perf.observe(mixed, 1.5 * PerfModel(COSTS).step_s(mixed), now_s=1.0)
+    as_seen = perf.prefill_ratio, perf.decode_ratio
+    assert perf.known_ratios(FORGET_S) == as_seen
+    assert perf.known_ratios(FORGET_S + 2.0) == (perf.prefill_ratio, 0.0)  # which is not avoided
+    perf.observe(decode, 5 * PerfModel(COSTS).step_s(decode), now_s=FORGET_S + 2.0)
+    assert perf.known_ratios(FORGET_S + 3.0)[1] == pytest.approx(5.0, rel=0.01)  # at once
 
 
 def test_a_process_that_stood_still_for_a_moment_is_hardly_remembered() -> None:

@@ -18,10 +18,11 @@ from pdserve.protocol import LoadReport, NodeState, Sickness
 
 
 def load_report(
-    services: Services, perf: PerfModel, state: NodeState, loading_progress: float
+    services: Services, perf: PerfModel, state: NodeState, loading_progress: float, now_s: float
 ) -> LoadReport:
     """The node's state and load, for its coordinators."""
     engine = services.engine
+    prefill_ratio, decode_ratio = perf.known_ratios(now_s)
     return LoadReport(
         state=state,
         role=services.role,
@@ -33,8 +34,8 @@ def load_report(
         cached_blocks=engine.pool.num_cached,
         pinned_blocks=services.num_pinned_blocks,
         step_time_s=engine.step_time_s,
-        prefill_ratio=perf.prefill_ratio if perf.has_prefilled else 0.0,
-        decode_ratio=perf.decode_ratio if perf.has_decoded else 0.0,
+        prefill_ratio=prefill_ratio,
+        decode_ratio=decode_ratio,
         links=services.sessions.links(),
     )
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.cluster.status import fetch_status
+
 # Like `pdserve up FLAGS`, but its children are the program named first.
 RUN_UP = """
 import sys
@@ -98,27 +100,47 @@ async def test_ctrl_c_stops_a_ready_cluster_with_exit_code_0(start_up):
     assert "stopping, for 5 s at most" in up.errors[-1]
 
 
-async def test_a_lost_node_is_reported_with_a_replacement_that_works(start_up, fake_command):
+@pytest.mark.parametrize("name", ["decode-0", "coordinator"])
+async def test_a_lost_process_is_started_again(start_up, name):
     up = await start_up()
-    await up.invitation()
-    os.kill(pid_of(up, "decode-0"), signal.SIGKILL)
-    await up.says(r"decode-0 \(pid \d+\) ended with signal SIGKILL")
-    await up.says("no decode node is left")
-    command = shlex.split((await up.says("start a replacement with: (.*)"))[1])
-    assert command[:3] == [*fake_command, "decode"]
-    replacement = await asyncio.create_subprocess_exec(*command)
+    url = re.search(r"http://[\d.:]+", await up.invitation())[0]
+    former = pid_of(up, name)
+    os.kill(former, signal.SIGKILL)
+    await up.says(rf"{name} \(pid {former}\) ended with signal SIGKILL; starting it again in 0.2 s")
+    await up.says(f"{name} is ready again")
+    assert pid_of(up, name) != former
+    assert (await fetch_status(url)).waiting_for(["prefill-0", "decode-0"]) in (
+        "",
+        "prefill-0 (not attached), decode-0 (not attached)",  # they dial the new coordinator
+    )
     up.process.send_signal(signal.SIGTERM)
     assert await up.exit_code() == 0
-    replacement.kill()
-    await replacement.wait()
 
 
-async def test_a_lost_coordinator_ends_everything(start_up):
-    up = await start_up()
+async def test_each_start_is_later_than_the_one_before(start_up):
+    up = await start_up("--mode=colocated")
     await up.invitation()
+    for pause_s in ("0.2", "0.4"):
+        os.kill(pid_of(up, "decode-0"), signal.SIGTERM)
+        said = r"decode-0 \(pid \d+\) ended with exit code 0 \(as it was asked to\); "
+        await up.says(f"{said}starting it again in {pause_s} s")
+        await up.says("decode-0 is ready again")
     os.kill(pid_of(up, "coordinator"), signal.SIGKILL)
+    await up.says("coordinator .* ended with signal SIGKILL; starting it again in 0.2 s")
+
+
+async def test_what_ends_while_the_cluster_is_stopped_is_not_started_again(start_up):
+    """Nor what was to be started in a moment."""
+    up = await start_up("--model=deaf")
+    await up.invitation()
+    os.kill(pid_of(up, "decode-0"), signal.SIGKILL)
+    await up.says("decode-0 .* starting it again")
+    up.process.send_signal(signal.SIGINT)
+    await up.says("stopping")
+    os.kill(pid_of(up, "prefill-0"), signal.SIGKILL)
     assert await up.exit_code() == 1
-    assert re.search(r"coordinator \(pid \d+\) ended with signal SIGKILL", up.errors[-1])
+    assert "prefill-0" in up.errors[-1]
+    assert "starting it again" not in up.errors[-1]
 
 
 async def test_a_bad_model_is_told_in_one_line_with_the_childs_exit_code(start_up):

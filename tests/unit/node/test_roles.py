@@ -72,7 +72,7 @@ async def test_the_role_chooses_the_policy_and_is_reported() -> None:
     bench.services.set_role(P)
     assert engine.policy is not policy
     assert bench.num_reports == 1
-    assert load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0).role is P
+    assert load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0, 0.0).role is P
     bench.services.set_role(P)
     assert bench.num_reports == 1, "nothing new"
     bench.services.set_role(D)
@@ -166,7 +166,7 @@ async def test_prompts_count_as_queued_before_the_engine_has_them() -> None:
     bench.prefill("compiled first", num_tokens=20, grammar='start: "a"')
     source = PrefixSource(node=elsewhere, num_tokens=16)
     bench.prefill("fetched first", num_tokens=30, prefix_sources=[source])
-    report = load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0)
+    report = load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0, 0.0)
     assert len(bench.parts.engine.queues.waiting) == 1
     assert (report.waiting_requests, report.queued_tokens) == (3, 9 + 20 + 30)
     stream = make_request(40, output_token_ids=[1], prefix_sources=[source])
