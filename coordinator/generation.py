@@ -26,6 +26,7 @@ class GenerationRequest:
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`
+    is_claimable: bool = False  # made under a key: another coordinator would give it the same id
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
 
     @property

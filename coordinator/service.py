@@ -15,6 +15,7 @@ from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveEr
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
+    Claimed,
     DrainSeen,
     KvEvents,
     LegFailed,
@@ -126,6 +127,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._registry.profiled(member, message)
             case LegFailed():
                 self._flow.leg_failed(message, member)
+            case Claimed():
+                self._flow.claimed(message, member)
             case Prefetched():
                 self._flow.prefetched(message, member)
             case KvEvents():

@@ -94,6 +94,10 @@ class Admission(Generic[T]):
         self._running: dict[str, _Running] = {}  # by request id
         self._in_flight = InFlight(max_inflight)  # with those admitted, and dispatched later
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request was dispatched, and has not ended."""
+        return request_id in self._running
+
     @property
     def max_inflight(self) -> int:
         """The limit on requests in flight."""

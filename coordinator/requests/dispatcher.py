@@ -123,6 +123,6 @@ class Dispatcher:
         request, now_s = running.request, self._clock.now()
         running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s, slo)
         self.by_leg[request.request_id] = running
-        if not running.num_interruptions:  # else it is still the same request
+        if running.request_id not in self._admission:  # else it is still the same request
             self._admission.dispatched(running.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()

@@ -17,6 +17,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.watch import PrefixWatch
 from coordinator.registry import Member, Registry
+from coordinator.requests.claims import Claims
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
@@ -36,12 +37,14 @@ from pdserve.clock import Clock, SystemClock
 from pdserve.errors import ContextLengthExceeded, NoNodeAvailable, PdserveError, from_code
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
+    Claimed,
     KvEvents,
     LegFailed,
     NodeRole,
     NodeState,
     PhaseTimes,
     Prefetched,
+    Slo,
     TokenBatch,
     TokenEvent,
 )
@@ -77,6 +80,7 @@ class Flow:
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(registry, self._dispatcher, metrics, self._clock, resume_s)
+        self._claims = Claims(registry)
         self._moves = Moves(registry, self._dispatcher, metrics, self._clock)
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
@@ -166,10 +170,24 @@ class Flow:
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(len(request.token_ids))
         if isinstance(decision, Admit):
-            self._dispatcher.dispatch(running, placement, decision.slo)
+            if request.is_claimable:
+                self._claims.ask(answers, partial(self._begin, answers, decision.slo))
+            else:
+                self._dispatcher.dispatch(running, placement, decision.slo)
         else:
             self._admission.wait(running.request_id, running, request.slo, now_s)
         return answers
+
+    def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
+        """Send what no node had, and what is to go on."""
+        first, left = answers[0], [answer for answer in answers if not answer.has_ended]
+        if any(answer.has_token_one for answer in answers):
+            first.siblings = ()  # from here on each is on its own
+        elif left:
+            left = [first]  # the others are sent with it
+        for answer in left:
+            error = NoNodeAvailable("no node could take the request in time: send it again")
+            self._resumes.postpone(answer, slo, error)
 
     # ---- messages from nodes -------------------------------------------------------------------
 
@@ -222,6 +240,10 @@ class Flow:
     def prefetched(self, message: Prefetched, sender: Member) -> None:
         """Move a stream whose KV has been fetched by the node that it is to move to."""
         self._moves.prefetched(message, sender)
+
+    def claimed(self, message: Claimed, sender: Member) -> None:
+        """Show what a node has of a request that another coordinator had begun."""
+        self._claims.claimed(message, sender)
 
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
@@ -286,6 +308,7 @@ class Flow:
         del self._running[request_id]
         self._by_leg.pop(running.request.request_id, None)
         self._resumes.ended(running)
+        self._claims.ended(running)
         self._admission.line.leave(request_id)
         num_tokens = running.num_tokens if by_itself else 0
         self._admission.ended(request_id, self._clock.now(), num_tokens)

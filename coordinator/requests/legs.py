@@ -75,4 +75,5 @@ def _decode_leg(
         prefix_sources=[] if prefill is not None else router.prefix_sources(placement, decode),
         slo=slo,
         output_token_ids=request.output_token_ids,
+        is_claimable=request.is_claimable,
     )

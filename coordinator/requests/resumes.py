@@ -112,12 +112,13 @@ class Resumes:
         self.look()
 
     def postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
-        """Send a request that could not be sent when it was its turn, as soon as there is a node.
+        """Send a request that was not sent when it was its turn, as soon as there is a node.
 
         `slo` is the promise that it was admitted with.
         """
         self._trouble_of(running, slo, error)
         self._waiting[running.request_id] = running
+        self.look()
 
     def ended(self, running: RunningRequest) -> None:
         """Forget a request."""
@@ -198,7 +199,8 @@ class Resumes:
     def _goes_on(self, request_id: str) -> None:
         """The request has a further token."""
         trouble = self._troubles.pop(request_id)
-        self._metrics.interruption_gap.observe(self._clock.now() - trouble.since_s)
+        if trouble.num_attempts:  # else it was only postponed
+            self._metrics.interruption_gap.observe(self._clock.now() - trouble.since_s)
         self._no_longer_under_way(request_id)
 
     def _no_longer_under_way(self, request_id: str) -> None:

@@ -26,6 +26,7 @@ from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.protocol import CancelLeg, Slo, TokenEvent
+from pdserve.protocol.legs import leg_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,11 @@ class RunningRequest:
         return len(self.output_token_ids)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its listener has been told its end."""
+        return self._has_ended
+
+    @property
     def has_token_one(self) -> bool:
         """Whether the prefill is over; token 1 may not have been shown to the client yet."""
         return len(self.output_token_ids) > 0
@@ -183,6 +189,18 @@ class RunningRequest:
         self.request, self.prompt = self.rest()
         self.num_interruptions += 1
 
+    def take_over(self, event: TokenEvent) -> None:
+        """Begin with what was emitted for a coordinator that is lost, before any dispatch."""
+        if self._has_ended:
+            return
+        self.output_token_ids += event.token_ids
+        self._showing.show(event)
+        if event.finish_reason is not None:
+            self._leave(by_itself=True)
+            return
+        self.request, self.prompt = self.rest()
+        self.num_interruptions += 1
+
     def rest(self) -> tuple[GenerationRequest, PromptHashes]:
         """Return what would be left of the request if it were interrupted now."""
         sampling = self.request.sampling
@@ -190,7 +208,7 @@ class RunningRequest:
             sampling = structs.replace(sampling, prompt_logprobs=None)
         request = replace(
             self.request,
-            request_id=f"{self.request_id}~{self.num_interruptions + 1}",
+            request_id=leg_id(self.request_id, self.num_interruptions + 1),
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
         )

@@ -71,6 +71,10 @@ class EngineCore:
             self.queues.remove(request)
         return True
 
+    def find(self, request_id: str) -> Request | None:
+        """Return the request of this id, if it is in the engine."""
+        return self._requests.get(request_id)
+
     @property
     def num_requests(self) -> int:
         """Number of requests in the engine, waiting or running."""

@@ -1,8 +1,8 @@
 """The node's end of its stream to one coordinator.
 
 A node connects to each of its coordinators, and reconnects when a stream breaks. It is a member of
-the cluster while the stream is open. When it breaks, all legs of that coordinator are cancelled.
-Coordinators share nothing.
+the cluster while the stream is open. When it breaks, the legs of that coordinator are cancelled,
+but for those that a client may claim through another one. Coordinators share nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from pdserve.errors import MalformedMessage, PdserveError
 from pdserve.protocol import (
     CancelLeg,
+    Claim,
     DecodeLeg,
     DrainSeen,
     LoadReport,
@@ -58,6 +59,10 @@ class LegReceiver(Protocol):
         """Fetch KV for a stream that is about to move here, and say when that is over."""
         ...
 
+    def claim(self, message: Claim, link: CoordinatorLink) -> None:
+        """Say what there is of a request whose former coordinator is lost; it ends here."""
+        ...
+
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """Stop a leg without an answer, if it is still in progress."""
         ...
@@ -67,7 +72,7 @@ class LegReceiver(Protocol):
         ...
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
-        """Cancel all legs whose answers go to `link`."""
+        """Cancel the legs whose answers go to `link`, but for those that can be claimed."""
         ...
 
 
@@ -202,6 +207,8 @@ class CoordinatorLink:
                 self._receiver.cancel_leg(request_id, reason)
             case Prefetch():
                 self._receiver.prefetch(message, self)
+            case Claim():
+                self._receiver.claim(message, self)
             case SetRole(role=role):
                 self._receiver.set_role(role)
             case DrainSeen():

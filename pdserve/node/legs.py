@@ -19,6 +19,7 @@ class Legs:
 
     def __init__(self) -> None:
         self._links: dict[str, Sender] = {}  # request_id |-> coordinator to answer
+        self._claimable: set[str] = set()
         self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -29,14 +30,25 @@ class Legs:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._links
 
-    def open(self, request_id: str, link: Sender) -> None:
-        """Add a leg whose answers go to `link`."""
+    def open(self, request_id: str, link: Sender, *, is_claimable: bool = False) -> None:
+        """Add a leg whose answers go to `link`; see DecodeLeg for `is_claimable`."""
         self._links[request_id] = link
         self._is_empty.clear()
+        if is_claimable:
+            self._claimable.add(request_id)
+
+    def is_claimable(self, request_id: str) -> bool:
+        """Whether a leg may outlive its coordinator."""
+        return request_id in self._claimable
+
+    def hand_over(self, request_id: str, link: Sender) -> None:
+        """Have the answers of a leg go to another `link`."""
+        self._links[request_id] = link
 
     def close(self, request_id: str) -> Sender | None:
         """Remove a leg and return its coordinator's link; None if it was removed already."""
         link = self._links.pop(request_id, None)
+        self._claimable.discard(request_id)
         if not self._links:
             self._is_empty.set()
         return link

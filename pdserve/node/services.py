@@ -17,12 +17,14 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.legs import Legs
+from pdserve.node.orphans import Orphans
 from pdserve.node.prefixes.parts import Fetched
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
 from pdserve.protocol import (
+    Claim,
     DecodeLeg,
     LegFailed,
     NodeRole,
@@ -65,6 +67,8 @@ class Services:
             lambda: self._prefill.num_pinned_blocks,
             int(parts.pool.num_blocks * parts.config.handoff.pinned_limit),
         )
+        keep_s = parts.config.timeouts.orphan_s
+        self._orphans = Orphans(parts.engine, parts.legs, self.cancel_leg, keep_s)
         self._step_listeners: list[Callable[[StepReport], None]] = []
         self._follow_policy()
 
@@ -140,6 +144,10 @@ class Services:
         )
         self._parts.preparation.prefetch(request, message.prefix_sources, over)
 
+    def claim(self, message: Claim, link: Sender) -> None:
+        """As LegReceiver.claim."""
+        self._orphans.claim(message, link)
+
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """As LegReceiver.cancel_leg; its blocks are freed once the running step has ended."""
         self.legs.close(request_id)
@@ -150,7 +158,8 @@ class Services:
     def coordinator_lost(self, link: Sender) -> None:
         """As LegReceiver.coordinator_lost."""
         for request_id in self.legs.of(link):
-            self.cancel_leg(request_id, "its coordinator is gone")
+            if not self._orphans.take_in(request_id):
+                self.cancel_leg(request_id, "its coordinator is gone")
 
     def set_role(self, role: NodeRole) -> None:
         """As LegReceiver.set_role; a node that cannot change logs why."""
@@ -223,8 +232,9 @@ class Services:
         except PdserveError as error:
             link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
             return False
+        is_claimable = isinstance(leg, DecodeLeg) and leg.is_claimable
         for request_id in leg.request_ids:
-            self.legs.open(request_id, link)
+            self.legs.open(request_id, link, is_claimable=is_claimable)
         return True
 
     def _follow_policy(self) -> None:

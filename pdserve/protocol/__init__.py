@@ -20,6 +20,8 @@ from pdserve.protocol.costs import (
 )
 from pdserve.protocol.legs import (
     CancelLeg,
+    Claim,
+    Claimed,
     DecodeLeg,
     LegFailed,
     PhaseTimes,
@@ -75,6 +77,8 @@ __all__ = [
     "Announcement",
     "BadWord",
     "CancelLeg",
+    "Claim",
+    "Claimed",
     "DecodeLeg",
     "DrainSeen",
     "ExporterWelcome",

@@ -2,7 +2,8 @@
 
 A request runs as a prefill leg on one node and a decode leg on another, or as one decode leg whose
 node computes the prompt itself. Both legs have the same id. A request that is interrupted and sent
-again gets another one, so nothing that is still under way for the former can be taken for its own.
+again gets another one, so nothing that is still under way for the former can be taken for its own:
+`REQUEST`, then `REQUEST~1`, `REQUEST~2` ...
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import NodeAddress
 from pdserve.protocol.requests import FinishReason, SamplingParams, Slo, TokenLogprobs
 from pdserve.protocol.scores import PromptLogprobs
+
+_ATTEMPT = "~"
+
+
+def leg_id(request_id: str, num_interruptions: int) -> str:
+    """Return the id of a request's legs after so many interruptions."""
+    return f"{request_id}{_ATTEMPT}{num_interruptions}" if num_interruptions else request_id
+
+
+def request_of_leg(leg_id: str) -> str:
+    """Return the id of the request that a leg belongs to."""
+    return leg_id.partition(_ATTEMPT)[0]
 
 
 class PrefixSource(Message, frozen=True):
@@ -72,6 +85,7 @@ class DecodeLeg(Message, frozen=True):
     slo: Slo = Slo()
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
     output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
+    is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
 
     @property
     def prompt_id(self) -> str:
@@ -101,6 +115,24 @@ class Prefetched(Message, frozen=True):
 
     request_id: str
     num_tokens: int  # fetched; the node may have had others before
+
+
+class Claim(Message, frozen=True):
+    """Ask a node for the stream of a request whose former coordinator is lost.
+
+    Answered with `Claimed`. A stream that is claimed ends on the node: it goes on as a new leg.
+    """
+
+    request_id: str
+
+
+class Claimed(Message, frozen=True):
+    """What a node has of a request that was claimed: all its output tokens, none if nothing."""
+
+    request_id: str
+    token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
 
 
 class CancelLeg(Message, frozen=True):

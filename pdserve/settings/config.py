@@ -254,6 +254,9 @@ class CoordinatorTimeouts(SharedTimeouts, frozen=True):
 class NodeTimeouts(SharedTimeouts, frozen=True):
     """The deadlines of a node."""
 
+    orphan_s: Annotated[
+        Seconds, Meta(description="how long a stream outlives its coordinator, to be claimed")
+    ] = 15.0
     reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
     packing_s: Annotated[
         Seconds, Meta(description="how long to wait for another node to pack the weights")

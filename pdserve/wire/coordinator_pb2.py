@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.wire import messages_pb2 as pdserve_dot_wire_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epdserve/wire/coordinator.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\";\n\x0cNodeMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.NodeMessage\"I\n\x13\x43oordinatorMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .pdserve.wire.CoordinatorMessage\"\xc7\x02\n\x0bNodeMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdserve.wire.NodeHelloH\x00\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LoadReportH\x00\x12*\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.wire.TokenBatchH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.LegFailedH\x00\x12+\n\tkv_events\x18\x05 \x01(\x0b\x32\x16.pdserve.wire.KvEventsH\x00\x12(\n\x04perf\x18\x06 \x01(\x0b\x32\x18.pdserve.wire.PerfReportH\x00\x12.\n\nprefetched\x18\x07 \x01(\x0b\x32\x18.pdserve.wire.PrefetchedH\x00\x42\x06\n\x04\x62ody\"\xcf\x02\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.pdserve.wire.WelcomeH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.PrefillLegH\x00\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x17.pdserve.wire.DecodeLegH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.CancelLegH\x00\x12-\n\ndrain_seen\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.DrainSeenH\x00\x12)\n\x08set_role\x18\x06 \x01(\x0b\x32\x15.pdserve.wire.SetRoleH\x00\x12*\n\x08prefetch\x18\x07 \x01(\x0b\x32\x16.pdserve.wire.PrefetchH\x00\x42\x06\n\x04\x62ody2Z\n\x0b\x43oordinator\x12K\n\x06\x41ttach\x12\x1a.pdserve.wire.NodeMessages\x1a!.pdserve.wire.CoordinatorMessages(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epdserve/wire/coordinator.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\";\n\x0cNodeMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.NodeMessage\"I\n\x13\x43oordinatorMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .pdserve.wire.CoordinatorMessage\"\xf1\x02\n\x0bNodeMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdserve.wire.NodeHelloH\x00\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LoadReportH\x00\x12*\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.wire.TokenBatchH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.LegFailedH\x00\x12+\n\tkv_events\x18\x05 \x01(\x0b\x32\x16.pdserve.wire.KvEventsH\x00\x12(\n\x04perf\x18\x06 \x01(\x0b\x32\x18.pdserve.wire.PerfReportH\x00\x12.\n\nprefetched\x18\x07 \x01(\x0b\x32\x18.pdserve.wire.PrefetchedH\x00\x12(\n\x07\x63laimed\x18\x08 \x01(\x0b\x32\x15.pdserve.wire.ClaimedH\x00\x42\x06\n\x04\x62ody\"\xf5\x02\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.pdserve.wire.WelcomeH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.PrefillLegH\x00\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x17.pdserve.wire.DecodeLegH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.CancelLegH\x00\x12-\n\ndrain_seen\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.DrainSeenH\x00\x12)\n\x08set_role\x18\x06 \x01(\x0b\x32\x15.pdserve.wire.SetRoleH\x00\x12*\n\x08prefetch\x18\x07 \x01(\x0b\x32\x16.pdserve.wire.PrefetchH\x00\x12$\n\x05\x63laim\x18\x08 \x01(\x0b\x32\x13.pdserve.wire.ClaimH\x00\x42\x06\n\x04\x62ody2Z\n\x0b\x43oordinator\x12K\n\x06\x41ttach\x12\x1a.pdserve.wire.NodeMessages\x1a!.pdserve.wire.CoordinatorMessages(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COORDINATORMESSAGES']._serialized_start=138
   _globals['_COORDINATORMESSAGES']._serialized_end=211
   _globals['_NODEMESSAGE']._serialized_start=214
-  _globals['_NODEMESSAGE']._serialized_end=541
-  _globals['_COORDINATORMESSAGE']._serialized_start=544
-  _globals['_COORDINATORMESSAGE']._serialized_end=879
-  _globals['_COORDINATOR']._serialized_start=881
-  _globals['_COORDINATOR']._serialized_end=971
+  _globals['_NODEMESSAGE']._serialized_end=583
+  _globals['_COORDINATORMESSAGE']._serialized_start=586
+  _globals['_COORDINATORMESSAGE']._serialized_end=959
+  _globals['_COORDINATOR']._serialized_start=961
+  _globals['_COORDINATOR']._serialized_end=1051
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ class CoordinatorMessages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[CoordinatorMessage, _Mapping]]] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "load", "tokens", "failed", "kv_events", "perf", "prefetched")
+    __slots__ = ("hello", "load", "tokens", "failed", "kv_events", "perf", "prefetched", "claimed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class NodeMessage(_message.Message):
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     PERF_FIELD_NUMBER: _ClassVar[int]
     PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
     hello: _messages_pb2.NodeHello
     load: _messages_pb2.LoadReport
     tokens: _messages_pb2.TokenBatch
@@ -35,10 +36,11 @@ class NodeMessage(_message.Message):
     kv_events: _messages_pb2.KvEvents
     perf: _messages_pb2.PerfReport
     prefetched: _messages_pb2.Prefetched
-    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ..., perf: _Optional[_Union[_messages_pb2.PerfReport, _Mapping]] = ..., prefetched: _Optional[_Union[_messages_pb2.Prefetched, _Mapping]] = ...) -> None: ...
+    claimed: _messages_pb2.Claimed
+    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ..., perf: _Optional[_Union[_messages_pb2.PerfReport, _Mapping]] = ..., prefetched: _Optional[_Union[_messages_pb2.Prefetched, _Mapping]] = ..., claimed: _Optional[_Union[_messages_pb2.Claimed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch")
+    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch", "claim")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +48,7 @@ class CoordinatorMessage(_message.Message):
     DRAIN_SEEN_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     welcome: _messages_pb2.Welcome
     prefill: _messages_pb2.PrefillLeg
     decode: _messages_pb2.DecodeLeg
@@ -53,4 +56,5 @@ class CoordinatorMessage(_message.Message):
     drain_seen: _messages_pb2.DrainSeen
     set_role: _messages_pb2.SetRole
     prefetch: _messages_pb2.Prefetch
-    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ...) -> None: ...
+    claim: _messages_pb2.Claim
+    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ..., claim: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ...) -> None: ...

@@ -14,6 +14,7 @@ FROM_NODE = Envelope(
         "kv_events": protocol.KvEvents,
         "perf": protocol.PerfReport,
         "prefetched": protocol.Prefetched,
+        "claimed": protocol.Claimed,
     },
 )
 FROM_COORDINATOR = Envelope(
@@ -26,6 +27,7 @@ FROM_COORDINATOR = Envelope(
         "drain_seen": protocol.DrainSeen,
         "set_role": protocol.SetRole,
         "prefetch": protocol.Prefetch,
+        "claim": protocol.Claim,
     },
 )
 FROM_PULLER = Envelope(

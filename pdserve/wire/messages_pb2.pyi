@@ -194,7 +194,7 @@ class Sibling(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class DecodeLeg(_message.Message):
     SLO_FIELD_NUMBER: _ClassVar[int]
     SIBLING_OF_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_CLAIMABLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -213,7 +214,8 @@ class DecodeLeg(_message.Message):
     slo: Slo
     sibling_of: str
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_claimable: bool
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources")
@@ -234,6 +236,24 @@ class Prefetched(_message.Message):
     request_id: str
     num_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: int
+    stop_token_id: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")

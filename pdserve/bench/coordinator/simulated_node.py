@@ -18,6 +18,8 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
 from pdserve.protocol import (
+    Claim,
+    Claimed,
     DecodeLeg,
     FinishReason,
     LoadReport,
@@ -141,6 +143,10 @@ class SimulatedNode:
     def prefetch(self, message: Prefetch, link: CoordinatorLink) -> None:
         """Answer at once: there is no KV."""
         link.send(Prefetched(request_id=message.request_id, num_tokens=0))
+
+    def claim(self, message: Claim, link: CoordinatorLink) -> None:
+        """Answer that there is nothing."""
+        link.send(Claimed(request_id=message.request_id))
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """Stop answering a leg."""

@@ -23,7 +23,7 @@ from pdserve.protocol import (
     Sibling,
     TokenBatch,
 )
-from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.config import EngineConfig, NodeConfig, NodeTimeouts
 from tests.unit.node.parts import Recorder, made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32
@@ -54,9 +54,15 @@ class Bench:
     """A node whose steps a test takes one by one; its model says how long the request is."""
 
     def __init__(
-        self, role: NodeRole, *, refusal: str = "", engine: EngineConfig | None = None
+        self,
+        role: NodeRole,
+        *,
+        refusal: str = "",
+        engine: EngineConfig | None = None,
+        orphan_s: float = 60.0,
     ) -> None:
-        config = NodeConfig(engine=engine or EngineConfig())
+        timeouts = NodeTimeouts(orphan_s=orphan_s)
+        config = NodeConfig(engine=engine or EngineConfig(), timeouts=timeouts)
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         self.parts = made_parts("n", self.memory, LAYOUT, config)
         self.num_reports = 0

@@ -1,0 +1,93 @@
+"""Requests that a lost coordinator may have begun: nodes may still have their streams.
+
+A client that made its request under a key can make it again, at any coordinator. Such a request has
+the same id everywhere, so before it is dispatched, every node is asked for a stream of that id.
+What has been emitted is shown at once, and the stream goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from coordinator.registry import Member, Registry
+from coordinator.requests.running import RunningRequest
+from pdserve.protocol import Claim, Claimed, TokenEvent
+
+ANSWER_S: Final = 0.5  # how long nodes are waited for
+
+
+@dataclass(slots=True)
+class _Asked:
+    answers: Sequence[RunningRequest]  # to one prompt, the first one first
+    waits_for: set[tuple[Member, str]]  # (node, request id)
+    then: Callable[[], None]
+    timer: asyncio.TimerHandle
+
+
+class Claims:
+    """The claims of one coordinator that nodes have not answered yet."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._asked: dict[str, _Asked] = {}  # by request id; siblings share theirs
+        registry.on_lost(self._lost)
+
+    def ask(self, answers: Sequence[RunningRequest], then: Callable[[], None]) -> None:
+        """Ask for the streams of several answers to one prompt; call `then` when it is known.
+
+        By then each answer has what was emitted of it, and may have ended.
+        """
+        ids = [answer.request_id for answer in answers]
+        members = [member for member in self._registry if member.exports_kv]
+        timer = asyncio.get_running_loop().call_later(ANSWER_S, partial(self._over, ids[0]))
+        waits_for = {(member, request_id) for member in members for request_id in ids}
+        asked = _Asked(answers, waits_for, then, timer)
+        self._asked |= dict.fromkeys(ids, asked)
+        for member, request_id in waits_for:
+            member.send(Claim(request_id=request_id))
+        if not waits_for:
+            self._over(ids[0])
+
+    def claimed(self, message: Claimed, sender: Member) -> None:
+        """Show what a node has of a request."""
+        asked = self._asked.get(message.request_id)
+        if asked is None:
+            return
+        running = next(a for a in asked.answers if a.request_id == message.request_id)
+        if message.token_ids and not running.has_token_one:
+            running.take_over(
+                TokenEvent(
+                    request_id=message.request_id,
+                    index=0,
+                    token_ids=message.token_ids,
+                    finish_reason=message.finish_reason,
+                    stop_token_id=message.stop_token_id,
+                )
+            )
+        self._heard(asked, {(sender, message.request_id)})
+
+    def ended(self, running: RunningRequest) -> None:
+        """Forget a request."""
+        self._asked.pop(running.request_id, None)
+
+    def _lost(self, member: Member) -> None:
+        for asked in {id(asked): asked for asked in self._asked.values()}.values():
+            self._heard(asked, {(member, answer.request_id) for answer in asked.answers})
+
+    def _heard(self, asked: _Asked, from_whom: set[tuple[Member, str]]) -> None:
+        asked.waits_for -= from_whom
+        if not asked.waits_for:
+            self._over(asked.answers[0].request_id)
+
+    def _over(self, first_id: str) -> None:
+        asked = self._asked.get(first_id)
+        if asked is None:
+            return
+        asked.timer.cancel()
+        for answer in asked.answers:
+            self._asked.pop(answer.request_id, None)
+        asked.then()

@@ -1,0 +1,146 @@
+"""Requests that a lost coordinator may have begun go on where nodes still have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member
+from coordinator.requests import claims as claims_module
+from coordinator.requests.running import RunningRequest
+from pdserve.protocol import (
+    Claim,
+    Claimed,
+    DecodeLeg,
+    FinishReason,
+    NodeRole,
+    PrefillLeg,
+    SamplingParams,
+)
+from tests.unit.coordinator.members import output
+from tests.unit.coordinator.test_flow import Nodes, sent, token
+from tests.unit.coordinator.test_resumes import decode_leg, further, legs, settle
+
+PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    assert nodes.flow.num_inflight == 0
+    assert not nodes.flow._claims._asked
+    assert not nodes.flow._resumes._troubles
+    assert len(nodes.flow._admission._in_flight) == 0
+
+
+def start(nodes: Nodes, *names: str) -> list[RunningRequest]:
+    return nodes.flow.start_siblings(
+        [
+            GenerationRequest(
+                request_id=name,
+                token_ids=[1, 2, 3],
+                sampling=SamplingParams(max_tokens=4, seed=seed),
+                is_claimable=True,
+            )
+            for seed, name in enumerate(names)
+        ]
+    )
+
+
+def claimed(member: Member) -> list[str]:
+    messages = sent(member)
+    assert all(isinstance(message, Claim) for message in messages), "asked before anything is sent"
+    return sorted(message.request_id for message in messages)  # type: ignore[attr-defined]
+
+
+async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    (running,) = start(nodes, "r")
+    assert claimed(prefill) == claimed(decode) == ["r"]
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
+    leg = await decode_leg(decode)
+    assert (leg.request_id, leg.output_token_ids) == ("r~1", [100, 101])
+    assert leg.is_claimable
+    further(nodes, decode, "r~1", 2)
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_one_that_has_ended_meanwhile_is_shown(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    (running,) = start(nodes, "r")
+    end = Claimed(request_id="r", token_ids=[100, 101], finish_reason=FinishReason.STOP)
+    nodes.flow.claimed(end, decode)
+    assert await output(running) == [100, 101]
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    assert await legs(prefill) == await legs(decode) == []
+
+
+@pytest.mark.parametrize("how", ["nobody has it", "nobody answers", "the nodes are lost"])
+async def test_what_no_node_has_begins_as_usual(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "nobody answers":
+        monkeypatch.setattr(claims_module, "ANSWER_S", 0.0)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    (running,) = start(nodes, "r")
+    if how == "nobody has it":
+        for member in (prefill, decode):
+            nodes.flow.claimed(Claimed(request_id="r"), member)
+    elif how == "the nodes are lost":
+        for member in (prefill, decode):
+            nodes.registry.remove(member)
+        prefill, decode = nodes.join("p", PREFILL, life="2"), nodes.join("d", DECODE, life="2")
+    while running.dispatch is None:
+        await settle()
+    assert any(isinstance(message, PrefillLeg) for message in sent(prefill))
+    leg = next(message for message in sent(decode) if isinstance(message, DecodeLeg))
+    assert (leg.request_id, leg.output_token_ids) == ("r", [])
+    nodes.say(prefill, token(0))
+    further(nodes, decode, "r", 1)
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    first, second = start(nodes, "r", "s")
+    assert claimed(prefill) == claimed(decode) == ["r", "s"]
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    nodes.flow.claimed(Claimed(request_id="s"), prefill)
+    nodes.flow.claimed(Claimed(request_id="s", token_ids=[100]), decode)
+    nodes.flow.claimed(Claimed(request_id="r"), decode)
+    of_first, of_second = await legs(decode)
+    assert (of_first.request_id, of_second.request_id) == ("r", "s~1")
+    (prompt,) = await legs(prefill)
+    assert isinstance(prompt, PrefillLeg)
+    assert prompt.request_ids == ["r"]
+    nodes.say(prefill, token(0))
+    further(nodes, decode, "r", 1)
+    further(nodes, decode, "s~1", 1)
+    assert [await output(first), await output(second)] == [[100, 101, 102, 103]] * 2
+
+
+async def test_siblings_that_nobody_has_begin_together(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = start(nodes, "r", "s")
+    for member in (prefill, decode):
+        for name in "rs":
+            nodes.flow.claimed(Claimed(request_id=name), member)
+    await settle()
+    (prompt,) = (message for message in sent(prefill) if isinstance(message, PrefillLeg))
+    assert prompt.request_ids == ["r", "s"]
+    for answer in running:
+        answer.cancel("done")
+
+
+async def test_a_client_that_leaves_while_nodes_are_asked(nodes: Nodes) -> None:
+    decode = nodes.join("d", DECODE)
+    nodes.join("p", PREFILL)
+    (running,) = start(nodes, "r")
+    running.cancel("gone")
+    sent(decode)
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100]), decode)
+    assert await legs(decode) == []

@@ -1,0 +1,181 @@
+"""What goes on on a node: streams of other nodes, streams without a coordinator, and their KV."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from pdserve.engine.due_times import next_due_s
+from pdserve.errors import OutOfBlocks
+from pdserve.node.translation import request_of
+from pdserve.protocol import (
+    Claim,
+    Claimed,
+    DecodeLeg,
+    FinishReason,
+    LegFailed,
+    NodeAddress,
+    NodeRole,
+    Prefetch,
+    Prefetched,
+    SamplingParams,
+    Slo,
+    TokenBatch,
+)
+from tests.unit.node.one_node import MAX_TOKENS, Bench, Link
+from tests.unit.node.test_roles import output
+
+PROMPT = list(range(9))
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench(NodeRole.DECODE)
+    yield bench
+    bench.check_idle()
+    await bench.close()
+
+
+def leg(
+    request_id: str,
+    *,
+    emitted: int = 0,
+    is_claimable: bool = False,
+    source: NodeAddress | None = None,
+    slo: Slo | None = None,
+) -> DecodeLeg:
+    return DecodeLeg(
+        request_id=request_id,
+        token_ids=PROMPT,
+        sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+        output_token_ids=output(num_tokens=emitted),
+        is_claimable=is_claimable,
+        source=source,
+        slo=slo or Slo(),
+    )
+
+
+def tokens(link: Link) -> list[tuple[int, list[int]]]:
+    batches = [message for message in link.sent if isinstance(message, TokenBatch)]
+    return [(event.index, event.token_ids) for batch in batches for event in batch.each()]
+
+
+# ---- of another node ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("emitted", [1, 3, MAX_TOKENS - 1])
+async def test_a_stream_of_another_node_goes_on_after_its_last_token(
+    bench: Bench, emitted: int
+) -> None:
+    bench.services.start_decode(leg("r~1", emitted=emitted), bench.link)
+    bench.run()
+    expected = [(i, [token]) for i, token in enumerate(output())]
+    assert tokens(bench.link) == expected[emitted:]
+
+
+@pytest.mark.parametrize("wrong", ["complete", "with a source", "not a token"])
+async def test_what_cannot_go_on_is_refused(bench: Bench, wrong: str) -> None:
+    source = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
+    match wrong:
+        case "complete":
+            bad = leg("r", emitted=MAX_TOKENS)
+        case "with a source":
+            bad = leg("r", emitted=1, source=source)
+        case _:
+            bad = DecodeLeg(
+                request_id="r",
+                token_ids=PROMPT,
+                sampling=SamplingParams(max_tokens=4),
+                output_token_ids=[-1],
+            )
+    bench.services.start_decode(bad, bench.link)
+    (failure,) = bench.link.sent
+    assert isinstance(failure, LegFailed)
+    assert failure.code == "invalid_request"
+
+
+def test_its_next_token_is_due_when_its_leg_says_and_the_others_a_tpot_after_each_other() -> None:
+    request = request_of(leg("r", emitted=3, slo=Slo(ttft_s=0.5, tpot_s=0.1)), now_s=10.0)
+    assert next_due_s(request) == 10.5
+    request.output_token_ids += [1, 1]
+    assert next_due_s(request) == pytest.approx(10.7)
+
+
+async def test_kv_of_a_stream_that_may_come_is_looked_for_and_the_end_of_it_told(
+    bench: Bench,
+) -> None:
+    bench.services.prefetch(Prefetch(request_id="r~1", token_ids=PROMPT), bench.link)
+    await asyncio.sleep(0)
+    while not bench.link.sent:
+        await asyncio.sleep(0)
+    assert bench.link.sent == [Prefetched(request_id="r~1", num_tokens=0)]
+
+
+# ---- without a coordinator ---------------------------------------------------------------------
+
+
+async def test_a_claimable_stream_outlives_its_coordinator(bench: Bench) -> None:
+    other = Link([])
+    bench.services.start_decode(leg("r~2", is_claimable=True), bench.link)
+    bench.services.start_decode(leg("not"), bench.link)
+    for _ in range(3):
+        bench.step()
+    bench.services.coordinator_lost(bench.link)
+    heard = len(bench.link.sent)
+    bench.step()
+    bench.services.claim(Claim(request_id="r"), other)
+    bench.step()
+    assert len(bench.link.sent) == heard
+    (claimed,) = other.sent
+    assert isinstance(claimed, Claimed)
+    assert claimed.token_ids == output()[: len(claimed.token_ids)]
+    assert len(claimed.token_ids) == len(tokens(bench.link)) // 2 + 1
+    assert claimed.finish_reason is None
+
+
+async def test_one_that_ends_meanwhile_is_claimed_as_a_whole_once(bench: Bench) -> None:
+    other = Link([])
+    bench.services.start_decode(leg("r", is_claimable=True), bench.link)
+    bench.step()
+    bench.services.coordinator_lost(bench.link)
+    bench.run()
+    bench.check_idle()
+    for _ in range(2):
+        bench.services.claim(Claim(request_id="r"), other)
+    assert other.sent == [
+        Claimed(request_id="r", token_ids=output(), finish_reason=FinishReason.LENGTH),
+        Claimed(request_id="r"),
+    ]
+
+
+async def test_nobody_claims_it() -> None:
+    bench = Bench(NodeRole.DECODE, orphan_s=0.0)
+    bench.services.start_decode(leg("r", is_claimable=True), bench.link)
+    bench.step()
+    bench.services.coordinator_lost(bench.link)
+    assert len(bench.services.legs) == 1
+    while len(bench.services.legs):
+        await asyncio.sleep(0)
+    bench.run()
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_without_token_one_there_is_nothing_to_keep(bench: Bench) -> None:
+    bench.services.start_decode(leg("r", is_claimable=True), bench.link)
+    bench.services.coordinator_lost(bench.link)
+    bench.run()
+
+
+async def test_a_kept_stream_that_fails_is_forgotten(bench: Bench) -> None:
+    other = Link([])
+    bench.services.start_decode(leg("r", is_claimable=True), bench.link)
+    bench.step()
+    bench.services.coordinator_lost(bench.link)
+    bench.services.legs.fail("r", OutOfBlocks("none left"))
+    bench.parts.engine.cancel("r")
+    bench.services.claim(Claim(request_id="r"), other)
+    assert other.sent == [Claimed(request_id="r")]
