@@ -28,7 +28,7 @@ from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
-from pdserve.node.engine_watch import COMPILING_FLOOR_S, FLOOR_S, EngineWatch
+from pdserve.node.engine_watch import EngineWatch
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
     commit_if_asked,
@@ -242,9 +242,8 @@ class Node:
             await asyncio.gather(engine, return_exceptions=True)
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
-        parts, is_cpu = self._parts, self._model.device.type == "cpu"
-        floor_s = FLOOR_S if is_cpu else COMPILING_FLOOR_S
-        return EngineWatch(parts.engine, running, parts.perf, parts.clock, floor_s)
+        parts, compiles = self._parts, self._model.device.type != "cpu"
+        return EngineWatch(parts.engine, running, parts.perf, parts.clock, compiles=compiles)
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:
         """Tell everybody, and end the process.

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.node import runtime
+from pdserve.node import engine_watch
 from pdserve.process.exit_codes import SICK
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
@@ -48,7 +48,7 @@ def obey() -> None:
         return compute(self, *step)
 
     ModelRunner._compute = compute_or_not  # type: ignore[method-assign]
-    runtime.FLOOR_S = FLOOR_S  # type: ignore[attr-defined]
+    engine_watch.FLOOR_S = engine_watch.LONG_FLOOR_S = FLOOR_S
 
 
 class ObedientChild(ForkedChild):
