@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.errors import NodeSick, RequestsFailed
+from pdserve.errors import NodeSick, RequestsFailed, UnusableLogits
 from pdserve.protocol import Sickness
 
 FAILURES_IN_A_ROW: Final = 5
@@ -45,6 +45,14 @@ def is_device_fault(error: BaseException) -> bool:
     return False
 
 
+def _is_by_requests(error: Exception) -> bool:
+    """Whether requests have caused it that are known. Logits that are no distribution may be the
+    machine's: those of a request alone stop with it.
+    """
+    is_named = isinstance(error, RequestsFailed) and bool(error.request_ids)
+    return is_named and not isinstance(error, UnusableLogits)
+
+
 class FailedSteps:
     """Counts steps that failed in a row, through no request's fault that is known."""
 
@@ -61,7 +69,7 @@ class FailedSteps:
         Raises:
             NodeSick: no further one will be, either.
         """
-        if isinstance(error, RequestsFailed) and error.request_ids:
+        if _is_by_requests(error):
             return
         self._in_a_row += 1
         told = f"{type(error).__name__}: {error}"

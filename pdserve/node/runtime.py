@@ -71,6 +71,7 @@ log = logging.getLogger(__name__)
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
 MOST_FILES = 1 << 16
 SICK_END_S = 3.0  # for telling everybody that it is sick, after which a node ends in any case
+MOST_REASON = 500  # characters
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -253,7 +254,7 @@ class Node:
         """
         end_process_after(SICK_END_S, SICK)
         log.error("%s is sick: %s", self._parts.node_id, sick, exc_info=sick.__cause__)
-        self._sick_reason = " ".join(sick.message.split())
+        self._sick_reason = " ".join(sick.message.split())[:MOST_REASON]
         await self._enter(NodeState.SICK)
         await asyncio.gather(*(link.leave() for link in self._links))
         await self._server.stop(grace_s=0.0)

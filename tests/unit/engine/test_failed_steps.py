@@ -14,7 +14,14 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import GrammarFailed, NodeSick, PdserveError, RequestsFailed, UnusableLogits
+from pdserve.errors import (
+    GrammarFailed,
+    NodeSick,
+    NoTokenLeft,
+    PdserveError,
+    RequestsFailed,
+    UnusableLogits,
+)
 from tests.requests import make_request
 from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
 
@@ -53,19 +60,21 @@ def test_other_errors_leave_the_device_as_it_was(error: Exception) -> None:
     FailedSteps().failed(error)
 
 
-@pytest.mark.parametrize("kind", [RequestsFailed, UnusableLogits, GrammarFailed])
+@pytest.mark.parametrize("kind", [RequestsFailed, NoTokenLeft, GrammarFailed])
 def test_steps_that_failed_by_known_requests_are_not_counted(kind: type[RequestsFailed]) -> None:
     failures = FailedSteps()
     for _ in range(10 * FAILURES_IN_A_ROW):
         failures.failed(kind("why", ["a"]))
 
 
-def test_an_error_that_names_nobody_is_counted() -> None:
+@pytest.mark.parametrize("error", [RequestsFailed("why", []), UnusableLogits("why", ["a"])])
+def test_errors_that_may_be_the_machines_are_counted(error: RequestsFailed) -> None:
+    """Such as those of weights that have become wrong: every request's logits are unusable."""
     failures = FailedSteps()
     for _ in range(FAILURES_IN_A_ROW - 1):
-        failures.failed(RequestsFailed("why", []))
-    with pytest.raises(NodeSick, match=r"^steps_fail: 5 in a row, .* RequestsFailed: why"):
-        failures.failed(RequestsFailed("why", []))
+        failures.failed(error)
+    with pytest.raises(NodeSick, match=r"^steps_fail: 5 in a row, .*: why"):
+        failures.failed(error)
 
 
 # ---- in the engine -----------------------------------------------------------------------------
