@@ -30,7 +30,7 @@ ServingStatus = HealthCheckResponse.ServingStatus
 FLOOR_S = 1.0  # instead of the product's, for these tests to be short
 FOUND_S = 4.0  # until the process has ended; a step of this model takes a millisecond
 HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
-STREAMED = 2500  # tokens of an output that takes a while
+STREAMED = 1000  # tokens of an output that takes a while
 
 
 def obey() -> None:
