@@ -28,6 +28,7 @@ CHANGED_STEPS, CHANGED = 5, 1.25
 # A node that is believed to be so much slower than profiled sees few steps or none, so nobody would
 # ever find that it has recovered. So the belief is forgotten after a while without a step.
 AVOIDED, FORGET_S = 2.0, 30.0
+SETTLED_STEPS = 10  # without such a change: the predictions can be relied on
 SATURATED = 0.95  # share of the best throughput, above which more tokens in a step gain little
 _CANDIDATES = 256  # number of token counts evaluated to find the saturation point
 
@@ -110,6 +111,10 @@ class PerfModel:
         self._sampled_s = costs.sampled_s
         self._pair_s = costs.pair_s
         self._context_s = costs.context_s
+
+    def is_settled(self, shape: StepShape) -> bool:
+        """Whether predictions for steps of this kind, with prompt chunks or without, are tried."""
+        return self._num_observed[shape.is_decode] >= SETTLED_STEPS
 
     def known_ratios(self, now_s: float) -> tuple[float, float]:
         """Return the ratios of steps with prompt chunks and without; 0 if none is known now."""

@@ -32,8 +32,7 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen)):
             return FORCED
-        restarts = Restarts(cluster, screen.ended, screen.ready_again)
-        await finishes_before(signals.drain, restarts.run())
+        await finishes_before(signals.drain, Restarts(cluster, screen.say).run())
         screen.say(f"stopping, for {config.timeouts.drain_s:g} s at most; Ctrl-C kills")
         ends: list[Exit] = []
         if not await finishes_before(signals.now, _stop(cluster, ends)):
@@ -42,7 +41,7 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
         await cluster.kill()
     bad_ends = [end for end in ends if end.returncode != 0]
     for end in bad_ends:
-        screen.ended(end)
+        screen.say(end.told)
     return FAILED if bad_ends else OK
 
 

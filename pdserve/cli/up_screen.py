@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from pdserve.cluster.child import Exit, reported_error
+from pdserve.cluster.child import reported_error
 from pdserve.protocol.status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
@@ -40,15 +40,6 @@ class UpScreen:
     def loading(self, names: list[str]) -> LoadingBars:
         """Progress bars for loading these nodes, as a context manager."""
         return LoadingBars(self._console, names)
-
-    def ended(self, end: Exit, pause_s: float | None = None) -> None:
-        """A process has ended, and will be started again after this pause; None: it will not."""
-        then = "" if pause_s is None else f"; starting it again in {pause_s:.1f} s"
-        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}{then}")
-
-    def ready_again(self, name: str) -> None:
-        """A process that had ended is ready."""
-        self.say(f"{name} is ready again")
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True, highlight=False)

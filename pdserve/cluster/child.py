@@ -52,6 +52,11 @@ class Exit:
         told = f"{self.cause} ({meaning})" if meaning else self.cause
         return f"{told}: {self.last_line}" if self.returncode > 0 and self.last_line else told
 
+    @property
+    def told(self) -> str:
+        """Who ended, and how."""
+        return f"{self.name} (pid {self.pid}) ended with {self.account}"
+
 
 def reported_error(line: str) -> str:
     """Return the error with which a command of ours ended, if this line says it; else nothing."""

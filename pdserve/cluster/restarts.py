@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from pdserve.clock import Clock, SystemClock
-from pdserve.cluster.child import Exit
 from pdserve.cluster.supervisor import Cluster
 from pdserve.process.exit_codes import StartFailed
 
@@ -44,20 +43,14 @@ class Backoff:
 class Restarts:
     """Keeps the processes of a ready cluster running, while `run` does.
 
-    `on_end` is called with each end and the pause before the next start, `on_ready` with the name
-    of a process that is ready again.
+    `say` is called with a sentence about each end, and each process that is ready again.
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        on_end: Callable[[Exit, float], None],
-        on_ready: Callable[[str], None],
-        clock: Clock | None = None,
+        self, cluster: Cluster, say: Callable[[str], None], clock: Clock | None = None
     ) -> None:
         self._cluster = cluster
-        self._on_end = on_end
-        self._on_ready = on_ready
+        self._say = say
         self._clock = clock or SystemClock()
         self._backoffs: dict[str, Backoff] = {}
 
@@ -66,19 +59,24 @@ class Restarts:
         async with asyncio.TaskGroup() as group:
             while True:
                 end = await self._cluster.next_exit()
-                if end.name not in self._backoffs:
-                    self._backoffs[end.name] = Backoff(self._clock)
-                pause_s = self._backoffs[end.name].ended()
-                self._on_end(end, pause_s)
-                group.create_task(self._restart(end.name, pause_s))
+                self._backoffs.setdefault(end.name, Backoff(self._clock))
+                group.create_task(self._restart(end.name, f"{end.told}; starting it again"))
 
-    async def _restart(self, name: str, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-        if self._cluster.is_running(name):  # somebody else has started it
-            return
-        try:
-            await self._cluster.start_node(name)
-        except StartFailed:  # it ended again, which `run` hears too; or it takes very long
-            return
-        self._backoffs[name].is_ready()
-        self._on_ready(name)
+    async def _restart(self, name: str, told: str) -> None:
+        backoff = self._backoffs[name]
+        while not self._cluster.is_running(name):  # somebody else may have started it
+            pause_s = backoff.ended()
+            self._say(f"{told} in {pause_s:.1f} s")
+            await asyncio.sleep(pause_s)
+            try:
+                await self._cluster.start_node(name)
+            except OSError as error:  # the system cannot have another process now
+                told = f"{name} cannot be started: {error}; trying again"
+            except StartFailed as error:  # it has ended, which `run` hears too, or is not ready yet
+                if self._cluster.is_running(name):
+                    self._say(str(error))
+                return
+            else:
+                backoff.is_ready()
+                self._say(f"{name} is ready again")
+                return

@@ -24,7 +24,7 @@ from math import inf
 from typing import TypeVar
 
 from pdserve.engine.core import EngineCore
-from pdserve.engine.faults import FailedSteps
+from pdserve.engine.faults import FailedSteps, is_out_of_memory
 from pdserve.engine.interface import Runner, Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, Scheduled
@@ -240,6 +240,9 @@ class Engine(EngineCore):
             NodeSick: see `FailedSteps.failed`.
         """
         self._report(observer)  # the previous step is still unreported if `prepare` raised
+        if is_out_of_memory(error) and self._shrink(rows):
+            log.warning("a step of %d requests took too much memory: half of them wait", len(rows))
+            return
         # No traceback for errors that clients can cause at will: they could fill the log.
         if isinstance(error, GrammarFailed | NoTokenLeft):
             failed_ids = ", ".join(error.request_ids)
@@ -257,6 +260,17 @@ class Engine(EngineCore):
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
         for answer in (answer for request in failed for answer in request.answers):
             answer.is_cancelled = True  # so that anyone holding state for the answer releases it
+
+    def _shrink(self, rows: list[Scheduled]) -> bool:
+        """Drop a failed step and preempt half of its requests; False if none may be preempted."""
+        requests = [row.request for row in rows if not row.request.is_cancelled]
+        victims = self.queues.victims.in_order(requests)[: len(requests) // 2]
+        if not victims:
+            return False
+        self.abandon_step(rows, [])
+        for victim in victims:
+            self.queues.preempt(victim)
+        return True
 
     def _record_step_time(self, duration_s: float) -> None:
         self.num_steps += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.errors import NodeSick, RequestsFailed
+from pdserve.errors import NodeSick, RequestsFailed, UnusableLogits
 from pdserve.protocol import Sickness
 
 FAILURES_IN_A_ROW: Final = 5
@@ -34,6 +34,12 @@ _LOST_CONTEXT: Final = (
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a step needed more memory than there was; a smaller one may not."""
+    # torch's own class is not imported: simulations drive this loop without torch.
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 def is_device_fault(error: BaseException) -> bool:
     """Whether the error, or one that it was raised from, says that the GPU's context is lost."""
     cause: BaseException | None = error
@@ -43,6 +49,14 @@ def is_device_fault(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def _is_by_requests(error: Exception) -> bool:
+    """Whether requests have caused it that are known. Logits that are no distribution may be the
+    machine's: those of a request alone stop with it.
+    """
+    is_named = isinstance(error, RequestsFailed) and bool(error.request_ids)
+    return is_named and not isinstance(error, UnusableLogits)
 
 
 class FailedSteps:
@@ -61,7 +75,7 @@ class FailedSteps:
         Raises:
             NodeSick: no further one will be, either.
         """
-        if isinstance(error, RequestsFailed) and error.request_ids:
+        if _is_by_requests(error):
             return
         self._in_a_row += 1
         told = f"{type(error).__name__}: {error}"

@@ -23,8 +23,9 @@ from pdserve.protocol import Sickness
 TICK_S = 0.25
 FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
 FLOOR_S = 5.0  # added to it, for what no profile knows
-# On a GPU, a step compiles the kernels that are needed for the first time in it.
-COMPILING_FLOOR_S = 60.0
+# The same where predictions have not been tried yet, since the profile may be a guess, and on GPUs,
+# where a step compiles the kernels that are needed for the first time in it.
+LONG_FLOOR_S = 60.0
 
 
 class EngineWatch:
@@ -36,14 +37,23 @@ class EngineWatch:
         running: asyncio.Future[None],
         perf: PerfModel,
         clock: Clock,
-        floor_s: float = FLOOR_S,
+        *,
+        compiles: bool,
     ) -> None:
-        """`running` is the engine's loop, which never ends by itself; `perf` predicts its steps."""
+        """Nothing is watched yet.
+
+        Args:
+            engine: with a thread, since it has loaded its model.
+            running: the engine's loop, which never ends by itself.
+            perf: predicts its steps.
+            clock: that of `perf` and of the event loop.
+            compiles: its steps may compile kernels.
+        """
         self._engine = engine
         self._running = running
         self._perf = perf
         self._clock = clock
-        self._floor_s = floor_s
+        self._compiles = compiles
         self._step: Sequence[Scheduled] | None = None  # at the last look
         self._ran_s = 0.0  # how long that step has run since it was first seen
         self._due_s = clock.now() + TICK_S
@@ -85,8 +95,10 @@ class EngineWatch:
             self._check_time(step)
 
     def _check_time(self, step: Sequence[Scheduled]) -> None:
-        predicted_s = self._perf.step_s(shape_of(step))
-        if self._ran_s > FACTOR * predicted_s + self._floor_s:
+        shape = shape_of(step)
+        predicted_s = self._perf.step_s(shape)
+        is_known = self._perf.is_settled(shape) and not self._compiles
+        if self._ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
             faulthandler.dump_traceback()  # of every thread: where the step hangs
             raise NodeSick(
                 f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "

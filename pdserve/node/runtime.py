@@ -28,7 +28,7 @@ from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
-from pdserve.node.engine_watch import COMPILING_FLOOR_S, FLOOR_S, EngineWatch
+from pdserve.node.engine_watch import EngineWatch
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
     commit_if_asked,
@@ -71,6 +71,7 @@ log = logging.getLogger(__name__)
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
 MOST_FILES = 1 << 16
 SICK_END_S = 3.0  # for telling everybody that it is sick, after which a node ends in any case
+MOST_REASON = 500  # characters
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -242,9 +243,8 @@ class Node:
             await asyncio.gather(engine, return_exceptions=True)
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
-        parts, is_cpu = self._parts, self._model.device.type == "cpu"
-        floor_s = FLOOR_S if is_cpu else COMPILING_FLOOR_S
-        return EngineWatch(parts.engine, running, parts.perf, parts.clock, floor_s)
+        parts, compiles = self._parts, self._model.device.type != "cpu"
+        return EngineWatch(parts.engine, running, parts.perf, parts.clock, compiles=compiles)
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:
         """Tell everybody, and end the process.
@@ -254,7 +254,7 @@ class Node:
         """
         end_process_after(SICK_END_S, SICK)
         log.error("%s is sick: %s", self._parts.node_id, sick, exc_info=sick.__cause__)
-        self._sick_reason = " ".join(sick.message.split())
+        self._sick_reason = " ".join(sick.message.split())[:MOST_REASON]
         await self._enter(NodeState.SICK)
         await asyncio.gather(*(link.leave() for link in self._links))
         await self._server.stop(grace_s=0.0)

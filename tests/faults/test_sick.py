@@ -6,25 +6,31 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import pytest
 import pytest_asyncio
+from grpc.aio import insecure_channel
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.node import runtime
+from pdserve.node import engine_watch
 from pdserve.process.exit_codes import SICK
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config
 from tests.cluster.forked import ForkedChild
 
+ServingStatus = HealthCheckResponse.ServingStatus
 FLOOR_S = 1.0  # instead of the product's, for these tests to be short
 FOUND_S = 4.0  # until the process has ended; a step of this model takes a millisecond
 HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
-STREAMED = 2500  # tokens of an output that takes a while
+STREAMED = 1000  # tokens of an output that takes a while
 
 
 def obey() -> None:
@@ -42,7 +48,7 @@ def obey() -> None:
         return compute(self, *step)
 
     ModelRunner._compute = compute_or_not  # type: ignore[method-assign]
-    runtime.FLOOR_S = FLOOR_S  # type: ignore[attr-defined]
+    engine_watch.FLOOR_S = engine_watch.LONG_FLOOR_S = FLOOR_S
 
 
 class ObedientChild(ForkedChild):
@@ -71,6 +77,24 @@ async def sick_nodes(fleet: Fleet) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
+class Health:
+    """What a node's gRPC health service says, change by change, until the node ends."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._watch = HealthStub(channel).Watch(HealthCheckRequest())
+
+    async def read(self) -> str:
+        answer = await self._watch.read()
+        return "" if answer is grpc.aio.EOF else ServingStatus.Name(answer.status)
+
+    async def rest(self) -> list[str]:
+        answers: list[str] = []
+        with suppress(grpc.aio.AioRpcError):
+            while answer := await self.read():
+                answers.append(answer)
+        return answers
+
+
 @pytest.mark.parametrize(
     ("asked", "reason", "why"),
     [
@@ -82,7 +106,11 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
     pair: Fleet, asked: signal.Signals, reason: str, why: str
 ) -> None:
     before = await sick_nodes(pair)
-    async with Client(pair.url) as client:
+    node = (await pair.status()).node("decode-0")
+    assert node is not None
+    async with Client(pair.url) as client, insecure_channel(node.session_address) as channel:
+        health = Health(channel)
+        assert await health.read() == "SERVING"
         streams = [Follower(client, make_prompt(30, i), STREAMED) for i in range(4)]
         outputs = await asyncio.gather(*(stream.reached(3) for stream in streams))
         assert {output.decode_node for output in outputs} == set(pair.node_names)
@@ -92,6 +120,7 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         assert (end.name, end.returncode) == ("decode-0", SICK)
         assert end.last_line.startswith(f"{reason}: "), end
         assert why in end.last_line
+        assert await health.rest() == ["NOT_SERVING"]
         after = await sick_nodes(pair)
         assert {
             kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]
@@ -108,3 +137,18 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         await asyncio.gather(*(stream.end() for stream in streams))
         await pair.start_node("decode-0")
         assert (await client.complete(make_prompt(40), 5)).tokens
+
+
+async def test_a_pause_makes_no_step_seem_long(pair: Fleet) -> None:
+    """In the middle of its steps the node is stopped for far longer than they may take."""
+    async with Client(pair.url) as client:
+        streams = [Follower(client, make_prompt(30, i), STREAMED) for i in range(4)]
+        await asyncio.gather(*(stream.reached(3) for stream in streams))
+        pid = pair.pid("decode-0")
+        pair.send_signal("decode-0", signal.SIGSTOP)
+        await asyncio.sleep(2.5 * FLOOR_S)  # the pause itself
+        pair.send_signal("decode-0", signal.SIGCONT)
+        for stream in streams:
+            assert len((await stream.end()).tokens) == STREAMED
+    assert pair.is_running("decode-0")
+    assert pair.pid("decode-0") == pid

@@ -126,7 +126,7 @@ async def test_a_process_that_was_asked_for_what_is_not_its_says_so() -> None:
 
 async def test_a_program_that_is_no_end_is_told() -> None:
     command = [sys.executable, "-c", "print('pdserve x: error: no such thing'); exit(2)"]
-    with pytest.raises(ClusterError, match="exit code 2 .*: no such thing"):
+    with pytest.raises(ClusterError, match=r"exit code 2 .*: no such thing"):
         async with start_ends(TINY, Loopback(), deadline_s=20, command=command):
             pytest.fail("it was ready")
 

@@ -14,9 +14,16 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import GrammarFailed, NodeSick, PdserveError, RequestsFailed, UnusableLogits
+from pdserve.errors import (
+    GrammarFailed,
+    NodeSick,
+    NoTokenLeft,
+    PdserveError,
+    RequestsFailed,
+    UnusableLogits,
+)
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
+from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy, expected_output
 
 ASSERTED = RuntimeError(
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
@@ -53,19 +60,21 @@ def test_other_errors_leave_the_device_as_it_was(error: Exception) -> None:
     FailedSteps().failed(error)
 
 
-@pytest.mark.parametrize("kind", [RequestsFailed, UnusableLogits, GrammarFailed])
+@pytest.mark.parametrize("kind", [RequestsFailed, NoTokenLeft, GrammarFailed])
 def test_steps_that_failed_by_known_requests_are_not_counted(kind: type[RequestsFailed]) -> None:
     failures = FailedSteps()
     for _ in range(10 * FAILURES_IN_A_ROW):
         failures.failed(kind("why", ["a"]))
 
 
-def test_an_error_that_names_nobody_is_counted() -> None:
+@pytest.mark.parametrize("error", [RequestsFailed("why", []), UnusableLogits("why", ["a"])])
+def test_errors_that_may_be_the_machines_are_counted(error: RequestsFailed) -> None:
+    """Such as those of weights that have become wrong: every request's logits are unusable."""
     failures = FailedSteps()
     for _ in range(FAILURES_IN_A_ROW - 1):
-        failures.failed(RequestsFailed("why", []))
-    with pytest.raises(NodeSick, match=r"^steps_fail: 5 in a row, .* RequestsFailed: why"):
-        failures.failed(RequestsFailed("why", []))
+        failures.failed(error)
+    with pytest.raises(NodeSick, match=r"^steps_fail: 5 in a row, .*: why"):
+        failures.failed(error)
 
 
 # ---- in the engine -----------------------------------------------------------------------------
@@ -129,3 +138,40 @@ async def test_a_lost_device_ends_it_at_the_first_step() -> None:
     steps, sick = await run_one_by_one(lambda n: ASSERTED if n == 2 else None, 10)
     assert steps == 3
     assert "device_fault: RuntimeError: CUDA error: device-side assert" in str(sick)
+
+
+async def test_a_step_that_takes_too_much_memory_is_made_smaller() -> None:
+    """Half of its requests wait, and end later with the tokens that they would have had."""
+    clock = ManualClock()
+    pool = BlockPool(64, 4)
+    engine = Engine(Queues(pool, clock), decode_policy(64, 8), frozenset())
+    runner, observer = GreedyRunner(most_rows=3), Observer()
+    requests = [make_request([i], max_tokens=6) for i in range(8)]
+    running = asyncio.create_task(engine.run(runner, observer))
+    for request in requests:
+        engine.submit(request)
+    async with asyncio.timeout(5):
+        await observer.until(lambda: len(observer.done) == len(requests))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not observer.failed
+    assert runner.num_refused > 0
+    assert [r.output_token_ids for r in requests] == [expected_output(r) for r in requests]
+    assert pool.num_free == 64
+
+
+class GreedyRunner(FakeRunner):
+    """Has memory for a few rows only."""
+
+    def __init__(self, most_rows: int) -> None:
+        super().__init__(block_size=4)
+        self.most_rows = most_rows
+        self.num_refused = 0
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        too_many = len(rows) > self.most_rows
+        self.num_refused += too_many
+        self.error = MemoryError("no memory for so many rows") if too_many else None
+        return super().execute(rows, progress)

@@ -1,0 +1,63 @@
+"""What `pdserve up` does when a process ends, on real processes: each is soon back, as itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.restarts import Restarts
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client
+from tests.cluster.fleet import Fleet, fleet_config
+
+BACK_S = 15.0  # until a process of this model has started, however busy the machine is
+
+
+@dataclass
+class Kept:
+    """A fleet that is kept running, and what is said of it."""
+
+    fleet: Fleet
+    said: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
+    kept = Kept(Fleet(fleet_config(tiny_checkpoint)))
+    restarts = Restarts(kept.fleet, kept.said.put_nowait)
+    try:
+        await kept.fleet.spawn()
+        await kept.fleet.wait_ready()
+        running = asyncio.create_task(restarts.run())
+        yield kept
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    finally:
+        await kept.fleet.kill()
+
+
+@pytest.mark.parametrize("names", [("decode-0",), (COORDINATOR,), (COORDINATOR, "prefill-0")])
+async def test_it_is_back_under_its_name(kept: Kept, names: tuple[str, ...]) -> None:
+    """Its id is free at once: members are silent for half a minute before they count as lost."""
+    fleet, url = kept.fleet, kept.fleet.url
+    pids = {name: fleet.pid(name) for name in names}
+    for name in names:
+        fleet.send_signal(name, signal.SIGKILL)
+    async with asyncio.timeout(BACK_S):
+        said = [await kept.said.get() for _ in range(2 * len(names))]
+    for name, pid in pids.items():
+        end, ready = (line for line in said if line.startswith(f"{name} "))
+        assert end.startswith(f"{name} (pid {pid}) ended with signal SIGKILL; starting it again in")
+        assert ready == f"{name} is ready again"
+    assert all(fleet.is_running(name) and fleet.pid(name) != pids[name] for name in names)
+    await fleet.wait_back()
+    assert fleet.url == url
+    async with Client(url) as client:
+        assert len((await client.complete(make_prompt(40), 5)).tokens) == 5
