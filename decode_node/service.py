@@ -7,8 +7,9 @@
 4. The last token carries the phase times; the engine frees the blocks.
 
 The KV of a preempted request is fetched or computed again, and the request joins the batch as
-before. A cancel, a failed pull or step, or a lost coordinator ends a request at any of these
-points. A node accepts decode legs whatever its role (`pdserve.node.services`).
+before; so does a request that was interrupted on another node and comes with its output. A cancel,
+a failed pull or step, or a lost coordinator ends a request at any of these points; one that can be
+claimed outlives its coordinator for a while (`pdserve.node.orphans`). A node accepts decode legs whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations
