@@ -9,7 +9,8 @@
 The KV of a preempted request is fetched or computed again, and the request joins the batch as
 before; so does a request that was interrupted on another node and comes with its output. A cancel,
 a failed pull or step, or a lost coordinator ends a request at any of these points; one that can be
-claimed outlives its coordinator for a while (`pdserve.node.orphans`). A node accepts decode legs whatever its role (`pdserve.node.services`).
+claimed outlives its coordinator for a while (`pdserve.node.orphans`). A node accepts decode legs
+whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ For users:
     serve/        any OpenAI-compatible servers, in turns under the same load
     compare/      goodput of the three modes on the same requests
     neighbours/   what one tenant feels of another, who attacks
+    chaos/        what calls feel of nodes that are killed, frozen or cut off
 
 Instruments for who changes a part of pdserve:
 

@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from pdserve.bench.chaos.config import ChaosConfig
 from pdserve.bench.compare.config import CompareConfig
 from pdserve.bench.coordinator.config import CoordinatorBenchConfig
 from pdserve.bench.handoff.config import HandoffBenchConfig
@@ -58,6 +59,7 @@ COMPARISONS: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
     Bench("compare", "goodput of the three modes on the same requests", CompareConfig),
     Bench("neighbours", "what one tenant feels of another, who attacks", NeighboursConfig),
+    Bench("chaos", "what calls feel of nodes that are killed, frozen or cut off", ChaosConfig),
 )
 
 INSTRUMENTS: Sequence[Bench] = (  # measure one part of pdserve

@@ -1,0 +1,165 @@
+"""The kinds of faults. Each begins, lasts, and ends by itself; nodes that end are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from pdserve.bench.chaos.relay import Relay
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.supervisor import Cluster
+
+_FROZEN_S: Final = 3.0  # longer than `liveness_s`
+_SLOW_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What faults happen to."""
+
+    cluster: Cluster
+    relays: Mapping[str, Relay]  # by node
+    session: aiohttp.ClientSession
+    random: Random
+
+    def node(self, role: str) -> str:
+        """A running node of a pool."""
+        names = [n for n in self.cluster.node_names if n.startswith(role)]
+        running = [name for name in names if self.cluster.is_running(name)]
+        return self.random.choice(running or names)
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        if self.cluster.is_running(name):
+            self.cluster.send_signal(name, signal.SIGKILL)
+
+    async def frozen(self, name: str, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        self.cluster.send_signal(name, signal.SIGSTOP)
+        await asyncio.sleep(for_s)
+        self.cluster.send_signal(name, signal.SIGCONT)
+
+
+Fault = Callable[[Target], Awaitable[str]]
+"""Carries a fault out, until it is over; returns which process it hit."""
+
+
+async def _kill(target: Target, role: str) -> str:
+    name = target.node(role)
+    target.kill(name)
+    return name
+
+
+async def _kill_pool(target: Target) -> str:
+    names = [name for name in target.cluster.node_names if name.startswith("decode")]
+    for name in names:
+        target.kill(name)
+    return " ".join(names)
+
+
+async def _kill_pair(target: Target) -> str:
+    names = [target.node("prefill"), target.node("decode")]
+    for name in names:
+        target.kill(name)
+    return " ".join(names)
+
+
+async def _drain(target: Target, role: str) -> str:
+    name = target.node(role)
+    if target.cluster.is_running(name):
+        target.cluster.send_signal(name, signal.SIGTERM)
+    return name
+
+
+async def _kill_while_draining(target: Target) -> str:
+    """The node that streams move to dies."""
+    names = [name for name in target.cluster.node_names if name.startswith("decode")]
+    first, *others = target.random.sample(names, len(names))
+    if target.cluster.is_running(first):
+        target.cluster.send_signal(first, signal.SIGTERM)
+    await asyncio.sleep(target.random.uniform(0.0, 0.2))
+    for name in others:
+        target.kill(name)
+    return " ".join(names)
+
+
+async def _freeze(target: Target, role: str) -> str:
+    name = target.node(role)
+    await target.frozen(name, _FROZEN_S)
+    return name
+
+
+async def _freeze_coordinator(target: Target) -> str:
+    await target.frozen(COORDINATOR, _FROZEN_S)
+    return COORDINATOR
+
+
+async def _stutter(target: Target) -> str:
+    name = target.node(target.random.choice(["prefill", "decode"]))
+    await target.frozen(name, 0.5)
+    return name
+
+
+async def _flip(target: Target) -> str:
+    """A node changes pools, and back."""
+    name = target.node("decode")
+    for role in ("prefill", "decode"):
+        body = {"node": name, "role": role, "force": False, "timeout_s": 2.0}
+        async with target.session.post(target.cluster.url + "/admin/role", json=body) as response:
+            await response.read()
+        await asyncio.sleep(0.5)
+    return name
+
+
+async def _cut(target: Target) -> str:
+    name = target.random.choice(sorted(target.relays))
+    target.relays[name].cut()
+    return name
+
+
+async def _swallow(target: Target) -> str:
+    """Half-open: nothing passes, and no connection breaks."""
+    name = target.random.choice(sorted(target.relays))
+    relay = target.relays[name]
+    relay.swallow(True)
+    await asyncio.sleep(_FROZEN_S)
+    relay.cut()
+    relay.swallow(False)
+    return name
+
+
+async def _slow_link(target: Target) -> str:
+    name = target.random.choice(sorted(target.relays))
+    target.relays[name].delay_s = _SLOW_S
+    await asyncio.sleep(_FROZEN_S)
+    target.relays[name].delay_s = 0.0
+    return name
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "kill-decode": lambda target: _kill(target, "decode"),
+    "kill-prefill": lambda target: _kill(target, "prefill"),
+    "kill-pair": _kill_pair,
+    "kill-all-decode": _kill_pool,
+    "drain-decode": lambda target: _drain(target, "decode"),
+    "drain-prefill": lambda target: _drain(target, "prefill"),
+    "drain-and-kill": _kill_while_draining,
+    "freeze-decode": lambda target: _freeze(target, "decode"),
+    "freeze-prefill": lambda target: _freeze(target, "prefill"),
+    "freeze-coordinator": _freeze_coordinator,
+    "stutter": _stutter,
+    "flip": _flip,
+    "cut": _cut,
+    "swallow": _swallow,
+    "slow-link": _slow_link,
+}
+NEEDS_RELAY: Final = frozenset({"cut", "swallow", "slow-link"})
+NEEDS_PREFILL: Final = frozenset(
+    {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}
+)

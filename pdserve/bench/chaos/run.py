@@ -1,0 +1,132 @@
+"""`pdserve bench chaos`: a cluster, calls, faults, and a table of what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pdserve.bench.chaos.config import ChaosConfig
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL, Target
+from pdserve.bench.chaos.histories import HUNG, LOST, WRONG
+from pdserve.bench.chaos.measurement import Chaos, ChaosReport, session
+from pdserve.bench.chaos.relay import Relay
+from pdserve.bench.output import machine_and_date, print_json, print_tables, say
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import Cluster
+from pdserve.errors import ConfigError
+from pdserve.process.exit_codes import FAILED, OK
+
+
+class RelayedCluster(Cluster):
+    """A cluster some of whose nodes reach the coordinator through a relay."""
+
+    def __init__(self, config: ClusterConfig, relays: Mapping[str, Relay], **fields: Any) -> None:
+        super().__init__(config, **fields)
+        self._relays = relays
+
+    def command_line(self, name: str) -> list[str]:
+        """As Cluster.command_line, with another address of the coordinator."""
+        words, relay = super().command_line(name), self._relays.get(name)
+        if relay is None:
+            return words
+        flag = "--coordinators="
+        return [word for word in words if not word.startswith(flag)] + [flag + relay.address]
+
+
+def run(config: ChaosConfig, setup: dict[str, object]) -> int:
+    """Run and print; the exit code is 1 if anything was lost, wrong, hung or leaked.
+
+    Raises:
+        ConfigError: a kind of faults is not known.
+        ClusterError: the cluster failed without a fault, or does not come back.
+    """
+    kinds = kinds_of(config)
+    report = ChaosReport(seed=config.seed)
+    asyncio.run(measure(config, kinds, report))
+    if config.json:
+        print_json(report, setup)
+    else:
+        print_tables([_table(report, machine_and_date(setup))], _remarks(report, config))
+    return FAILED if report.complaints else OK
+
+
+def kinds_of(config: ChaosConfig) -> list[str]:
+    """Return the kinds of faults to draw from. Raises ConfigError for one that is not known."""
+    for name in config.only:
+        if name not in FAULTS:
+            raise ConfigError(f'--only "{name}" is none of {", ".join(FAULTS)}')
+    has_prefill = config.mode != "colocated"
+    return [name for name in config.only or FAULTS if has_prefill or name not in NEEDS_PREFILL]
+
+
+async def measure(config: ChaosConfig, kinds: Sequence[str], report: ChaosReport) -> None:
+    """Start a cluster, disturb it by these kinds of faults, and stop it. Raises as `run`."""
+    relayed = [f"decode-{config.decode - 1}"]
+    if config.mode != "colocated" and config.prefill:
+        relayed.append(f"prefill-{config.prefill - 1}")
+    async with AsyncExitStack() as stack:
+        cluster: RelayedCluster | None = None
+
+        def coordinator() -> str:
+            assert cluster is not None
+            return cluster.grpc_address
+
+        relays = {name: await stack.enter_async_context(Relay(coordinator)) for name in relayed}
+        cluster = RelayedCluster(
+            ClusterConfig(
+                port=0,
+                mode=config.mode,
+                prefill=config.prefill if config.mode != "colocated" else None,
+                decode=config.decode,
+                checkpoint=config.checkpoint,
+                engine=config.engine,
+            ),
+            relays,
+        )
+        await stack.enter_async_context(cluster)
+        client = await stack.enter_async_context(session())
+        target = Target(cluster, relays, client, Random(f"targets {config.seed}"))
+        model = (await cluster.status()).model
+        chaos = Chaos(target, model, config.mode, report, say)
+        await chaos.run(kinds, config.faults, config.calls, config.pause_s)
+
+
+def _table(report: ChaosReport, caption: str) -> Table:
+    table = Table(title="faults, and the longest gaps of streams that ran", caption=caption)
+    for column in ("fault", "times", "found ms p50/max", "gap ms p50/p99"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for kind in FAULTS:
+        faults = [fault for fault in report.faults if fault.kind == kind]
+        if faults:
+            found = [fault.found_s for fault in faults if fault.found_s is not None]
+            gaps = report.gaps_s.get(kind, [])
+            table.add_row(kind, str(len(faults)), _two(found, 100), _two(gaps, 99))
+    return table
+
+
+def _two(seconds: Sequence[float], high: int) -> str:
+    if not seconds:
+        return "-"
+    return "/".join(f"{1e3 * np.percentile(seconds, q):.0f}" for q in (50, high))
+
+
+def _remarks(report: ChaosReport, config: ChaosConfig) -> list[str]:
+    counts = {kind: report.num(kind) for kind in (LOST, WRONG, HUNG)}
+    said = (
+        f"{len(report.faults)} faults, {len(report.calls)} calls in {report.lasted_s:.0f} s: "
+        + ", ".join(f"{number} {kind}" for kind, number in counts.items())
+        + f", {len(report.leaks)} leaks"
+    )
+    before, after = report.coordinator_mb
+    memory = f"the coordinator's memory: {before:.0f} MB before, {after:.0f} MB after"
+    if not report.complaints:
+        return [said, memory, "nothing was lost"]
+    only = "".join(f" --only {name}" for name in config.only)
+    again = f"again: pdserve bench chaos --seed {report.seed} --faults {config.faults}{only}"
+    return [said, memory, *report.complaints, again]

@@ -1,0 +1,175 @@
+"""The checker of `pdserve bench chaos` finds what is planted, and nothing else; and its relay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pdserve.bench.chaos.calls import KINDS, Heard, make_call
+from pdserve.bench.chaos.config import ChaosConfig
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL
+from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, gap_s, judge
+from pdserve.bench.chaos.measurement import Watch, _held
+from pdserve.bench.chaos.relay import Relay
+from pdserve.bench.chaos.run import kinds_of
+from pdserve.errors import ConfigError
+from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
+
+
+def heard() -> Heard:
+    return Heard(
+        kind="greedy",
+        number=1,
+        began_s=10.0,
+        ended_s=12.0,
+        status=200,
+        answers={0: "once upon a time"},
+        finish_reasons={0: ["length"]},
+        completion_tokens=4,
+        num_ends=1,
+        heard_s=[10.5, 11.0, 11.5, 12.0],
+    )
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert judge(heard(), heard(), []) == []
+
+
+PLANTED: dict[str, tuple[Callable[[Heard], None], str]] = {
+    "another token": (lambda h: h.answers.update({0: "once upon a tree"}), WRONG),
+    "a doubled token": (lambda h: h.answers.update({0: "once upon upon a time"}), WRONG),
+    "a missing end of the text": (lambda h: h.answers.update({0: "once upon a"}), WRONG),
+    "no last event": (lambda h: setattr(h, "num_ends", 0), WRONG),
+    "two last events": (lambda h: setattr(h, "num_ends", 2), WRONG),
+    "two ends of a choice": (lambda h: h.finish_reasons.update({0: ["length"] * 2}), WRONG),
+    "200 and nothing": (lambda h: h.answers.clear(), WRONG),
+    "wrong usage": (lambda h: setattr(h, "completion_tokens", 5), WRONG),
+    "a choice too many": (lambda h: h.answers.update({1: "who are you"}), WRONG),
+    "an error": (lambda h: setattr(h, "error", "node_lost: gone"), LOST),
+    "silence": (lambda h: setattr(h, "heard_s", [10.5, 15.6, 16.0]), HUNG),
+    "no end": (lambda h: setattr(h, "error", "no end"), HUNG),
+    "a refusal without a reason": (lambda h: refused(h), LOST),
+}
+
+
+def refused(h: Heard) -> None:
+    h.status, h.error, h.answers, h.finish_reasons = 503, "no_node_available: none", {}, {}
+    h.num_ends, h.completion_tokens = 0, None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_is_found(name: str) -> None:
+    plant, kind = PLANTED[name]
+    bad = heard()
+    plant(bad)
+    assert kind in {found for found, _ in judge(bad, heard(), [])}
+
+
+def test_an_outage_excuses_silence_and_refusals_but_no_loss() -> None:
+    silent, turned_away, lost = heard(), heard(), heard()
+    silent.heard_s = [10.5, 16.0, 17.0]
+    refused(turned_away)
+    lost.error = "node_lost: gone"
+    outages = [(11.0, 15.0)]
+    assert judge(silent, heard(), outages) == []
+    assert judge(turned_away, heard(), outages) == []
+    assert {kind for kind, _ in judge(lost, heard(), outages)} == {LOST}
+
+
+def test_a_client_that_leaves_has_the_beginning() -> None:
+    left = heard()
+    left.has_left, left.num_ends, left.finish_reasons, left.completion_tokens = True, 0, {}, None
+    left.answers = {0: "once upon"}
+    assert judge(left, heard(), []) == []
+    left.answers = {0: "twice"}
+    assert {kind for kind, _ in judge(left, heard(), [])} == {WRONG}
+
+
+def test_a_gap_belongs_to_the_fault_before_it() -> None:
+    assert gap_s(heard(), 11.1, 20.0) == pytest.approx(0.5)
+    assert gap_s(heard(), 13.0, 20.0) is None
+    assert gap_s(heard(), 9.0, 10.2) is None
+
+
+def test_calls_are_the_same_whenever_they_are_made() -> None:
+    for kind in KINDS:
+        assert make_call(kind, 1, "m") == make_call(kind, 1, "m")
+        assert make_call(kind, 1, "m") != make_call(kind, 2, "m")
+
+
+def test_kinds_of_faults_fit_the_mode() -> None:
+    assert kinds_of(ChaosConfig()) == list(FAULTS)
+    assert not NEEDS_PREFILL & set(kinds_of(ChaosConfig(mode="colocated")))
+    with pytest.raises(ConfigError, match='"rain" is none of kill-decode'):
+        kinds_of(ChaosConfig(only=["rain"]))
+
+
+def node(name: str, role: RoleName, state: str = "ready", **fields: int) -> NodeStatus:
+    numbers = dict.fromkeys(
+        ("cached_blocks", "pinned_blocks", "queued_tokens", "running_requests", "waiting_requests"),
+        0,
+    )
+    return NodeStatus(
+        node_id=name,
+        role=role,
+        state=state,  # type: ignore[arg-type]
+        loading_progress=1.0,
+        incarnation="1",
+        session_address="",
+        metrics_address="",
+        step_time_ms=0.0,
+        **{"num_blocks": 9, "free_blocks": 9, **numbers, **fields},
+    )
+
+
+def status(*nodes: NodeStatus, inflight: int = 0) -> ClusterStatus:
+    return ClusterStatus(
+        model="m", mode="disaggregated", ready=True, inflight=inflight, nodes=list(nodes)
+    )
+
+
+def test_what_is_held_is_said() -> None:
+    p, d = node("p", "prefill"), node("d", "decode")
+    assert _held(status(p, d)) == []
+    assert _held(status(p, d, inflight=2)) == ["2 requests in flight"]
+    (held,) = _held(status(p, msgspec.structs.replace(d, free_blocks=7)))
+    assert held == "d holds 2 blocks, 0 pinned, 0 queued tokens, 0 requests"
+
+
+def test_outages_and_what_was_found() -> None:
+    p, d, draining = node("p", "prefill"), node("d", "decode"), node("d", "decode", "draining")
+    watch = Watch("disaggregated")
+    watch.seen = [(1.0, status(p, d)), (2.0, status(p, draining)), (3.0, None), (4.0, status(p, d))]
+    assert watch.outages() == [(1.0, 5.0)]  # it began when it was last seen well, or after
+    assert watch.found_s(["d"], 1.5, 9.0) == 0.5
+    assert watch.found_s(["d"], 1.5, 1.9) is None
+    assert watch.found_s(["p"], 0.0, 9.0) is None
+
+
+async def test_the_relay_passes_holds_up_and_cuts() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with Relay(lambda: f"{host}:{port}") as relay, asyncio.timeout(5):
+        relay_host, _, relay_port = relay.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(relay_host, int(relay_port))
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        relay.swallow(True)
+        writer.write(b"there")
+        coming = asyncio.create_task(reader.readexactly(5))
+        done, _ = await asyncio.wait((coming,), timeout=0.05)
+        assert not done
+        relay.swallow(False)
+        assert await coming == b"there"
+        relay.cut()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(1)
+        writer.close()
+    server.close()
