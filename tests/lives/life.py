@@ -102,6 +102,7 @@ class World:
             node.signals.drain.set()
         lives = [node.life for node in self.nodes if node.life is not None]
         await asyncio.wait(lives, timeout=TIMEOUTS.drain_s + 5)
+        await asyncio.sleep(LOOK_S)
         return checker.left_behind(self)
 
     async def bury(self) -> None:

@@ -25,7 +25,7 @@ from tests.lives.loop import PROCESS
 T = TypeVar("T")
 
 COSTS = StepCosts(
-    knot_tokens=[1, 64], knot_s=[0.004, 0.02], pair_s=1e-7, context_s=1e-6, sampled_s=1e-5
+    knot_tokens=[1, 64], knot_s=[0.02, 0.06], pair_s=1e-7, context_s=1e-6, sampled_s=1e-5
 )
 TURN_S = 1e-5  # until the thread turns to a step
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
+from math import inf, nextafter
 from random import Random
 from typing import Any
 
@@ -103,7 +104,7 @@ class Network:
             way.held.append((pipe, item))
             return
         arrival_s = self.loop.time() + self.delay_s(way)
-        pipe.last_s = max(pipe.last_s, arrival_s)
+        pipe.last_s = max(nextafter(pipe.last_s, inf), arrival_s)  # timers have no order else
         self.loop.call_at(pipe.last_s, pipe.arrive, item, context=NOBODY)
 
     def way(self, source: Process, target: Process) -> Way:

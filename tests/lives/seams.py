@@ -86,7 +86,7 @@ def seams(network: Network, pulls: Pulls, random: Random) -> Iterator[None]:
         (runtime, "freeze_loaded_objects", lambda: None),
         (runtime, "end_process_after", lambda seconds, code: None),
         (runtime, "os", SimpleNamespace(_exit=_exit)),
-        (runtime, "sys", SimpleNamespace(stderr=SimpleNamespace(write=len, flush=len))),
+        (runtime, "sys", SimpleNamespace(stderr=SimpleNamespace(write=len, flush=int))),
     ]
     patches = [patch.object(where, name, what) for where, name, what in to_life]
     for each in patches:
