@@ -25,7 +25,7 @@ from functools import partial
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import DeadlineExceeded, PdserveError
+from pdserve.errors import PdserveError, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffRecord
 from prefill_node.handoff import Handoff
@@ -247,7 +247,7 @@ class Handoffs:
     def _expire(self, request_id: str) -> None:
         handoff = self._handoffs[request_id]
         waited_for = "puller" if handoff.is_open else "prefill leg"
-        error = DeadlineExceeded(f"no {waited_for} of {request_id} came within {self._lease_s} s")
+        error = TransferTimeout(f"no {waited_for} of {request_id} came within {self._lease_s} s")
         log.warning("%s", error)
         self.end(request_id, error)
         if handoff.is_open:

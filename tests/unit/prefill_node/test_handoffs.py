@@ -16,7 +16,7 @@ from kv_transfer.ticket import Ticket, read_ticket
 from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
+from pdserve.errors import PdserveError, RequestCancelled, TransferTimeout
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, SamplingParams
@@ -195,7 +195,7 @@ async def test_a_leg_that_never_comes_is_reported_to_the_subscriber(node: Node) 
     await asyncio.sleep(2 * LEASE_S)
     (ended,) = heard
     assert isinstance(ended, HandoffEnded)
-    assert ended.code == DeadlineExceeded.code
+    assert ended.code == TransferTimeout.code
     assert node.failed == []  # there is no leg to fail
 
 
@@ -215,7 +215,7 @@ async def test_nobody_coming_for_it_ends_a_handoff(node: Node, was_subscribed: b
     await asyncio.sleep(2 * LEASE_S)
     ((request_id, error),) = node.failed
     assert request_id == "r"
-    assert isinstance(error, DeadlineExceeded)
+    assert isinstance(error, TransferTimeout)
 
 
 async def test_a_subscriber_that_asked_twice_still_leaves_at_once(node: Node) -> None:

@@ -1,0 +1,58 @@
+"""python -m tests.lives: lives many lives, and shows those that went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.lives.life import ALL_MODES, Life, live
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lives", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many lives")
+    parser.add_argument("--seed", type=int, default=0, help="the first one's")
+    parser.add_argument("--mode", choices=ALL_MODES, help="of all clusters; default: any")
+    parser.add_argument("--faults", type=int, help="in each life; default: 0 to 5")
+    parser.add_argument("--events", type=int, default=80, help="of a trace that are shown")
+    parser.add_argument("--stop-after", type=int, default=5, help="lives that went wrong")
+    parser.add_argument("--show", action="store_true", help="the trace, whatever happens")
+    args = parser.parse_args()
+    began_s, total, failed = time.monotonic(), Counter[str](), 0
+    num_lives = 0
+    for seed in range(args.seed, args.seed + args.seeds):
+        life = live(seed, modes=(args.mode,) if args.mode else ALL_MODES, num_faults=args.faults)
+        num_lives += 1
+        total.update(life.counts)
+        if life.wrong or args.show:
+            print(told(life, args.events, _options(args)))
+        failed += bool(life.wrong)
+        if failed >= args.stop_after:
+            break
+    seconds = time.monotonic() - began_s
+    print(", ".join(f"{name} {count}" for name, count in total.items()))
+    print(f"{num_lives} lives, {failed} went wrong; {num_lives / seconds:.1f} lives/s")
+    return 1 if failed else 0
+
+
+def _options(args: argparse.Namespace) -> str:
+    mode = f" --mode {args.mode}" if args.mode else ""
+    return mode + (f" --faults {args.faults}" if args.faults is not None else "")
+
+
+def told(life: Life, num_events: int, options: str = "") -> str:
+    """A life for people to read."""
+    plan = life.plan
+    lines = [
+        f"--- seed {life.seed}: {plan.mode}, {len(plan.nodes)} nodes, digest {life.digest}",
+        *life.trace.lines(num_events),
+        *(f"WRONG: {what}" for what in life.wrong),
+        f"again: python -m tests.lives --seeds 1 --seed {life.seed}{options} --show",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A coordinator's process: all of it but HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.admission import Admission, WaitingLine
+from coordinator.pools.role_changes import RoleChanges
+from coordinator.registry import Registry
+from coordinator.requests.flow import Flow
+from coordinator.requests.running import RunningRequest
+from coordinator.routing import Router
+from coordinator.service import CoordinatorService
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Welcome
+from pdserve.settings.config import CoordinatorTimeouts, Mode
+from pdserve.wire import coordinator_pb2_grpc
+from tests.lives.grpc_seam import Server
+from tests.lives.loop import Process, VirtualLoop
+from tests.lives.network import Network
+
+HOST, PORT = "coordinator", 1
+ADDRESS = f"{HOST}:{PORT}"
+
+
+class CoordinatorProcess(Process):
+    """The coordinator."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        network: Network,
+        mode: Mode,
+        timeouts: CoordinatorTimeouts,
+        max_inflight: int,
+    ) -> None:
+        super().__init__(loop, HOST)
+        self._network = network
+        self.context.run(self._make, mode, timeouts, max_inflight)
+
+    def _make(self, mode: Mode, timeouts: CoordinatorTimeouts, max_inflight: int) -> None:
+        self.registry = Registry()
+        self.metrics = CoordinatorMetrics()
+        self.admission = Admission(WaitingLine[RunningRequest](64), max_inflight=max_inflight)
+        self.router = Router(self.registry, mode)
+        self.flow = Flow(
+            self.registry,
+            self.router,
+            self.admission,
+            self.metrics,
+            model="m",
+            request_s=timeouts.request_s,
+            resume_s=timeouts.resume_s,
+        )
+        self.changes = RoleChanges(self.registry, mode, self.metrics)
+        welcome = Welcome(coordinator_id=ADDRESS, incarnation="1")
+        service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
+        self._server = Server(self._network)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
+
+    def start(self) -> None:
+        """Let nodes attach."""
+        self.spawn(self._server.start(HOST, PORT))
+
+    def count(self, counter: str, labels: Sequence[str]) -> dict[str, int]:
+        """The values of a counter, by label."""
+        found = getattr(self.metrics, counter)
+        return {name: int(found.labels(name)._value.get()) for name in labels}

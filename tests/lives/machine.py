@@ -1,0 +1,171 @@
+"""What computes a node's steps: a runner over fake KV, and a thread that takes virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from kv_transfer.memory import ExportedPool
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.steps.shape import shape_of
+from pdserve.engine.steps.thread import Computation
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import StepCosts
+from tests.lives.kv import NUM_LAYERS, POISON, KvNumbers, sampled
+from tests.lives.loop import PROCESS
+
+T = TypeVar("T")
+
+COSTS = StepCosts(
+    knot_tokens=[1, 64], knot_s=[0.02, 0.06], pair_s=1e-7, context_s=1e-6, sampled_s=1e-5
+)
+TURN_S = 1e-5  # until the thread turns to a step
+
+
+@dataclass
+class Machine:
+    """What a node runs on."""
+
+    random: Random
+    kill: Callable[[str], None]  # ends the process at once
+    slowness: float = 1.0
+    num_bad_steps: int = 0  # of the next steps raise
+    hangs: bool = False  # the next step never ends
+    is_dead: bool = False  # the thread has ended
+    step_s: float = 0.001  # of the step that was prepared last
+    perf: PerfModel = field(default_factory=lambda: PerfModel(COSTS))
+
+
+def machine_here() -> Machine:
+    """The machine of the process that runs."""
+    process: Any = PROCESS.get()
+    return process.machine
+
+
+class LifeThread:
+    """As `pdserve.engine.steps.thread.StepThread`, in virtual time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._machine = machine_here()
+
+    def submit(self, compute: Callable[[], T]) -> Computation[T]:
+        """Compute at some time during the step: KV is read and written then."""
+        loop, machine = self._loop, self._machine
+        work = Computation(compute, loop.create_future(), loop.create_future())
+        loop.call_later(TURN_S, _settle, work.begun, None)
+        if machine.hangs or machine.is_dead:
+            return work
+        share = machine.random.choice([0.0, 0.5, 1.0])
+        loop.call_later(TURN_S + share * machine.step_s, self._compute, work, 1 - share)
+        return work
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._machine.is_dead
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+    def _compute(self, work: Computation[Any], share_left: float) -> None:
+        left_s = share_left * self._machine.step_s
+        try:
+            result = work.compute()
+        except Exception as error:
+            self._loop.call_later(left_s, _fail, work.result, error)
+        else:
+            self._loop.call_later(left_s, _settle, work.result, result)
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row as it was when its step was prepared."""
+
+    request: Request
+    table: Any
+    tokens: list[int]
+    begin: int
+    end: int
+    num_output: int
+    samples: bool
+
+
+class LifeRunner:
+    """Computes steps over a pool (`pdserve.engine.interface.Runner`)."""
+
+    def __init__(self, pool: ExportedPool, machine: Machine) -> None:
+        self.model_s = 0.0
+        self._numbers = KvNumbers(pool)
+        self._machine = machine
+
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], list[SampledToken | None]]:
+        """As Runner.prepare: what a step reads is laid out before it runs."""
+        machine = self._machine
+        noise = machine.random.uniform(0.8, 1.3)
+        machine.step_s = machine.perf.step_s(shape_of(rows)) * machine.slowness * noise
+        self.model_s += machine.step_s
+        return partial(self._compute, [_laid_out(row) for row in rows], progress)
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Nothing is laid out ahead."""
+
+    def _compute(
+        self, rows: list[_Row], progress: LayerProgress | None
+    ) -> list[SampledToken | None]:
+        machine, numbers = self._machine, self._numbers
+        if any(POISON in row.tokens[: row.end] for row in rows):
+            machine.kill("poison")
+            return []
+        if machine.num_bad_steps:
+            machine.num_bad_steps -= 1
+            raise RuntimeError("a bad step")
+        kv = [numbers.compute(row.table, row.tokens, row.begin, row.end) for row in rows]
+        for layer in range(NUM_LAYERS):
+            for row, chains in zip(rows, kv, strict=True):
+                numbers.write(row.table, row.begin, chains, layer)
+            if progress is not None and layer + 1 in progress.ends:
+                progress.done(layer + 1)
+        return [self._sampled(row) if row.samples else None for row in rows]
+
+    def _sampled(self, row: _Row) -> SampledToken:
+        request = row.request
+        kv = self._numbers.read(row.table, row.end)
+        token = sampled(kv, request.sampling, row.num_output)
+        others = tuple(sampled(kv, s.sampling, 0) for s in request.siblings)
+        return replace(token, siblings=others) if others else token
+
+
+def _laid_out(row: Scheduled) -> _Row:
+    request = row.request
+    begin = request.num_computed_tokens
+    end = begin + row.num_tokens
+    table = np.array(request.block_table, np.int64)
+    return _Row(
+        request,
+        table,
+        request.token_slice(0, end),
+        begin,
+        end,
+        len(request.output_token_ids),
+        row.samples,
+    )
