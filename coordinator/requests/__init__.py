@@ -8,4 +8,11 @@ next, in the order in which a request meets them:
     running       one request: its events, in order
     first_tokens  token 1 is shown to the client or held back (`showing`)
     leg_errors    what a client is told about a leg that failed
+
+And what happens to those that are disturbed:
+
+    departures    a node is lost, sick, drains or leaves its pool
+    resumes       they are sent again, and go on elsewhere (`quarantine`: what nodes die of)
+    moves         running streams move to another node
+    claims        streams of a coordinator that is gone
 """

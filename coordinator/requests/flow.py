@@ -18,9 +18,10 @@ from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.watch import PrefixWatch
 from coordinator.registry import Member, Registry
 from coordinator.requests.claims import Claims
+from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
-from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
+from coordinator.requests.leg_errors import error_of, is_of_the_request
 from coordinator.requests.line_keeper import LineKeeper
 from coordinator.requests.moves import Moves
 from coordinator.requests.resumes import Resumes
@@ -40,8 +41,6 @@ from pdserve.protocol import (
     Claimed,
     KvEvents,
     LegFailed,
-    NodeRole,
-    NodeState,
     PhaseTimes,
     Prefetched,
     Slo,
@@ -88,8 +87,10 @@ class Flow:
         watch_nodes(registry, metrics)
         watch_pairs(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
-        registry.on_lost(self._member_lost)
-        registry.on_changed(self._member_changed)
+        self._departures = Departures(
+            registry, router, self._by_leg, self._resumes, self._moves, metrics
+        )
+        registry.on_changed(lambda member: self._line_keeper.look())
 
     @property
     def num_inflight(self) -> int:
@@ -244,41 +245,6 @@ class Flow:
     def claimed(self, message: Claimed, sender: Member) -> None:
         """Show what a node has of a request that another coordinator had begun."""
         self._claims.claimed(message, sender)
-
-    def _member_lost(self, member: Member) -> None:
-        if member.load.state is not NodeState.DRAINING:
-            self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
-        self._moves.lost(member)
-        has_drained = member.load.state is NodeState.DRAINING
-        self._take_from(member, "node_lost", "" if has_drained else member.hello.incarnation)
-
-    def _take_from(self, member: Member, reason: str, failure: str) -> None:
-        """Take the requests from a node that does nothing for them any more (`interrupted`)."""
-        num_interrupted = 0
-        for running in list(self._by_leg.values()):
-            dispatch = running.dispatch
-            if dispatch is None:
-                continue
-            needs_prefill = dispatch.prefill is member and not running.has_token_one
-            if dispatch.decode is member or needs_prefill:
-                num_interrupted += 1
-                error = lost(running.has_token_one)
-                self._resumes.interrupted(running, error, reason, failure)
-            # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
-        if num_interrupted:
-            log.warning("%d requests of %s go on elsewhere", num_interrupted, member.node_id)
-
-    def _member_changed(self, member: Member) -> None:
-        if member.load.state is NodeState.SICK:
-            self._take_from(member, "node_sick", member.hello.incarnation)
-        self._moves.changed(member, is_wanted=self._is_wanted(member))
-        self._line_keeper.look()
-        self._resumes.changed(member)
-
-    def _is_wanted(self, member: Member) -> bool:
-        """Whether a node is to go on with its streams."""
-        decodes = member.role is NodeRole.DECODE or self._router.mode == "adaptive"
-        return decodes and member.load.state is not NodeState.DRAINING
 
     # ---- parts ---------------------------------------------------------------------------------
 

@@ -178,9 +178,7 @@ class World:
         return NodeRole.DECODE if is_prefill else NodeRole.PREFILL
 
 
-def live(
-    seed: int, *, modes: tuple[Mode, ...] = ALL_MODES, num_faults: int | None = None
-) -> Life:
+def live(seed: int, *, modes: tuple[Mode, ...] = ALL_MODES, num_faults: int | None = None) -> Life:
     """Live the life of this seed."""
     plan = make_plan(seed, modes=modes, num_faults=num_faults)
     with LogListener() as heard, asyncio.Runner(loop_factory=VirtualLoop) as runner:

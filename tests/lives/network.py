@@ -46,9 +46,7 @@ class Listening:
 class Network:
     """All connections of a life."""
 
-    def __init__(
-        self, loop: VirtualLoop, random: Random, trace: Trace, keepalive_s: float
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, random: Random, trace: Trace, keepalive_s: float) -> None:
         self.loop = loop
         self.random = random
         self.trace = trace
@@ -130,9 +128,7 @@ class Network:
         if refuses:
             self._break_between(one, other)
         else:
-            self.loop.call_later(
-                self._keepalive_s, self._break_if_cut, one, other, context=NOBODY
-            )
+            self.loop.call_later(self._keepalive_s, self._break_if_cut, one, other, context=NOBODY)
 
     def heal(self, one: Process, other: Process) -> None:
         """Carry messages again, with what was held back."""
@@ -147,9 +143,7 @@ class Network:
 
     def frozen(self, process: Process) -> None:
         """A process has been stopped: its peers give it up when their keepalives do."""
-        self.loop.call_later(
-            self._keepalive_s, self._break_if_stopped, process, context=NOBODY
-        )
+        self.loop.call_later(self._keepalive_s, self._break_if_stopped, process, context=NOBODY)
 
     def vanish(self, process: Process, *, silently: bool) -> None:
         """A process is gone; silently: with its host, which nobody says."""
@@ -184,5 +178,3 @@ class Network:
             for connection in list(self._connections):
                 if process in (connection.client, connection.server):
                     connection.break_both()
-
-

@@ -150,9 +150,7 @@ class Connection:
         """Have the server handle the call, as soon as it hears of it."""
         way = self._network.way(self.client, self.server)
         delay_s = self._network.delay_s(way)
-        self._network.loop.call_later(
-            delay_s, self._handle, method, context=self.server.context
-        )
+        self._network.loop.call_later(delay_s, self._handle, method, context=self.server.context)
 
     # ---- the client's end ----------------------------------------------------------------------
 
