@@ -1,10 +1,11 @@
 """Live migration: running streams move from one node to another.
 
     ask the target to prefetch ──► it pulls full blocks, while the stream goes on ──► prefetched
-                                                    withdrawn, and dispatched to the target ◄──┘
+                              withdrawn, and dispatched to the target ◄── its next token ◄──┘
 
-The target then lacks only the KV of the last few tokens, so the client waits for about a step more
-than usual. Streams move away from nodes that drain or that have left the decode pool, as fast as
+The target then lacks only the KV of the last few tokens: its running step ends, and the next one
+computes them and the stream's next token. So the client waits for at most a step more than
+usual. Streams move away from nodes that drain or that have left the decode pool, as fast as
 others have a place for them; the others finish where they are.
 """
 
@@ -79,10 +80,14 @@ class Moves:
             self._next_look = asyncio.get_running_loop().call_soon(self._begin)
 
     def prefetched(self, message: Prefetched, sender: Member) -> None:
-        """Move a stream whose KV is at its target."""
+        """Move a stream whose KV is at its target, right after its next token.
+
+        In the middle of a step, the token that the step computes would be lost.
+        """
         move = self._moves.get(message.request_id)
         if move is not None and move.target is sender:
-            self._carry_out(message.request_id)
+            carry_out = partial(self._carry_out, message.request_id)
+            move.running.on_further = partial(asyncio.get_running_loop().call_soon, carry_out)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -95,6 +100,8 @@ class Moves:
         for running, _ in streams:
             if running.request.request_id in moving or running.num_tokens < 2:
                 continue
+            if running.on_further is not None:
+                continue  # it has only just come
             placement = self._dispatcher.place_elsewhere(running)
             if placement is None:
                 return  # until something changes
@@ -111,7 +118,9 @@ class Moves:
             self._dispatcher.ask_to_prefetch(running, placement)
 
     def _carry_out(self, request_id: str) -> None:
-        move = self._moves.pop(request_id)
+        move = self._moves.pop(request_id, None)
+        if move is None:
+            return  # its prefetch was not waited for any longer
         move.timer.cancel()
         running = move.running
         runs_there = self._dispatcher.by_leg.get(move.source_leg) is running

@@ -89,7 +89,7 @@ class RunningRequest:
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
         self.num_interruptions = 0
-        self.on_further: Callable[[], None] | None = None  # called once, with its next tokens
+        self.on_further: Callable[[], object] | None = None  # called once, with its next tokens
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end

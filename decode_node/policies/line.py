@@ -20,13 +20,13 @@ TPOT_KEPT: Final = Targets(payer="TPOT can be kept", weight=1 - LOST_SHARE)
 class Line:
     """Orders by priority, then preempted ones, then fair shares, then who can still meet its TPOT.
 
-    A preempted request whose place was due to another payer waits for its own payer's turn.
-    Waiting for room falls between tokens 1 and 2, so it counts in TPOT. In an overload, first come
-    first served would make all requests wait until none of them can meet its TPOT. So requests
-    whose TPOT is already lost come last, except for a small share of the places, so that they
-    complete too. No request waits for one whose prompt is still being prefilled on another node.
-    Ties are broken by arrival. Prompts are ordered among themselves by a prompt order, which also
-    distributes chunks.
+    A request that was interrupted on another node is as one that was preempted here. A preempted
+    request whose place was due to another payer waits for its own payer's turn. Waiting for room
+    falls between tokens 1 and 2, so it counts in TPOT. In an overload, first come first served
+    would make all requests wait until none of them can meet its TPOT. So requests whose TPOT is
+    already lost come last, except for a small share of the places, so that they complete too. No
+    request waits for one whose prompt is still being prefilled on another node. Ties are broken by
+    arrival. Prompts are ordered among themselves by a prompt order, which also distributes chunks.
     """
 
     def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace) -> None:
@@ -76,7 +76,7 @@ class Line:
             is_elsewhere = request.lifecycle.prefill_end_s is None and request not in of_prompts
             return (
                 -targets.priority,
-                request.num_preemptions == 0 or request.gave_place,
+                not request.goes_on or request.gave_place,
                 self._shares.rank(targets),
                 (request in lost) is not is_turn_of_lost,
                 is_elsewhere,

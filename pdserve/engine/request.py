@@ -76,6 +76,11 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its output was interrupted: it was preempted here, or its former node is gone."""
+        return self.num_preemptions > 0 or self.num_emitted_before > 0
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens whose KV is not computed yet; 1 for a decoding request."""
         return self.num_tokens - self.num_computed_tokens

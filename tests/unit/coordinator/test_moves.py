@@ -57,10 +57,11 @@ async def test_a_stream_goes_on_until_its_kv_is_where_it_moves_to(nodes: Nodes) 
     drain(nodes, source)
     (prefetch,) = await asked(target)
     assert (prefetch.request_id, prefetch.token_ids) == ("r~1", [1, 2, 3, 100, 101])
-    nodes.say(source, token(2))
-    assert running.num_tokens == 3
     sent(source)
     nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    await settle()
+    assert not sent(source), "it goes on until it has its next token"
+    nodes.say(source, token(2))
     leg = await decode_leg(target)
     assert (leg.request_id, leg.source) == ("r~1", None)
     assert leg.output_token_ids == [100, 101, 102]
@@ -105,6 +106,7 @@ async def test_a_few_move_to_a_node_at_a_time(nodes: Nodes) -> None:
     asked_first = await asked(target)
     assert len(asked_first) == MOST_PER_TARGET
     nodes.flow.prefetched(Prefetched(request_id="0~1", num_tokens=0), target)
+    nodes.say(source, token(2, request_id="0"))
     assert [p.request_id for p in await asked(target)] == [f"{MOST_PER_TARGET}~1"]
     for answer in running:
         answer.cancel("done")
@@ -166,6 +168,7 @@ async def test_a_client_that_leaves_during_a_move(nodes: Nodes) -> None:
     nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
     await settle()
     assert not [message for message in sent(target) if isinstance(message, DecodeLeg)]
+    nodes.flow._moves._carry_out("r~1")
     with pytest.raises(RequestCancelled):
         await output(running)
 
