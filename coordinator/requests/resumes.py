@@ -6,7 +6,9 @@
 
 What a request samples depends on its tokens, its seed and the position alone, so it only has to be
 sent again with what it has emitted. Those that are late go first. A node is given a few at a time:
-the others can still go to a node that comes back, and prompts of new requests get in between.
+the others can still go to a node that comes back, and prompts of new requests get in between. One
+that has failed again waits for longer each time: a node that is gone refuses within milliseconds
+what it is sent, until it is missed.
 
 A request may be the cause: each node that begins to compute it dies. So one that has been through
 two failures of nodes without a token in between is suspected. That alone proves nothing: two nodes
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 MOST_ATTEMPTS: Final = 6  # without a token in between
 SUSPECT: Final = 2  # failures of nodes without a token in between
 _LATER_S: Final = 0.01  # timers are rounded
+BACK_OFF_S: Final = 0.25  # before the third attempt without a token; doubles with each further one
 MOST_PER_NODE: Final = 8  # interrupted requests that are sent to the nodes and have no token yet
 
 
@@ -47,6 +50,7 @@ class _Trouble:
     slo: Slo  # that it was admitted with
     error: PdserveError  # the newest; ends the request if it cannot go on
     num_attempts: int = 0
+    not_before_s: float = 0.0  # when it is sent again, at the earliest
     failures: set[str] = field(default_factory=set)  # which nodes have failed that had it
     tried_at: int = 0  # number of failures when it was tried alone; 0: it was not
 
@@ -107,8 +111,10 @@ class Resumes:
         trouble.num_attempts += 1
         if failure:
             trouble.failures.add(failure)
+        elif trouble.num_attempts > 1:
+            self._back_off(trouble)
         self._no_longer_under_way(request_id)
-        self._waiting[request_id] = running
+        self._wait(running)
         self.look()
 
     def postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
@@ -117,7 +123,7 @@ class Resumes:
         `slo` is the promise that it was admitted with.
         """
         self._trouble_of(running, slo, error)
-        self._waiting[running.request_id] = running
+        self._wait(running)
         self.look()
 
     def ended(self, running: RunningRequest) -> None:
@@ -149,6 +155,15 @@ class Resumes:
         trouble.error = error
         return trouble
 
+    def _wait(self, running: RunningRequest) -> None:
+        self._waiting[running.request_id] = running
+        running.waits_to_resume = True
+
+    def _back_off(self, trouble: _Trouble) -> None:
+        wait_s = BACK_OFF_S * 2.0 ** (trouble.num_attempts - 2)
+        trouble.not_before_s = self._clock.now() + wait_s
+        asyncio.get_running_loop().call_later(wait_s + _LATER_S, self.look)
+
     def _send(self) -> None:
         self._next_look = None
         self._give_up()
@@ -157,6 +172,8 @@ class Resumes:
             if len(self._under_way) >= most:
                 return
             is_suspect = self._is_suspect(request_id)
+            if self._troubles[request_id].not_before_s > self._clock.now():
+                continue
             if is_suspect and self._on_trial is not None:
                 continue
             running = self._waiting[request_id]
@@ -165,6 +182,7 @@ class Resumes:
             except NoNodeAvailable:
                 continue  # it waits for one
             del self._waiting[request_id]
+            running.waits_to_resume = False
             self._under_way.add(request_id)
             if is_suspect:
                 self._on_trial = request_id

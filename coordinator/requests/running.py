@@ -89,6 +89,7 @@ class RunningRequest:
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
         self.num_interruptions = 0
+        self.waits_to_resume = False  # by itself, whatever becomes of its siblings
         self.on_further: Callable[[], object] | None = None  # called once, with its next tokens
         self._started_s = started_s
         self._deadline_s = deadline_s
@@ -125,8 +126,12 @@ class RunningRequest:
 
     @property
     def siblings_to_begin(self) -> list[RunningRequest]:
-        """Siblings that have neither been dispatched nor ended."""
-        return [s for s in self.siblings if s.dispatch is None and not s._has_ended]
+        """Siblings that have neither been dispatched nor ended, and wait for this answer."""
+        return [
+            sibling
+            for sibling in self.siblings
+            if sibling.dispatch is None and not (sibling._has_ended or sibling.waits_to_resume)
+        ]
 
     @property
     def depending(self) -> list[RunningRequest]:

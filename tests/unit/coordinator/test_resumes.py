@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
-from coordinator.requests.resumes import MOST_ATTEMPTS, MOST_PER_NODE
+from coordinator.requests.resumes import BACK_OFF_S, MOST_ATTEMPTS, MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import NodeLost, RequestQuarantined, StaleTicket
+from pdserve.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket
 from pdserve.pooling import Pooling
 from pdserve.protocol import (
     CancelLeg,
@@ -185,6 +185,25 @@ async def test_siblings_without_token_one_are_sent_again_together(nodes: Nodes) 
         assert await output(answer) == [100, 101, 102, 103]
 
 
+async def test_a_sibling_that_waits_by_itself_is_not_sent_with_the_others(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p1", PREFILL), nodes.join("d", DECODE)
+    first, second = nodes.flow.start_siblings(
+        [
+            GenerationRequest(request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=2))
+            for name in "rs"
+        ]
+    )
+    sent(prefill), sent(decode)
+    fail(nodes, decode, "s", PeerLost.code)
+    nodes.say(prefill, token(0))  # with which siblings begin that have not begun
+    assert [leg.request_id for leg in await legs(prefill)] == ["s~1"]
+    assert [leg.request_id for leg in await legs(decode)] == ["s~1"]
+    nodes.say(prefill, token(0, request_id="s~1"))
+    for request_id in ("r", "s~1"):
+        nodes.say(decode, token(1, last=True, request_id=request_id))
+    assert [await output(first), await output(second)] == [[100, 101], [100, 101]]
+
+
 async def test_a_sibling_that_cannot_follow_now_follows_later() -> None:
     nodes = Nodes(mode="colocated")
     member = nodes.join("d", DECODE)
@@ -272,14 +291,41 @@ async def test_attempts_are_counted_from_the_last_token(nodes: Nodes) -> None:
     request_id = "r"
     for _ in range(MOST_ATTEMPTS):
         fail(nodes, decode, request_id, StaleTicket.code)
-        request_id = (await decode_leg(decode)).request_id
+        request_id = (await after_back_off(nodes, decode)).request_id
     nodes.say(decode, token(1, request_id=request_id))
     for _ in range(MOST_ATTEMPTS):
         fail(nodes, decode, request_id, StaleTicket.code)
-        request_id = (await decode_leg(decode)).request_id
+        request_id = (await after_back_off(nodes, decode)).request_id
     fail(nodes, decode, request_id, StaleTicket.code)
     with pytest.raises(StaleTicket, match="could not be moved"):
         await output(running)
+
+
+async def after_back_off(nodes: Nodes, decode: Member) -> DecodeLeg:
+    nodes.clock.advance(4.1)
+    nodes.flow._resumes.look()
+    return await decode_leg(decode)
+
+
+async def test_who_fails_at_once_again_is_sent_later_each_time(nodes: Nodes) -> None:
+    """Its node, or the one that it pulls from, may be gone without anybody knowing so far."""
+    nodes.join("p", PREFILL)
+    decode = nodes.join("d", DECODE)
+    running = nodes.start()
+    sent(decode)
+    fail(nodes, decode, "r", PeerLost.code)
+    assert (await decode_leg(decode)).request_id == "r~1", "the first time at once"
+    waited_s = []
+    for attempt in (1, 2, 3):
+        fail(nodes, decode, f"r~{attempt}", PeerLost.code)
+        since_s = nodes.clock.now()
+        while not (again := await legs(decode)):
+            nodes.clock.advance(0.01)
+            nodes.flow._resumes.look()
+        assert [one.request_id for one in again] == [f"r~{attempt + 1}"]
+        waited_s.append(nodes.clock.now() - since_s)
+    assert waited_s == pytest.approx([BACK_OFF_S, 2 * BACK_OFF_S, 4 * BACK_OFF_S], abs=0.02)
+    running.cancel("done")
 
 
 async def poisoned(nodes: Nodes, running: RunningRequest) -> int:
