@@ -18,13 +18,16 @@ class WholeChoice:
     def __init__(self) -> None:
         self.prompt_logprobs: list[Raw] | UnsetType = UNSET
         self._texts: list[str] = []
+        self._token_ids: list[int] = []
         self._prompt_token_ids: list[int] | UnsetType = UNSET
         self._columns: dict[str, list[bytes]] | None = None  # name |-> items as JSON
         self._last: CompletionChoice | None = None
 
     def add(self, more: CompletionChoice) -> None:
-        """Add what came next; the token ids and the end come with the last."""
+        """Add what came next; the end comes with the last."""
         self._texts.append(more.text)
+        if more.token_ids is not UNSET:
+            self._token_ids += more.token_ids
         if self._last is None:
             self._prompt_token_ids = more.prompt_token_ids
         if isinstance(more.logprobs, CompletionLogprobs):
@@ -38,6 +41,8 @@ class WholeChoice:
         choice.text = "".join(self._texts)
         choice.prompt_logprobs = self.prompt_logprobs
         choice.prompt_token_ids = self._prompt_token_ids
+        if choice.token_ids is not UNSET:
+            choice.token_ids = self._token_ids
         if self._columns is not None:
             members = (
                 b'"%b":[%b]' % (name.encode(), b",".join(items))

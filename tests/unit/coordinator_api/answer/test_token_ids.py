@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Tokens, says, tiny_tokenizer
+from coordinator.api.answer.write_turns import PIECE
+from pdserve.protocol import FinishReason
+from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Pause, Tokens, says, tiny_tokenizer
 from tests.unit.coordinator_api.harness import events_of, is_error_body, served
 
 TEXT = "a🦊 b"
@@ -103,3 +105,17 @@ async def test_chats_and_inputs_are_truncated_too() -> None:
             assert (await response.json())["usage"]["prompt_tokens"] == 2
         async with api.chat(truncate_prompt_tokens=0) as response:
             assert (await response.json())["error"]["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+async def test_a_long_answer_tells_all_its_ids(kind: str) -> None:
+    """It is put together of several pieces, each of which has ids of its own."""
+    ids = (IDS[:-1] * PIECE)[: PIECE + 9]
+    parts = [Tokens(ids[:-9]), Pause(0.01), Tokens(ids[-9:], FinishReason.LENGTH)]
+    generator = FakeGenerator(lambda _: parts, max_model_len=4096)
+    async with (
+        served(generator) as api,
+        getattr(api, kind)(return_token_ids=True, max_tokens=len(ids)) as response,
+    ):
+        (choice,) = (await response.json())["choices"]
+    assert choice["token_ids"] == ids
