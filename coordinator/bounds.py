@@ -20,6 +20,7 @@ from coordinator.api.plan.sampling import (
 )
 from coordinator.api.read.body_budget import WAIT_S
 from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
+from coordinator.api.read.idempotency import KNOWN_S, MAX_KEY_CHARS, MAX_KEYS
 from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
 from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
@@ -130,6 +131,13 @@ BOUNDS = (
         "an even share while the store is full",
         f"{MAX_RESPONSES}, {_mib(MAX_BYTES)}",
         "who holds most loses the least recently used",
+    ),
+    Bound(
+        "Idempotency keys",
+        f"{MAX_KEY_CHARS} characters",
+        "an even share while the table is full",
+        f"{MAX_KEYS}, for {KNOWN_S / 60:g} minutes after the call",
+        "who has most loses the oldest: then another body under it is a call of its own",
     ),
     Bound(
         "Answers",

@@ -25,6 +25,8 @@
     │   ├── PermissionDenied         the key does not permit this
     │   ├── ContextLengthExceeded
     │   ├── RequestQuarantined       nodes fail that compute it
+    │   ├── IdempotencyKeyInUse      the call that was made under this key still runs
+    │   ├── IdempotencyKeyReused     another call was made under this key
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
     │   │   └── PreviousResponseNotFound
@@ -230,6 +232,18 @@ class RequestQuarantined(RequestError):
     """Nodes have failed while they computed this request, so no further one is tried."""
 
     code = "request_quarantined"
+
+
+class IdempotencyKeyInUse(RequestError):
+    """The call that was made under this idempotency key is still running."""
+
+    code = "idempotency_key_in_use"
+
+
+class IdempotencyKeyReused(RequestError):
+    """The idempotency key was used for another request before."""
+
+    code = "idempotency_key_reused"
 
 
 class ModelNotFound(RequestError):

@@ -15,6 +15,7 @@ from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
 from coordinator.api.openapi.operations import OPERATIONS
 from coordinator.api.read.body_budget import BodyBudget
+from coordinator.api.read.idempotency import KnownKeys
 from coordinator.api.routes import ROUTES, add_routes
 from coordinator.api.server.headers import label
 from coordinator.api.server.middleware import answer_everything
@@ -74,6 +75,7 @@ def create_app(
         long_turns=WriteTurns(clock, num_per_turn=1),
         embedding_model=embedding_model or EmbeddingModel(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),
+        known_keys=KnownKeys(clock),
     )
     app[DESCRIPTION] = Description()
     add_routes(app, ROUTES, OPERATIONS)

@@ -25,7 +25,7 @@ from coordinator.api.prompt.chat import chat_prompt, echoed_text
 from coordinator.api.read.body import read_request
 from coordinator.api.read.chat import ChatRequest, checked
 from coordinator.api.read.terms import ServiceTerms, service_terms
-from coordinator.api.server.callers import admit
+from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
 
 
@@ -59,7 +59,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def _planned(request: web.Request) -> CallPlan:
     """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
-    trace = admit(request, context)
+    trace = admit_keyed(request, context)
     body = checked(await read_request(request, ChatRequest, context.config))
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
@@ -90,7 +90,7 @@ async def plan_chat(
     """Plan a chat that has been read, before anything runs. Raises RequestError."""
     tokenizer, asker, num_choices = context.tokenizer, terms.asker, body.n or 1
     prompt = await chat_prompt(body, context, asker)
-    parts = await plan_parts(body, prompt.token_ids, context, terms.slo.tenant)
+    parts = await plan_parts(body, prompt.token_ids, context, terms)
     shared = await sampling_params(
         body,
         tokenizer,
@@ -99,9 +99,12 @@ async def plan_chat(
         prompt_logprobs=body.prompt_logprobs,
         grammar=parts.grammar,
     )
-    requested = body.requested_tokens
     sampling = for_prompt(
-        shared, prompt, seed=body.seed, requested=requested, num_answers=num_choices
+        shared,
+        prompt,
+        seed=terms.draw("seed") if body.seed is None else body.seed,
+        requested=body.requested_tokens,
+        num_answers=num_choices,
     )
     now_s = context.clock.now()
     return ChatPlan(

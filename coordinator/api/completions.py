@@ -28,7 +28,7 @@ from coordinator.api.prompt.parameter import Given, PromptParameter
 from coordinator.api.read.body import read_request
 from coordinator.api.read.fields import MAX_CHOICES, GenerationFields, NumLogprobs
 from coordinator.api.read.terms import ServiceTerms, service_terms
-from coordinator.api.server.callers import admit
+from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
@@ -63,7 +63,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def _read_plan(request: web.Request) -> CallPlan:
     """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
-    trace = admit(request, context)
+    trace = admit_keyed(request, context)
     body = await read_request(request, CompletionRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
@@ -91,7 +91,8 @@ async def _plan(
     head, now_s = context.head(f"cmpl-{trace.unique}", body.model), context.clock.now()
     requests: list[GenerationRequest] = []
     for i, prompt in enumerate(prompts):
-        first = _sampling(body, shared, prompt)
+        seed = terms.draw("seed", i) if body.seed is None else body.seed
+        first = _sampling(body, shared, prompt, seed)
         answer_id, ids = f"{head.id}-{i}", prompt.token_ids
         requests += generations(answer_id, ids, first, terms, now_s, num_per_prompt)
     return CallPlan(
@@ -213,11 +214,11 @@ def _text_options(body: CompletionRequest, given: Sequence[Given]) -> TextOption
 
 
 def _sampling(
-    body: CompletionRequest, shared: SamplingParams, prompt: FittedPrompt
+    body: CompletionRequest, shared: SamplingParams, prompt: FittedPrompt, seed: int
 ) -> SamplingParams:
     """Return the sampling parameters of a prompt's first answer. Raises InvalidRequest."""
     return for_prompt(
-        shared, prompt, seed=body.seed, requested=body.max_tokens, default=DEFAULT_MAX_TOKENS
+        shared, prompt, seed=seed, requested=body.max_tokens, default=DEFAULT_MAX_TOKENS
     )
 
 

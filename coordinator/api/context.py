@@ -14,6 +14,7 @@ from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
+from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
@@ -48,6 +49,7 @@ class ApiContext:
     long_turns: WriteTurns  # of pieces of long work
     embedding_model: EmbeddingModel
     bodies: BodyBudget
+    known_keys: KnownKeys
     tasks: RunningTasks = field(default_factory=RunningTasks)
 
     def check_model(self, name: str) -> None:
@@ -83,6 +85,7 @@ class RequestTrace:
     address: str = ""  # the client's
     body: Body | None = None  # the memory that its body holds; None: not read yet
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
+    keyed: KeyedCall | None = None  # what its idempotency key makes of it, if it has one
     endpoint: str | None = None  # set once it is a call of a generating endpoint
     slo: Slo | None = None  # targets of its service class, once known
     is_streaming: bool = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 
 from msgspec import structs
 
@@ -83,7 +84,9 @@ class RunningRequest:
             on_end: called with True if the request finished, False if it failed or was cancelled.
         """
         self.request_id = request.request_id
-        self.request = request  # as its nodes have it: with another id after an interruption
+        self._life = token_hex(4) if request.is_claimable else ""
+        # As its nodes have it: with another id after an interruption.
+        self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
         self.prompt = prompt  # kept: a waiting request is placed repeatedly
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
@@ -213,7 +216,7 @@ class RunningRequest:
             sampling = structs.replace(sampling, prompt_logprobs=None)
         request = replace(
             self.request,
-            request_id=leg_id(self.request_id, self.num_interruptions + 1),
+            request_id=leg_id(self.request_id, self.num_interruptions + 1, self._life),
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
         )

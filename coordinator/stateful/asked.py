@@ -18,7 +18,7 @@ from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import ResponseRequest
 from coordinator.stateful.store import STORE, ResponseStore
-from coordinator.stateful.stored import StoredConversation, StoredResponse
+from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import InvalidRequest
 
 FindResponse = Callable[[str], StoredResponse | None]  # response id |-> response
@@ -81,7 +81,9 @@ def asked_by(
     earlier: Sequence[KeptItem] = ()
     earlier_bytes = 0
     if conversation is not None:
-        earlier, earlier_bytes = tuple(conversation.items), conversation.items_bytes
+        earlier = conversation.before(trace.unique)
+        is_all = len(earlier) == len(conversation.items)
+        earlier_bytes = conversation.items_bytes if is_all else items_bytes(earlier)
     elif body.previous_response_id is not None:
         before = find_local(body.previous_response_id)
         if before is None:

@@ -39,7 +39,7 @@ async def _plan(request: web.Request) -> tuple[Planned, bool]:
     Also returns whether it is to run in the background. Raises RequestError.
     """
     context = request.app[CONTEXT]
-    trace = callers.admit(request, context)
+    trace = callers.admit_keyed(request, context)
     asked = await read_asked(request, context, trace)
     planned = await plan_response(asked, request.headers, context, trace)
     return planned, bool(asked.body.background)

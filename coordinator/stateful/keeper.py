@@ -10,6 +10,7 @@ from coordinator.api.responses.objects import Response
 from coordinator.stateful.asked import Asked
 from coordinator.stateful.store import ResponseStore
 from coordinator.stateful.stored import (
+    RESPONSE_ID,
     EventLog,
     StoredConversation,
     StoredResponse,
@@ -35,7 +36,8 @@ class Keeper:
         """
         output_bytes = items_bytes(output)
         if self.conversation is not None:
-            self.conversation.add([*self.new, *output], self.new_bytes + output_bytes)
+            unique = self.stored.id.removeprefix(RESPONSE_ID.format(""))
+            self.conversation.add([*self.new, *output], self.new_bytes + output_bytes, unique)
             self.store.changed(self.conversation)
         self.stored.answered(body, output, output_bytes)
         if self.stored.is_background:

@@ -102,16 +102,29 @@ class StoredConversation:
     metadata: dict[str, str]
     items: list[KeptItem] = field(default_factory=list)
     items_bytes: int = 0
+    last_call: tuple[str, int] = ("", 0)  # that added items: what its ids are made of; items before
 
     @property
     def num_bytes(self) -> int:
         """The approximate size of the conversation."""
         return len(msgspec.json.encode(self.metadata)) + self.items_bytes
 
-    def add(self, items: Sequence[KeptItem], num_bytes: int) -> None:
-        """Append items; `num_bytes` is their size."""
+    def add(self, items: Sequence[KeptItem], num_bytes: int, unique: str = "") -> None:
+        """Append items; `num_bytes` is their size.
+
+        `unique` is of the call that adds them. If the last call is made again under its idempotency
+        key, they are there already.
+        """
+        if unique and self.last_call[0] == unique:
+            return
+        self.last_call = (unique, len(self.items))
         self.items += items
         self.items_bytes += num_bytes
+
+    def before(self, unique: str) -> Sequence[KeptItem]:
+        """Return the items that a call continues: all, unless it is the last one made again."""
+        call, num_before = self.last_call
+        return tuple(self.items[:num_before] if call == unique else self.items)
 
     def find(self, item_id: str) -> KeptItem:
         """Return an item by its id. Raises ItemNotFound."""
@@ -124,6 +137,7 @@ class StoredConversation:
         """Remove an item by its id. Raises ItemNotFound."""
         item = self.find(item_id)
         self.items.remove(item)
+        self.last_call = ("", 0)
         self.items_bytes -= items_bytes([item])
 
     def forget(self) -> None:

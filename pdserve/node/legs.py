@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from pdserve.errors import PdserveError
 from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
+from pdserve.protocol.legs import request_of_leg
 from pdserve.wire.outbox import Sender
 
 
@@ -60,6 +61,14 @@ class Legs:
     def of(self, link: Sender) -> list[str]:
         """The legs of this coordinator."""
         return [request_id for request_id, owner in self._links.items() if owner is link]
+
+    def of_request(self, request_id: str) -> list[str]:
+        """The legs of this request, whatever attempt they belong to."""
+        return [leg_id for leg_id in self._links if request_of_leg(leg_id) == request_id]
+
+    def link_of(self, request_id: str) -> Sender:
+        """Where the answers of a leg go."""
+        return self._links[request_id]
 
     def add_event(self, event: TokenEvent) -> None:
         """Add an event to the step's message to the leg's coordinator."""

@@ -61,6 +61,7 @@ class Orphans:
         self._cancel_leg = cancel_leg
         self._keep_s = keep_s
         self._orphans: dict[str, _Orphan] = {}  # by request id
+        self.num_claimed = 0
 
     def __len__(self) -> int:
         return len(self._orphans)
@@ -95,6 +96,7 @@ class Orphans:
         if orphan is None:
             link.send(Claimed(request_id=claim.request_id))
             return
+        self.num_claimed += 1
         link.send(
             Claimed(
                 request_id=claim.request_id,

@@ -14,7 +14,13 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
+from pdserve.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NoNodeAvailable,
+    PdserveError,
+    RequestCancelled,
+)
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.legs import Legs
 from pdserve.node.orphans import Orphans
@@ -98,6 +104,11 @@ class Services:
         return self._prefill.num_pinned_blocks
 
     @property
+    def num_claimed(self) -> int:
+        """Streams of lost coordinators that went on at another one."""
+        return self._orphans.num_claimed
+
+    @property
     def num_waiting(self) -> int:
         """Legs that wait for room."""
         parts = self._parts
@@ -145,7 +156,17 @@ class Services:
         self._parts.preparation.prefetch(request, message.prefix_sources, over)
 
     def claim(self, message: Claim, link: Sender) -> None:
-        """As LegReceiver.claim."""
+        """As LegReceiver.claim; also if the node does not know yet that its coordinator is lost."""
+        error = RequestCancelled("the request was made again, under the same key, elsewhere")
+        for leg_id in self.legs.of_request(message.request_id):
+            former = self.legs.link_of(leg_id)
+            if former is self._orphans:
+                continue
+            if self._orphans.take_in(leg_id):
+                former.send(LegFailed(request_id=leg_id, code=error.code, message=error.message))
+            else:
+                self.legs.fail(leg_id, error)
+                self.cancel_leg(leg_id, error.message)
         self._orphans.claim(message, link)
 
     def cancel_leg(self, request_id: str, reason: str) -> None:

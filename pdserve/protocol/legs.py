@@ -3,7 +3,9 @@
 A request runs as a prefill leg on one node and a decode leg on another, or as one decode leg whose
 node computes the prompt itself. Both legs have the same id. A request that is interrupted and sent
 again gets another one, so nothing that is still under way for the former can be taken for its own:
-`REQUEST`, then `REQUEST~1`, `REQUEST~2` ...
+`REQUEST`, then `REQUEST~1`, `REQUEST~2` ... One that may be made again under its key, perhaps at
+another coordinator, has a random life in the ids of its legs, for the same reason: `REQUEST~LIFE`,
+then `REQUEST~LIFE1` ...
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from pdserve.protocol.scores import PromptLogprobs
 _ATTEMPT = "~"
 
 
-def leg_id(request_id: str, num_interruptions: int) -> str:
+def leg_id(request_id: str, num_interruptions: int, life: str = "") -> str:
     """Return the id of a request's legs after so many interruptions."""
-    return f"{request_id}{_ATTEMPT}{num_interruptions}" if num_interruptions else request_id
+    attempt = f"{life}{num_interruptions or ''}"
+    return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 
 def request_of_leg(leg_id: str) -> str:

@@ -6,15 +6,19 @@ One prefill and one decode node, told of two coordinators. The second one is sta
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import aiohttp
+import pytest
 import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client, Follower
+from tests.cluster.client import MODEL, Client, Follower
 from tests.cluster.fleet import (
     HEARD_S,
     Fleet,
@@ -27,6 +31,54 @@ from tests.cluster.fleet import (
 NODES = ("prefill-0", "decode-0")
 STREAMED = 300
 LONG = 12_000
+KEYED = 800
+
+
+class EventStream:
+    """A stream of events under a key, with what a client needs to come back to it."""
+
+    def __init__(self, url: str, key: str, last_id: str | None = None, **fields: Any) -> None:
+        self.events: list[dict[str, Any]] = []  # without the time of their creation
+        self.last_id = ""
+        self.is_done = False
+        self._url = url
+        self._headers = {"Idempotency-Key": key}
+        if last_id is not None:
+            self._headers["Last-Event-ID"] = last_id
+        self._body = {"model": MODEL, "max_tokens": KEYED, "stream": True, "ignore_eos": True}
+        self._body |= {"return_token_ids": True} | fields
+
+    async def read(self, num_events: int, then: Callable[[], None] = lambda: None) -> None:
+        """Read to its end, or until it breaks; call `then` when there are so many events."""
+        async with aiohttp.ClientSession() as session:
+            path = f"{self._url}/v1/completions"
+            async with session.post(path, json=self._body, headers=self._headers) as response:
+                assert response.status == 200, await response.text()
+                try:
+                    while line := await response.content.readline():
+                        if self._take(line) and len(self.events) == num_events:
+                            then()
+                except aiohttp.ClientError:
+                    assert not self.is_done
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What all events have told."""
+        return [i for event in self.events for i in event["choices"][0]["token_ids"]]
+
+    def _take(self, line: bytes) -> bool:
+        """Take one line in; returns whether it was an event's."""
+        name, _, value = line.decode().strip().partition(": ")
+        if name == "id":
+            self.last_id = value
+        elif value == "[DONE]":
+            self.is_done = True
+        elif name == "data":
+            event = json.loads(value)
+            del event["created"]
+            self.events.append(event)
+            return True
+        return False
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -97,3 +149,25 @@ async def test_without_its_coordinator_a_node_frees_everything_and_waits(
     nodes = (await pair.status()).nodes
     assert {node.node_id: node.incarnation for node in nodes} == incarnations
     assert len((await client.complete(make_prompt(30), 20)).tokens) == 20
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0}], ids=str)
+async def test_a_keyed_stream_goes_on_at_another_coordinator(
+    pair: Fleet, client: Client, second: SecondCoordinator, sampling: dict[str, float]
+) -> None:
+    """Its coordinator is killed in mid-stream; the client comes back to the other one."""
+    num_claimed = (await pair.gauges("decode-0"))["claimed_streams"]
+    asked = {"key": str(sampling), "prompt": make_prompt(30, str(sampling)), **sampling}
+    async with second:
+        await second.wait_ready(NODES)
+        stream = EventStream(second.url, **asked)
+        await stream.read(20, lambda: second.child.send_signal(signal.SIGKILL))
+        assert 20 <= len(stream.events) < KEYED
+    again = EventStream(client.url, last_id=stream.last_id, **asked)
+    await again.read(0)
+    whole = EventStream(client.url, **asked)
+    await whole.read(0)
+    assert again.is_done
+    assert stream.events + again.events == whole.events
+    assert len(whole.token_ids) == KEYED
+    assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1

@@ -10,7 +10,7 @@ bounded by the requests' max_tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -27,6 +27,26 @@ class ArrivedEvent(msgspec.Struct, frozen=True):
     index: int
     event: TokenEvent
     at_s: float
+
+
+def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
+    """Yield an event for each token: the first has what is about the prompt, the last the end."""
+    event, last = arrival.event, len(arrival.event.token_ids) - 1
+    if last < 1:
+        yield arrival
+        return
+    for i, token_id in enumerate(event.token_ids):
+        single = TokenEvent(
+            request_id=event.request_id,
+            index=event.index + i,
+            token_ids=[token_id],
+            logprobs=event.logprobs[i : i + 1],
+            finish_reason=event.finish_reason if i == last else None,
+            stop_token_id=event.stop_token_id if i == last else None,
+            cached_tokens=0 if i else event.cached_tokens,
+            prompt_logprobs=None if i else event.prompt_logprobs,
+        )
+        yield ArrivedEvent(arrival.index, single, arrival.at_s)
 
 
 class Arrivals:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent
+from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent, one_by_one
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat
@@ -58,6 +59,7 @@ class Call:
             if request.sampling.prompt_logprobs is not None
         }
         self.long_work = LongWork(context.long_turns)
+        self._one_by_one: deque[ArrivedEvent] = deque()  # of a keyed stream
         self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
@@ -153,11 +155,24 @@ class Call:
 
         Raises what the generations raise.
         """
-        arrivals = await self._arrivals.take(timeout_s)
-        self.long_work.restart()
+        arrivals = await self._next(timeout_s)
         for arrival in arrivals:
             await self._take_in(arrival)
         return bool(arrivals)
+
+    async def _next(self, timeout_s: float | None) -> Sequence[ArrivedEvent]:
+        """Return what has arrived. Of a keyed stream only the next token: its events are to be the
+        same whenever it is made, and whatever arrives together then.
+        """
+        if self._one_by_one:
+            return [self._one_by_one.popleft()]
+        arrivals = await self._arrivals.take(timeout_s)
+        self.long_work.restart()
+        if self._trace.keyed is None or not self._plan.is_streaming:
+            return arrivals
+        for arrival in arrivals:
+            self._one_by_one += one_by_one(arrival)
+        return [self._one_by_one.popleft()] if arrivals else []
 
     def take(self) -> Iterator[ChoiceDelta]:
         """Yield the new content of every choice; there may be several deltas of one choice."""

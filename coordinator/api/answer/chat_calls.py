@@ -23,12 +23,14 @@ class CallsShown:
         """The finish reason of an answer that has calls."""
         return "function_call" if self._is_function else "tool_calls"
 
-    def add_to_message(self, message: bodies.AssistantMessage, pieces: Sequence[CallPiece]) -> None:
+    def add_to_message(
+        self, choice: int, message: bodies.AssistantMessage, pieces: Sequence[CallPiece]
+    ) -> None:
         """Add all calls of an answer to its message."""
         calls: list[bodies.MadeCall] = []
         for piece in pieces:
             if piece.name is not None:
-                calls.append(self._call(piece))
+                calls.append(self._call(choice, piece))
             else:
                 calls[-1].function.arguments += piece.arguments
         if not calls:
@@ -38,7 +40,9 @@ class CallsShown:
         else:
             message.tool_calls = calls
 
-    def add_to_delta(self, delta: bodies.ChatDelta, pieces: Sequence[CallPiece]) -> None:
+    def add_to_delta(
+        self, choice: int, delta: bodies.ChatDelta, pieces: Sequence[CallPiece]
+    ) -> None:
         """Add new pieces of calls to a stream delta."""
         if not pieces:
             return
@@ -49,16 +53,17 @@ class CallsShown:
                 arguments="".join(piece.arguments for piece in pieces),
             )
         else:
-            delta.tool_calls = [self._piece(piece) for piece in pieces]
+            delta.tool_calls = [self._piece(choice, piece) for piece in pieces]
 
-    def _piece(self, piece: CallPiece) -> bodies.MadeCall:
+    def _piece(self, choice: int, piece: CallPiece) -> bodies.MadeCall:
         if piece.name is None:
             function = bodies.FunctionCall(arguments=piece.arguments)
             return bodies.MadeCall(index=piece.index, function=function)
-        call = self._call(piece)
+        call = self._call(choice, piece)
         call.index = piece.index
         return call
 
-    def _call(self, piece: CallPiece) -> bodies.MadeCall:
+    def _call(self, choice: int, piece: CallPiece) -> bodies.MadeCall:
         function = bodies.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return bodies.MadeCall(id=self._make_id(), type="function", function=function)
+        call_id = self._make_id(choice, piece.index)
+        return bodies.MadeCall(id=call_id, type="function", function=function)

@@ -88,7 +88,7 @@ class ChatFormat:
             if usage is None and parts.is_content_only and self._is_text_all:
                 return [told.text_chunk.filled(parts.content)]
         shown = self._delta(parts.content or UNSET, parts.reasoning)
-        self._calls.add_to_delta(shown, parts.calls)
+        self._calls.add_to_delta(delta.index, shown, parts.calls)
         logprobs = self._logprobs(told) if told.unshown else None
         choice = bodies.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
         choice.token_ids = self._ids(told)
@@ -160,7 +160,7 @@ class ChatFormat:
             content=content if content or not parts.calls else None,
             reasoning_content=parts.reasoning or self._no_reasoning,
         )
-        self._calls.add_to_message(message, parts.calls)
+        self._calls.add_to_message(delta.index, message, parts.calls)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason) or ""
         return bodies.ChatChoice(
             delta.index,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
+from coordinator.api.answer.event_ids import EventIds
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import PIECE, SCORED
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
@@ -15,12 +18,15 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     """Run the plan's generations and send their output. Raises what the generations raise."""
     trace = request[TRACE]
     trace.is_streaming = plan.is_streaming
+    ids = None
+    if trace.keyed is not None and plan.is_streaming:
+        ids = EventIds(len(plan.requests), trace.keyed.seen)
     with Call(context, trace, plan) as call:
         if not plan.is_streaming:
             return await _whole(call, plan)
         trace.stream = SseStream(request, context.config.stall_timeout_s)
         trace.format = plan.format
-        return await _streamed(request, call, plan, trace.stream)
+        return await _streamed(request, call, plan, trace.stream, ids)
 
 
 async def _whole(call: Call, plan: CallPlan) -> web.Response:
@@ -41,14 +47,14 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
 
 
 async def _streamed(
-    request: web.Request, call: Call, plan: CallPlan, stream: SseStream
+    request: web.Request, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None
 ) -> web.StreamResponse:
     context = request.app[CONTEXT]
     clock, sent_s = context.clock, context.clock.now()
     keep_alive_s = context.config.keep_alive_s
     while not call.is_finished:
         await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
-        if await _send(request, call, plan, stream):
+        if await _send(request, call, plan, stream, ids):
             sent_s = clock.now()
         elif clock.now() >= sent_s + keep_alive_s:  # tokens may arrive without showable text
             await stream.keep_alive()
@@ -57,30 +63,41 @@ async def _streamed(
     return stream.response
 
 
-async def _send(request: web.Request, call: Call, plan: CallPlan, stream: SseStream) -> bool:
+async def _send(
+    request: web.Request, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None
+) -> bool:
     """Send all new events in one write; return whether there were any."""
     is_first = not stream.is_open
     if is_first:
         await stream.open(request, call.headers)
-    events = await new_events(call, plan, is_first=is_first)
+    events = await new_events(call, plan, ids, is_first=is_first)
     if events:
         await stream.send(events)
     return bool(events)
 
 
-async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[bytes]:
-    """Return the events that were not returned before; `is_first` adds the opening events."""
+async def new_events(
+    call: Call, plan: CallPlan, ids: EventIds | None = None, *, is_first: bool
+) -> list[bytes]:
+    """Return the events that were not returned before; `is_first` adds the opening events.
+
+    With `ids` they get ids, and those that the client has are left out.
+    """
     events: list[bytes] = []
+
+    def add(choice: int, made: Sequence[bytes]) -> None:
+        events.extend(made if ids is None else ids.unseen(choice, made))
+
     if is_first:
         usage = call.prompt_usage if plan.counts_along else None
         for index in range(call.num_choices):
-            events += plan.format.opening(index, usage)
+            add(index, plan.format.opening(index, usage))
     usage = call.usage if plan.counts_along else None
     for delta in call.take():
-        events += plan.format.chunk(delta, usage)
+        add(delta.index, plan.format.chunk(delta, usage))
         await call.long_work.did(_amount(delta))
     if call.is_finished:
-        events += plan.format.closing(call.usage)
+        add(0, plan.format.closing(call.usage))  # all choices are over: the order is certain
     return events
 
 

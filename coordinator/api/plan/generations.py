@@ -5,7 +5,6 @@ Also how much one call may ask for: answers, echoed tokens, log-probabilities.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,7 +26,7 @@ def for_prompt(
     shared: SamplingParams,
     prompt: FittedPrompt,
     *,
-    seed: int | None,
+    seed: int,
     requested: int | None,
     default: int | None = None,
     num_answers: int = 1,
@@ -36,7 +35,7 @@ def for_prompt(
 
     Args:
         shared: those of all prompts of the call.
-        seed: the client's; None: one is drawn.
+        seed: any number; it is shortened to what nodes take.
         requested: the most tokens of an answer; None: `default`, or else as many as fit, and of
             which `num_answers` answers may have the log-probabilities.
 
@@ -54,8 +53,7 @@ def for_prompt(
         most = _most_scored_tokens(shared, len(prompt.token_ids), num_answers)
         if most is not None:
             max_tokens = max(1, shared.min_tokens, min(max_tokens, most))
-    seed = secrets.randbits(_SEED_BITS) if seed is None else seed % 2**_SEED_BITS
-    return structs.replace(shared, max_tokens=max_tokens, seed=seed)
+    return structs.replace(shared, max_tokens=max_tokens, seed=seed % 2**_SEED_BITS)
 
 
 def generations(
@@ -66,7 +64,11 @@ def generations(
     now_s: float,
     num_answers: int = 1,
 ) -> list[GenerationRequest]:
-    """Return the requests for the answers to one prompt. Raises DeadlineExceeded."""
+    """Return the requests for the answers to one prompt. Raises DeadlineExceeded.
+
+    Nodes do not keep log-probabilities, so a stream that has some cannot be claimed.
+    """
+    has_scores = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     first = GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -75,6 +77,7 @@ def generations(
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
+        is_claimable=terms.keyed is not None and not has_scores,
     )
     return [first, *(_another(first, choice) for choice in range(1, num_answers))]
 

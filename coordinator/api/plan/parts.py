@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from coordinator.api.context import ApiContext
 from coordinator.api.plan.grammar import chat_grammar
 from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.terms import ServiceTerms
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import Thinking
 from coordinator.text.parts import AnswerParts, ToolFormat
@@ -24,7 +24,7 @@ class PartsPlan:
     """How the answers of one call are split into parts."""
 
     make: Callable[[], AnswerParts]  # makes the parser of one choice
-    make_id: Callable[[], str]  # makes the id of a tool call
+    make_id: Callable[[int, int], str]  # makes the id of a tool call: (choice, call) |-> id
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     grammar: str  # that the parts must match, for SamplingParams.grammar; "": any text
     shows_reasoning: bool  # apart from the content
@@ -32,7 +32,7 @@ class PartsPlan:
 
 
 async def plan_parts(
-    body: ChatRequest, prompt: Sequence[int], context: ApiContext, tenant: str
+    body: ChatRequest, prompt: Sequence[int], context: ApiContext, terms: ServiceTerms
 ) -> PartsPlan:
     """Return the parts plan of a call with this rendered prompt. Raises InvalidRequest."""
     tokenizer, splits_reasoning = context.tokenizer, context.config.splits_reasoning
@@ -50,17 +50,20 @@ async def plan_parts(
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, is_call)
 
+    def make_id(choice: int, call: int) -> str:
+        drawn = terms.draw("call", choice, call)
+        return _mistral_id(drawn) if tool_format is ToolFormat.MISTRAL else _id(drawn)
+
     thinking = None
     if splits_reasoning and not body.continue_final_message:
         thinking = Thinking(has_begun, tokenizer.token_id(BEGIN), tokenizer.token_id(END))
     marks = tool_format.marks if tool_format is not None else ()
     kept = (tokenizer.special_id(mark) for mark in marks)
-    is_mistral = tool_format is ToolFormat.MISTRAL
     return PartsPlan(
         make,
-        _mistral_id if is_mistral else _id,
+        make_id,
         frozenset(i for i in kept if i is not None),
-        await chat_grammar(body, tool_format, thinking, context, tenant),
+        await chat_grammar(body, tool_format, thinking, context, terms.slo.tenant),
         shows_reasoning=is_apart and is_shown,
         shows_function_call=bool(body.functions),
     )
@@ -71,10 +74,11 @@ def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
     return end.rstrip().endswith(BEGIN)
 
 
-def _id() -> str:
-    return "call_" + secrets.token_hex(12)
+def _id(drawn: int) -> str:
+    return f"call_{drawn % 2**96:024x}"
 
 
-def _mistral_id() -> str:
+def _mistral_id(drawn: int) -> str:
     """Return an id of nine letters and digits: Mistral's templates accept no other."""
-    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+    num_chars = len(_ID_CHARS)
+    return "".join(_ID_CHARS[drawn // num_chars**place % num_chars] for place in range(9))

@@ -40,6 +40,9 @@ async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]
     trace, bodies = request[TRACE], request.app[CONTEXT].bodies
     trace.body = held = bodies.body(trace.payer)
     text = await _read_body(request, config, held)
+    if trace.keyed is not None:
+        await request.app[CONTEXT].known_keys.begin(trace.keyed)
+        trace.unique = trace.keyed.unique
     values = await JsonReader().read_long(text, "the request body", held)
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
@@ -94,6 +97,7 @@ async def _read_body(request: web.Request, config: ApiConfig, held: Body) -> byt
         request.writer.output_size = 0  # the interim response is no part of the answer
     parts: list[bytes] = []
     num_bytes = 0
+    keyed = request[TRACE].keyed
     try:
         async with asyncio.timeout(config.body_timeout_s) as timer:
             held.may_end(lambda: timer.reschedule(0.0))
@@ -102,6 +106,8 @@ async def _read_body(request: web.Request, config: ApiConfig, held: Body) -> byt
                 if num_bytes > config.max_body_bytes:
                     raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, num_bytes)
                 await held.take(len(part))
+                if keyed is not None:
+                    keyed.add(part)
                 parts.append(part)
     except TimeoutError as error:
         if held.was_ended:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.fields import CallFields
+from coordinator.api.read.idempotency import KeyedCall, draw
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from coordinator.text.threads import Asker
@@ -36,12 +37,17 @@ class ServiceTerms:
     timeout_s: float  # from receipt; 0 = none
     payer: str = ""  # whose turn it takes before it runs
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
+    keyed: KeyedCall | None = None
 
     @property
     def asker(self) -> Asker:
         """For whom the call's texts are tokenised."""
         until_s = self.received_s + self.timeout_s if self.timeout_s else math.inf
         return Asker(self.payer, until_s)
+
+    def draw(self, *what: str | int) -> int:
+        """Return a number of 128 bits; the same again if the call is made again under its key."""
+        return draw(self.keyed, *what)
 
     def waited_s(self, now_s: float) -> float:
         """Return the seconds since receipt."""
@@ -82,7 +88,9 @@ def service_terms(
     )
     timeout_s = _timeout_s(headers) or context.config.deadline_s
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
-    return ServiceTerms(trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt)
+    return ServiceTerms(
+        trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt, trace.keyed
+    )
 
 
 def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:

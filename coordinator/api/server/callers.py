@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
+from coordinator.api.read.idempotency import keyed_call
 from coordinator.tenants.ledger import Amounts
 from pdserve.errors import NodeDraining, PermissionDenied
 
@@ -40,6 +41,13 @@ def admit(request: web.Request, context: ApiContext) -> RequestTrace:
     return trace
 
 
+def admit_keyed(request: web.Request, context: ApiContext) -> RequestTrace:
+    """As `admit`, for an endpoint that heeds an idempotency key. Also raises InvalidRequest."""
+    trace = admit(request, context)
+    trace.keyed = keyed_call(request.headers, trace.owner, request.path)
+    return trace
+
+
 def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
     """Mark the request as a call of `endpoint` and begin it. Raises what `admit` raises."""
     trace.endpoint = endpoint
@@ -68,6 +76,8 @@ def limit_headers(context: ApiContext, trace: RequestTrace) -> dict[str, str]:
 def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
     """Finish a request; if it was a call, charge its tenant and report it to the observer."""
     trace.release_body()
+    if trace.keyed is not None:
+        context.known_keys.end(trace.keyed)
     _charge(context, trace, code)
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())

@@ -29,6 +29,8 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.ItemNotFound: (404, _INVALID, False),
     errors.NodeNotFound: (404, _INVALID, False),
     errors.RoleRefused: (409, _INVALID, False),
+    errors.IdempotencyKeyInUse: (409, _INVALID, True),
+    errors.IdempotencyKeyReused: (422, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),
     errors.BuffersFull: (503, _SERVER, True),
     errors.UnusableLogits: (500, _SERVER, False),

@@ -48,6 +48,8 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("running_requests", "Requests in the batch", lambda: len(engine.queues.running))
     watch("waiting_requests", "Requests that wait for room", lambda: services.num_waiting)
     watch("legs", "Legs in progress", lambda: len(services.legs))
+    text = "Streams of lost coordinators that went on at another one"
+    metrics.count("claimed_streams", text, lambda: services.num_claimed)
     watch("blocks", "KV blocks of the pool", lambda: pool.num_blocks)
     watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_free)
     watch("kv_cache_usage_ratio", "Share of KV blocks in use", lambda: _share_in_use(pool))

@@ -9,6 +9,7 @@ import pytest
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.requests import claims as claims_module
+from coordinator.requests import running as running_module
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import (
     Claim,
@@ -27,7 +28,8 @@ PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setattr(running_module, "token_hex", lambda _: "x")  # else each life has another
     nodes = Nodes()
     yield nodes
     assert nodes.flow.num_inflight == 0
@@ -63,9 +65,9 @@ async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
     nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
     leg = await decode_leg(decode)
-    assert (leg.request_id, leg.output_token_ids) == ("r~1", [100, 101])
+    assert (leg.request_id, leg.output_token_ids) == ("r~x1", [100, 101])
     assert leg.is_claimable
-    further(nodes, decode, "r~1", 2)
+    further(nodes, decode, "r~x1", 2)
     assert await output(running) == [100, 101, 102, 103]
 
 
@@ -98,9 +100,9 @@ async def test_what_no_node_has_begins_as_usual(
         await settle()
     assert any(isinstance(message, PrefillLeg) for message in sent(prefill))
     leg = next(message for message in sent(decode) if isinstance(message, DecodeLeg))
-    assert (leg.request_id, leg.output_token_ids) == ("r", [])
-    nodes.say(prefill, token(0))
-    further(nodes, decode, "r", 1)
+    assert (leg.request_id, leg.output_token_ids) == ("r~x", [])
+    nodes.say(prefill, token(0, request_id="r~x"))
+    further(nodes, decode, "r~x", 1)
     assert await output(running) == [100, 101, 102, 103]
 
 
@@ -113,13 +115,13 @@ async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
     nodes.flow.claimed(Claimed(request_id="s", token_ids=[100]), decode)
     nodes.flow.claimed(Claimed(request_id="r"), decode)
     of_first, of_second = await legs(decode)
-    assert (of_first.request_id, of_second.request_id) == ("r", "s~1")
+    assert (of_first.request_id, of_second.request_id) == ("r~x", "s~x1")
     (prompt,) = await legs(prefill)
     assert isinstance(prompt, PrefillLeg)
-    assert prompt.request_ids == ["r"]
-    nodes.say(prefill, token(0))
-    further(nodes, decode, "r", 1)
-    further(nodes, decode, "s~1", 1)
+    assert prompt.request_ids == ["r~x"]
+    nodes.say(prefill, token(0, request_id="r~x"))
+    further(nodes, decode, "r~x", 1)
+    further(nodes, decode, "s~x1", 1)
     assert [await output(first), await output(second)] == [[100, 101, 102, 103]] * 2
 
 
@@ -131,7 +133,7 @@ async def test_siblings_that_nobody_has_begin_together(nodes: Nodes) -> None:
             nodes.flow.claimed(Claimed(request_id=name), member)
     await settle()
     (prompt,) = (message for message in sent(prefill) if isinstance(message, PrefillLeg))
-    assert prompt.request_ids == ["r", "s"]
+    assert prompt.request_ids == ["r~x", "s~x"]
     for answer in running:
         answer.cancel("done")
 

@@ -179,3 +179,29 @@ async def test_a_kept_stream_that_fails_is_forgotten(bench: Bench) -> None:
     bench.parts.engine.cancel("r")
     bench.services.claim(Claim(request_id="r"), other)
     assert other.sent == [Claimed(request_id="r")]
+
+
+async def test_a_claim_comes_before_the_node_knows_that_the_coordinator_is_lost(
+    bench: Bench,
+) -> None:
+    other = Link([])
+    bench.services.start_decode(leg("r~a", is_claimable=True), bench.link)
+    bench.services.start_decode(leg("s~a"), bench.link)
+    bench.services.start_decode(leg("s2"), bench.link)
+    for _ in range(2):
+        bench.step()
+    bench.services.claim(Claim(request_id="r"), other)
+    bench.services.claim(Claim(request_id="s"), other)
+    of_r, of_s = other.sent
+    assert isinstance(of_r, Claimed)
+    assert of_r.token_ids == output()[: len(of_r.token_ids)] != []
+    assert of_s == Claimed(request_id="s"), "its tokens cannot be told again"
+    failures = [message for message in bench.link.sent if isinstance(message, LegFailed)]
+    assert [(f.request_id, f.code) for f in failures] == [
+        ("r~a", "request_cancelled"),
+        ("s~a", "request_cancelled"),
+    ]
+    bench.services.start_decode(leg("s~b", is_claimable=True), other)
+    bench.run()
+    assert tokens(other) == [(i, [token]) for i, token in enumerate(output())]
+    bench.services.coordinator_lost(bench.link)
