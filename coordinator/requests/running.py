@@ -86,7 +86,9 @@ class RunningRequest:
         self.request_id = request.request_id
         self._life = token_hex(4) if request.is_claimable else ""
         # As its nodes have it: with another id after an interruption.
-        self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
+        self.request = request
+        if self._life:
+            self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
         self.prompt = prompt  # kept: a waiting request is placed repeatedly
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
