@@ -24,7 +24,7 @@ from decode_node.policies import make_decode_policy
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
-from pdserve.errors import PdserveError, RequestEnded
+from pdserve.errors import PdserveError, PeerLost, RequestCancelled, RequestEnded
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg
@@ -116,7 +116,9 @@ class DecodeNode:
         if type(error) is RequestEnded:  # none of its subclasses: nothing is left to decode
             legs.close(request_id)  # the coordinator learns of the end with token 1
             return
-        if not isinstance(error, PdserveError):
+        if isinstance(error, RequestCancelled):  # not here: then nobody would ask any more
+            error = PeerLost(f"its prefill was given up: {error}")
+        elif not isinstance(error, PdserveError):
             log.error("the intake of %s failed", request_id, exc_info=error)
             error = PdserveError(f"the intake failed: {type(error).__name__}: {error}")
         legs.fail(request_id, error)

@@ -140,6 +140,17 @@ def _may_fail(told: Told, error: PdserveError, world: World) -> bool:
 # ---- what is left ------------------------------------------------------------------------------
 
 
+def idle(world: World) -> list[str]:
+    """The nodes that still compute, though nobody waits for anything."""
+    return [
+        f"{process} still computes"
+        for process in world.nodes
+        if process not in world.graveyard
+        and process.node is not None
+        and process.node._parts.engine.queues.running
+    ]
+
+
 def leaks(world: World) -> list[str]:
     """What is held for requests that have all ended."""
     wrong = [f"coordinator: {what}" for what in _held_by_flow(world)]

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from random import Random
 
+from msgspec.structs import replace
+
 from coordinator.generation import GenerationRequest
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import PdserveError
@@ -14,6 +16,7 @@ from tests.lives.coordinator import CoordinatorProcess
 from tests.lives.kv import POISON
 from tests.lives.trace import Trace
 
+ENDLESS = 150  # tokens
 CLASSES = [
     Slo(),
     Slo(),
@@ -115,14 +118,15 @@ def random_call(random: Random, number: int, at_s: float, shared: list[list[int]
     """Some request or other."""
     prompt = list(random.choice(shared)) if random.random() < 0.5 else []
     prompt += [random.randrange(POISON) for _ in range(random.choice([1, 3, 9, 17, 40]))]
-    max_tokens = random.choice([0, 1, 2, 5, 12, 30, 60])
+    is_endless = random.random() < 0.15  # as far as its client is concerned, who leaves
+    max_tokens = ENDLESS if is_endless else random.choice([0, 1, 2, 5, 12, 30, 60, 60])
     stops = [random.randrange(1, POISON)] if random.random() < 0.2 else []
     sampling = SamplingParams(
         temperature=random.choice([0.0, 1.0]),
         max_tokens=max_tokens,
         min_tokens=random.choice([0, 0, min(max_tokens, 8)]),
-        ignore_eos=random.random() < 0.3,
-        stop_token_ids=stops,
+        ignore_eos=is_endless or random.random() < 0.5,
+        stop_token_ids=[] if is_endless else stops,
         logprobs=random.choice([None, None, 0]),
     )
     slo = random.choice(CLASSES)
@@ -134,7 +138,7 @@ def random_call(random: Random, number: int, at_s: float, shared: list[list[int]
             GenerationRequest(
                 request_id=f"r{number}" + (f".{i}" if i else ""),
                 token_ids=prompt,
-                sampling=_seeded(sampling, random.randrange(1 << 32)),
+                sampling=replace(sampling, seed=random.randrange(1 << 32)),
                 cache_salt=salt,
                 slo=slo,
                 deadline_s=deadline_s,
@@ -145,10 +149,5 @@ def random_call(random: Random, number: int, at_s: float, shared: list[list[int]
     luck = random.random()
     if luck < 0.1:
         random.choice(answers).cancels_after = random.randrange(1, 8)
-    return Call(at_s, answers, random.choice([0.0, 0.01, 0.1, 0.4]) if luck > 0.9 else -1.0)
-
-
-def _seeded(sampling: SamplingParams, seed: int) -> SamplingParams:
-    from msgspec.structs import replace
-
-    return replace(sampling, seed=seed)
+    leaves = is_endless or luck > 0.9
+    return Call(at_s, answers, random.choice([0.0, 0.02, 0.1, 0.5, 1.0]) if leaves else -1.0)

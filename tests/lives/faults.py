@@ -72,7 +72,7 @@ def random_faults(
     at_s = first_s
     for _ in range(num_faults):
         if random.random() < 0.7:
-            at_s = first_s + random.uniform(0, 2.5)
+            at_s = first_s + random.uniform(0.05, 2.0)
         faults.append(
             Fault(
                 at_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from tests.lives.transport import Pulls
 
 ALL_MODES: tuple[Mode, ...] = ("disaggregated", "colocated", "adaptive")
 SETTLED_S = 90.0  # after the last fault, within which every request has ended
+TOLD_S = 1.0  # after the last request, when every node knows that it has nothing to compute
 FREE_S = 30.0  # after the last request, within which everything is free again
 LOOK_S = 0.25
 KEEPALIVE_S = 3 * TIMEOUTS.liveness_s
@@ -92,6 +94,8 @@ class World:
         if not await self._until(lambda: all(call.is_over for call in plan.calls), SETTLED_S):
             return checker.unfinished(self)
         wrong = checker.answers(self)
+        await asyncio.sleep(TOLD_S)
+        wrong += checker.idle(self)
         await self._until(lambda: not checker.leaks(self), FREE_S)
         return wrong + checker.leaks(self)
 
@@ -183,7 +187,11 @@ def live(seed: int, *, modes: tuple[Mode, ...] = ALL_MODES, num_faults: int | No
     plan = make_plan(seed, modes=modes, num_faults=num_faults)
     with LogListener() as heard, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.get_loop().set_exception_handler(heard.exception)
-        return runner.run(_lived(seed, plan, heard))
+        gc.disable()  # what is collected runs code of its own, at times of its own
+        try:
+            return runner.run(_lived(seed, plan, heard))
+        finally:
+            gc.enable()
 
 
 async def _lived(seed: int, plan: Plan, heard: LogListener) -> Life:

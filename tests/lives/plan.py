@@ -79,7 +79,7 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
     )
     prefix = PrefixConfig(prefix_pull=random.choice(["auto", "always", "never"]))
     handoff = HandoffConfig(announce_bytes=random.choice([1, 256, 1 << 20]))
-    num_blocks = random.choice([36, 36, 48, 96])
+    num_blocks = random.choice([60, 60, 80, 120])
     nodes = [
         PlannedNode(
             NodeConfig(
@@ -101,7 +101,7 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
     ]
     shared = [[random.randrange(POISON) for _ in range(n)] for n in (8, 20, 40)]
     calls = [
-        random_call(random, number, FIRST_S + random.expovariate(1.0), shared)
+        random_call(random, number, FIRST_S + random.expovariate(1.5), shared)
         for number in range(random.randrange(4, 14))
     ]
     if random.random() < 0.08:

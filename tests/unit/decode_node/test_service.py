@@ -13,6 +13,7 @@ from kv_transfer.memory import ExportedPool
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    PeerLost,
     RequestCancelled,
     RequestEnded,
 )
@@ -123,7 +124,7 @@ async def test_any_other_end_of_a_handoff_is_a_failure(bench: Bench) -> None:
     await turn()
     (failure,) = bench.link.sent
     assert isinstance(failure, LegFailed)
-    assert failure.code == RequestCancelled.code
+    assert failure.code == PeerLost.code, "the prefill node gave it up, its client did not"
     assert len(bench.legs) == 0
 
 

@@ -1,0 +1,137 @@
+"""Bugs to plant in the product: each is one place in its text, changed."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from coordinator.requests import legs
+from coordinator.requests.dispatcher import Dispatcher
+from coordinator.requests.flow import Flow
+from coordinator.requests.resumes import Resumes
+from coordinator.requests.running import RunningRequest
+from decode_node.arrival import Arrival
+from decode_node.intake import Intake
+from kv_transfer.puller import Puller
+from pdserve.engine.core import EngineCore
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.node.legs import Legs
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.services import Services
+from pdserve.node.sessions.client import Session
+from prefill_node.handoffs import Handoffs
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`text` of a method, or property, becomes `instead`."""
+
+    owner: Any  # class or module
+    method: str
+    text: str
+    instead: str
+    seeds: int  # within which it is found
+
+
+BUGS = {
+    "a former attempt is not fenced": Bug(
+        RunningRequest,
+        "rest",
+        'request_id=f"{self.request_id}~{self.num_interruptions + 1}"',
+        "request_id=self.request_id",
+        40,
+    ),
+    "what was emitted becomes prompt": Bug(
+        legs, "_decode_leg", "token_ids=request.token_ids", "token_ids=request.context", 40
+    ),
+    "a withdrawn leg is not cancelled": Bug(
+        RunningRequest, "interrupt", "self._tell_nodes(dispatch, reason)", "pass", 150
+    ),
+    "a cancelled leg goes on": Bug(
+        RunningRequest, "end", "self._tell_nodes(self.dispatch, error.message)", "pass", 40
+    ),
+    "a sibling that waits by itself is sent with the others": Bug(
+        RunningRequest,
+        "siblings_to_begin",
+        "sibling._has_ended or sibling.waits_to_resume",
+        "sibling._has_ended",
+        400,
+    ),
+    "a stream that moves is not taken from its node": Bug(
+        Dispatcher, "move", 'self.withdraw(running, "it goes on elsewhere")', "pass", 150
+    ),
+    "who fails at once again is sent at once": Bug(
+        Resumes, "interrupted", "self._back_off(trouble)", "pass", 400
+    ),
+    "streams of lost nodes are forgotten": Bug(
+        Flow,
+        "_take_from",
+        "dispatch.decode is member or needs_prefill",
+        "needs_prefill",
+        40,
+    ),
+    "a lost coordinator's legs go on": Bug(
+        Services, "coordinator_lost", "self.legs.of(link)", "()", 100
+    ),
+    "a cancelled fetch keeps its blocks": Bug(
+        PrefixFetcher,
+        "_fetch",
+        "self._pool.release(block_ids)",
+        "asyncio.current_task().cancelling() or self._pool.release(block_ids)",
+        400,
+    ),
+    "an arrival that fails keeps its blocks": Bug(
+        Arrival, "release", "self._pool.release(self.block_table)", "pass", 100
+    ),
+    "a subscription is not settled": Bug(
+        Session,
+        "subscribed",
+        "self.settle(subscription_id, was_pulled=subscription.was_pulled)",
+        "pass",
+        40,
+    ),
+    "a handoff that nobody follows any more has no lease": Bug(
+        Handoffs, "unsubscribe", "self._start_lease(request_id, handoff)", "pass", 400
+    ),
+    "layers are announced too early": Bug(
+        Handoffs, "layers_done", "num_layers, self", "self._num_layers, self", 100
+    ),
+    "corrupt KV is believed": Bug(Puller, "_pull", "if ticket.checksums", "if False", 200),
+    "an adopted request lacks its last token": Bug(
+        Intake, "_receive", "record.num_tokens\n", "record.num_tokens - 1\n", 40
+    ),
+    "blocks are cached before they are full": Bug(
+        EngineCore,
+        "_publish_full_blocks",
+        "full = request.num_computed_tokens // block_size",
+        "full = -(-request.num_computed_tokens // block_size)",
+        40,
+    ),
+    "freed blocks keep their generation": Bug(
+        BlockPool, "release", "self._bump_generations(freed)", "pass", 400
+    ),
+    "a token is sent twice": Bug(
+        Legs, "add_tokens", "batch.indices.append(index)", "batch.indices.append(index - 1)", 20
+    ),
+}
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Have this bug while the context lasts."""
+    found = inspect.getattr_static(bug.owner, bug.method)
+    is_property = isinstance(found, property)
+    function: Callable[..., Any] = found.fget if is_property else found
+    function = inspect.unwrap(function)
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(bug.text) == 1, f"{bug.owner.__name__}.{bug.method} has changed:\n{text}"
+    code = "from __future__ import annotations\n" + text.replace(bug.text, bug.instead)
+    names: dict[str, Any] = {}
+    exec(compile(code, "planted", "exec"), function.__globals__, names)
+    with patch.object(bug.owner, bug.method, names[bug.method]):
+        yield
