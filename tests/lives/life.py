@@ -133,7 +133,7 @@ class World:
 
     def kill(self, process: NodeProcess, why: str, *, silently: bool = False) -> None:
         """End a process at once."""
-        if process.is_stopped and process in self.graveyard:
+        if process in self.graveyard:
             return
         self.trace.note("dies", process, why)
         self.num_deaths += 1

@@ -79,7 +79,7 @@ class LifeThread:
         left_s = share_left * self._machine.step_s
         try:
             result = work.compute()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  what a step raises is its result
             self._loop.call_later(left_s, _fail, work.result, error)
         else:
             self._loop.call_later(left_s, _settle, work.result, result)

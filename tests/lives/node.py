@@ -1,4 +1,4 @@
-"""A node's process: the real `pdserve.node.runtime.Node`, over fake KV and a network of the life."""
+"""A node's process: the real `pdserve.node.runtime.Node`, over fake KV and a played network."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Connection:
         except asyncio.CancelledError:
             if self.up.end is None:
                 raise
-        except Exception as error:  # a bug; gRPC tells the client
+        except Exception as error:  # noqa: BLE001  a bug; gRPC tells the client
             last = Ended(_status(grpc.StatusCode.UNKNOWN, repr(error)))
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a method of a server raised", "exception": error}

@@ -51,7 +51,10 @@ def _of_message(held: Any) -> str:
         text = f"state {body.state} role {body.role} free {body.free_blocks}"
     elif kind == "tokens":
         ids = [f"{e.request_id}[{e.index}]={list(e.token_ids)}" for e in body.events]
-        ids += [f"{r}[{i}]={t}" for r, i, t in zip(body.request_ids, body.indices, body.token_ids)]
+        ids += [
+            f"{r}[{i}]={t}"
+            for r, i, t in zip(body.request_ids, body.indices, body.token_ids, strict=True)
+        ]
         text = " ".join(ids)
     elif not text:
         text = getattr(body, "request_id", "")

@@ -91,8 +91,7 @@ class _Channel:
 
     def source(self) -> Source:
         """Whose pool it is. Raises PeerLost: it is gone."""
-        process, source = self._find()
-        return source
+        return self._find()[1]
 
     async def pass_through(self) -> None:
         """Take the time that a span takes; longer if the way is cut. Raises PeerLost."""

@@ -1,0 +1,30 @@
+"""Whole lives of clusters, each with faults of its own: 200 seeds, and bugs that some must find.
+
+`python -m tests.lives --seeds 5000` lives more of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lives.life import live
+from tests.lives.planted import BUGS, planted
+
+QUICK = [name for name, bug in BUGS.items() if bug.seeds <= 40]
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_nothing_goes_wrong(first: int) -> None:
+    wrong = {seed: live(seed).wrong for seed in range(first, first + 50)}
+    assert not {seed: what for seed, what in wrong.items() if what}
+
+
+def test_a_seed_is_the_same_life_again() -> None:
+    assert live(7).digest == live(7).digest
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = BUGS[name]
+    with planted(bug):
+        assert any(live(seed).wrong for seed in range(bug.seeds))
