@@ -10,7 +10,7 @@ from pdserve.bench.chaos.histories import LOST
 from pdserve.bench.chaos.measurement import ChaosReport
 from pdserve.bench.chaos.run import measure
 
-SHOWN = ["kill-decode", "kill-prefill", "drain-and-kill", "kill-all-decode", "flip", "cut"]
+SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "flip", "cut"]
 
 
 async def test_faults_lose_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -14,9 +15,14 @@ import aiohttp
 from pdserve.bench.chaos.relay import Relay
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import Cluster
+from pdserve.errors import ClusterError
 
+KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
 _FROZEN_S: Final = 3.0  # longer than `liveness_s`
 _SLOW_S: Final = 0.1
+_LOST_SHARE: Final = 0.5
+_STARTS_S: Final = 60.0  # a coordinator
+_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,18 @@ async def _freeze_coordinator(target: Target) -> str:
     return COORDINATOR
 
 
+async def _kill_coordinator(target: Target) -> str:
+    """It is started again at once; calls with a key go on, and so do the nodes."""
+    await target.cluster.kill_node(COORDINATOR)
+    async with asyncio.timeout(_STARTS_S):
+        while True:
+            with suppress(ClusterError):
+                await target.cluster.status()
+                break
+            await asyncio.sleep(_LOOK_S)
+    return COORDINATOR
+
+
 async def _stutter(target: Target) -> str:
     name = target.node(target.random.choice(["prefill", "decode"]))
     await target.frozen(name, 0.5)
@@ -142,6 +160,15 @@ async def _slow_link(target: Target) -> str:
     return name
 
 
+async def _lossy_link(target: Target) -> str:
+    """What TCP makes of lost packets: some are late, and with them all behind them."""
+    name = target.random.choice(sorted(target.relays))
+    target.relays[name].lost_share = _LOST_SHARE
+    await asyncio.sleep(_FROZEN_S)
+    target.relays[name].lost_share = 0.0
+    return name
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "kill-decode": lambda target: _kill(target, "decode"),
     "kill-prefill": lambda target: _kill(target, "prefill"),
@@ -153,13 +180,14 @@ FAULTS: Final[dict[str, Fault]] = {
     "freeze-decode": lambda target: _freeze(target, "decode"),
     "freeze-prefill": lambda target: _freeze(target, "prefill"),
     "freeze-coordinator": _freeze_coordinator,
+    KILL_COORDINATOR: _kill_coordinator,
     "stutter": _stutter,
     "flip": _flip,
     "cut": _cut,
     "swallow": _swallow,
     "slow-link": _slow_link,
+    "lossy-link": _lossy_link,
 }
-NEEDS_RELAY: Final = frozenset({"cut", "swallow", "slow-link"})
 NEEDS_PREFILL: Final = frozenset(
     {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from pdserve.bench.chaos.calls import Heard
+from pdserve.bench.chaos.clients import NO_END, Heard
 
 MOST_SILENT_S: Final = 5.0  # beyond the time in which no node could have gone on
 LOST, WRONG, HUNG = "lost", "wrong", "hung"
@@ -14,13 +14,16 @@ LOST, WRONG, HUNG = "lost", "wrong", "hung"
 Span = tuple[float, float]
 
 
-def judge(heard: Heard, reference: Heard, outages: Sequence[Span]) -> list[tuple[str, str]]:
+def judge(
+    heard: Heard, reference: Heard, outages: Sequence[Span], deaths: Sequence[Span] = ()
+) -> list[tuple[str, str]]:
     """Return what is wrong with a call, as (kind, words); nothing if all is well.
 
     Args:
         heard: under faults.
         reference: the same call undisturbed.
         outages: when a pool that the call needs had no ready node.
+        deaths: of the coordinator, which end the calls that have no key.
     """
     found: list[tuple[str, str]] = []
     for index, text in heard.answers.items():
@@ -31,10 +34,12 @@ def judge(heard: Heard, reference: Heard, outages: Sequence[Span]) -> list[tuple
         if len(reasons) > 1:
             found.append((WRONG, f"choice {index} has ended {len(reasons)} times"))
     silent_s = longest_silence_s(heard, outages)
-    if silent_s > MOST_SILENT_S or heard.error == "no end":
+    if silent_s > MOST_SILENT_S or heard.error == NO_END:
         found.append((HUNG, f"nothing came for {silent_s:.1f} s"))
     if heard.status == 503 and _overlap(heard, outages):
         return found  # refused, and told so: nothing had begun
+    if heard.is_broken and not heard.is_keyed and _overlap(heard, deaths):
+        return found
     if heard.error:
         found.append((LOST, f"it ended with {heard.error}"))
         return found

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from random import Random
@@ -16,8 +16,9 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from pdserve.bench.chaos.calls import KINDS, Call, Heard, make_call, perform
-from pdserve.bench.chaos.faults import FAULTS, Target
+from pdserve.bench.chaos.calls import KINDS, Call, make_call
+from pdserve.bench.chaos.clients import Heard, perform
+from pdserve.bench.chaos.faults import FAULTS, KILL_COORDINATOR, Target
 from pdserve.bench.chaos.histories import Span, gap_s, judge
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.errors import ClusterError, PdserveError
@@ -27,6 +28,8 @@ from pdserve.settings.config import Mode
 LEAKED: Final = "leaked"
 _NUMBERS: Final = 3  # calls of each kind that differ
 _LEAVES: Final = 0.1  # share of the calls whose client goes away
+_LEAVES_AFTER_S: Final = (0.001, 0.01, 0.05, 0.2, 0.5)
+_KEYED: Final = 0.5  # share of the others that have an idempotency key
 _LOOK_S: Final = 0.02
 _READY_S: Final = 60.0  # for all nodes to be ready again
 _SETTLE_S: Final = 20.0
@@ -201,7 +204,9 @@ class Chaos:
             kind, number = self._random.choice(list(KINDS)), self._random.randrange(_NUMBERS)
             call = make_call(kind, number, self._model)
             if self._random.random() < _LEAVES:
-                call = _leaving(call, self._random)
+                call = replace(call, leaves_after_s=self._random.choice(_LEAVES_AFTER_S))
+            elif self._random.random() < _KEYED:
+                call = replace(call, key=f"call {len(self._heard)} {self._random.random()}")
             self._heard.append(await self._perform(call))
 
     async def _perform(self, call: Call) -> Heard:
@@ -277,9 +282,15 @@ class Chaos:
         self._report.leaks += left
 
     def _judge(self, began_s: float) -> None:
-        outages = self._watch.outages()
+        outages, faults = self._watch.outages(), self._report.faults
+        deaths = [
+            (began_s + fault.began_s, began_s + fault.began_s + fault.lasted_s)
+            for fault in faults
+            if fault.kind == KILL_COORDINATOR
+        ]
         for heard in self._heard:
-            found = judge(heard, self._references[heard.kind, heard.number], outages)
+            reference = self._references[heard.kind, heard.number]
+            found = judge(heard, reference, outages, deaths)
             self._report.calls.append(
                 CallRecord(
                     kind=heard.kind,
@@ -289,18 +300,12 @@ class Chaos:
                     found=found,
                 )
             )
-        faults = self._report.faults
         ends_s = [began_s + fault.began_s for fault in faults[1:]] + [inf]
         for fault, end_s in zip(faults, ends_s, strict=True):
             at_s = began_s + fault.began_s
             fault.found_s = self._watch.found_s(fault.hit.split(), at_s, end_s)
             gaps = [g for heard in self._heard if (g := gap_s(heard, at_s, end_s)) is not None]
             self._report.gaps_s.setdefault(fault.kind, []).extend(gaps)
-
-
-def _leaving(call: Call, random: Random) -> Call:
-    after_s = random.choice([0.001, 0.01, 0.05, 0.2, 0.5])
-    return Call(call.kind, call.number, call.path, call.body, after_s)
 
 
 def _held(status: ClusterStatus) -> list[str]:

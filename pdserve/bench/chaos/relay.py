@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from typing import Final, Self
 
 _CHUNK: Final = 64 * 1024
+_SENT_AGAIN_S: Final = 0.2  # the least time after which TCP sends a lost packet again
 
 
 class Relay:
@@ -16,6 +18,8 @@ class Relay:
     def __init__(self, target: Callable[[], str]) -> None:
         """`target` returns host:port; asked with each connection."""
         self.delay_s = 0.0  # of every chunk, in both directions
+        self.lost_share = 0.0  # of the chunks, which have to be sent again
+        self._random = Random(0)
         self._target = target
         self._passes = asyncio.Event()
         self._passes.set()
@@ -78,8 +82,10 @@ class Relay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
+                is_lost = self._random.random() < self.lost_share
+                delay_s = self.delay_s + (_SENT_AGAIN_S if is_lost else 0.0)
+                if delay_s:
+                    await asyncio.sleep(delay_s)
                 await self._passes.wait()
                 writer.write(data)
                 await writer.drain()

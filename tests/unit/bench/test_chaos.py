@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import pytest
 
-from pdserve.bench.chaos.calls import KINDS, Heard, make_call
+from pdserve.bench.chaos.calls import KINDS, make_call
+from pdserve.bench.chaos.clients import Heard
 from pdserve.bench.chaos.config import ChaosConfig
 from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, gap_s, judge
@@ -77,6 +79,16 @@ def test_an_outage_excuses_silence_and_refusals_but_no_loss() -> None:
     assert judge(silent, heard(), outages) == []
     assert judge(turned_away, heard(), outages) == []
     assert {kind for kind, _ in judge(lost, heard(), outages)} == {LOST}
+
+
+def test_a_dead_coordinator_ends_calls_without_a_key_and_no_others() -> None:
+    broken = heard()
+    broken.error, broken.is_broken, broken.num_ends = "ServerDisconnectedError", True, 0
+    deaths = [(11.5, 13.0)]
+    assert judge(broken, heard(), [], deaths) == []
+    assert {kind for kind, _ in judge(broken, heard(), deaths, [])} == {LOST}
+    broken.is_keyed = True
+    assert {kind for kind, _ in judge(broken, heard(), [], deaths)} == {LOST}
 
 
 def test_a_client_that_leaves_has_the_beginning() -> None:
@@ -150,9 +162,16 @@ def test_outages_and_what_was_found() -> None:
 
 
 async def test_the_relay_passes_holds_up_and_cuts() -> None:
+    echoed = asyncio.Event()
+
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data)
+        with suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        echoed.set()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -172,4 +191,7 @@ async def test_the_relay_passes_holds_up_and_cuts() -> None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        await echoed.wait()
     server.close()
