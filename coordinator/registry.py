@@ -112,6 +112,11 @@ class Registry:
         """Number of members, whatever their state."""
         return len(self._members)
 
+    @property
+    def num_coordinators(self) -> int:
+        """Number of coordinators that use these nodes, as far as a node has told."""
+        return max((member.load.num_coordinators for member in self), default=1) or 1
+
     def find(self, node_id: str) -> Member | None:
         """Return the member with this node id, if there is one."""
         return self._members.get(node_id)

@@ -27,6 +27,7 @@ from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
+from coordinator.shares import Shares
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
@@ -63,12 +64,18 @@ class Coordinator:
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
+        line = WaitingLine[RunningRequest](config.routing.max_waiting)
         admission = Admission(
-            WaitingLine[RunningRequest](config.routing.max_waiting),
+            line,
             max_inflight=config.max_inflight,
             refuses=config.routing.admission,
             lowest_priority=classes.lowest.priority,
         )
+
+        def share_line(number: int) -> None:
+            line.max_waiting = max(1, config.routing.max_waiting // number)
+
+        Shares(self._registry, (share_line, tenants.share))
         router = Router(self._registry, config.mode, config.routing.router)
         self._flow = Flow(
             self._registry,

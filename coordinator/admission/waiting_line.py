@@ -29,10 +29,10 @@ class _Place(Generic[T]):
 
 
 class WaitingLine(Generic[T]):
-    """Waiters by id; each may leave at any time."""
+    """Waiters by id; each may leave at any time. Who is in it stays when it is made shorter."""
 
     def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._places: dict[str, _Place[T]] = {}  # by id, oldest first: dicts keep the order
         self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # by `_key`; never empty
         self._num_waiting: Counter[str] = Counter()  # by payer, over all priorities; never 0
@@ -74,7 +74,7 @@ class WaitingLine(Generic[T]):
         No payer can fill the line alone: the more places it has, the more must be left free for
         others (dynamic thresholds, as in the shared buffers of switches).
         """
-        num_free = self._max_waiting - len(self)
+        num_free = max(0, self.max_waiting - len(self))
         return self.num_waiting(payer) >= MOST_TIMES_FREE * num_free
 
     def longest_wait_s(self, now_s: float) -> float:

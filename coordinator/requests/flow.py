@@ -122,6 +122,7 @@ class Flow:
             model=self._model,
             mode=self._router.mode,
             ready=self.is_ready(),
+            coordinators=self._registry.num_coordinators,
             inflight=self.num_on_nodes,
             waiting=len(self._admission.line),
             waiting_by_class=describe_waiting(self._admission.line, self._clock.now()),

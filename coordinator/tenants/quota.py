@@ -16,19 +16,26 @@ from pdserve.errors import RateLimited
 
 
 class Quota:
-    """The rate limits of one tenant, shared by all its keys."""
+    """The rate limits of one tenant, shared by all its keys.
+
+    Each of `num_shares` coordinators allows an equal part of them.
+    """
 
     def __init__(self, tenant: Tenant, now_s: float) -> None:
-        self._name = tenant.name
+        self._tenant = tenant
+        self._num_shares = 1
         self._requests = Bucket(tenant.requests_per_minute, now_s)
         self._tokens = Bucket(tenant.tokens_per_minute, now_s)
 
-    def follow(self, tenant: Tenant, now_s: float) -> None:
-        """Adopt the tenant's limits if they have changed."""
-        if tenant.requests_per_minute != self._requests.per_minute:
-            self._requests = self._requests.resized(tenant.requests_per_minute, now_s)
-        if tenant.tokens_per_minute != self._tokens.per_minute:
-            self._tokens = self._tokens.resized(tenant.tokens_per_minute, now_s)
+    def follow(self, tenant: Tenant, num_shares: int, now_s: float) -> None:
+        """Adopt the tenant's limits, and this coordinator's part, if they have changed."""
+        self._tenant, self._num_shares = tenant, num_shares
+        requests = -(-tenant.requests_per_minute // num_shares)
+        if requests != self._requests.per_minute:
+            self._requests = self._requests.resized(requests, now_s)
+        tokens = -(-tenant.tokens_per_minute // num_shares)
+        if tokens != self._tokens.per_minute:
+            self._tokens = self._tokens.resized(tokens, now_s)
 
     def take_request(self, now_s: float) -> None:
         """Charge one request. Raises RateLimited if a limit is reached."""
@@ -43,11 +50,11 @@ class Quota:
 
         Raises RateLimited if the limit is reached, or the prompt is larger than the limit itself.
         """
-        limit = self._tokens.per_minute
+        limit = self._tenant.tokens_per_minute
         if 0 < limit < num_tokens:
             raise RateLimited(
-                f"the prompt has {num_tokens} tokens, but {self._name!r} may use only {limit} a "
-                "minute",
+                f"the prompt has {num_tokens} tokens, but {self._tenant.name!r} may use only "
+                f"{limit} a minute",
                 math.inf,
             )
         wait_s = self._tokens.wait_s(num_tokens, now_s)
@@ -61,20 +68,26 @@ class Quota:
         self._tokens.take(num_tokens, now_s)
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Return OpenAI's x-ratelimit-* headers for the limits that are set."""
+        """Return OpenAI's x-ratelimit-* headers for the limits that are set.
+
+        What remains is what would, if all coordinators had allowed as much as this one.
+        """
         found: dict[str, str] = {}
-        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket.per_minute:
-                found[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
-                found[f"x-ratelimit-remaining-{what}"] = str(max(0, int(bucket.level(now_s))))
+        limits = self._tenant.requests_per_minute, self._tenant.tokens_per_minute
+        buckets = self._requests, self._tokens
+        for what, limit, bucket in zip(("requests", "tokens"), limits, buckets, strict=True):
+            if limit:
+                left = min(limit, self._num_shares * int(bucket.level(now_s)))
+                found[f"x-ratelimit-limit-{what}"] = str(limit)
+                found[f"x-ratelimit-remaining-{what}"] = str(max(0, left))
                 found[f"x-ratelimit-reset-{what}"] = format_wait(bucket.full_s(now_s))
         return found
 
     def _limited(self, what: str, wait_s: float) -> RateLimited:
-        bucket = self._requests if what == "requests" else self._tokens
+        tenant = self._tenant
+        limit = tenant.requests_per_minute if what == "requests" else tenant.tokens_per_minute
         return RateLimited(
-            f"{self._name!r} may use {bucket.per_minute} {what} a minute; "
-            f"try again in {format_wait(wait_s)}",
+            f"{tenant.name!r} may use {limit} {what} a minute; try again in {format_wait(wait_s)}",
             wait_s,
         )
 

@@ -33,6 +33,7 @@ class Tenants:
         self._model = model
         self._clock = clock
         self._quotas: dict[str, Quota] = {}  # by tenant
+        self._num_shares = 1
 
     @property
     def need_keys(self) -> bool:
@@ -66,6 +67,10 @@ class Tenants:
             now_s = self._clock.now()
             admitted.num_charged = admitted.quota.take_tokens(num_tokens, now_s)
 
+    def share(self, num_coordinators: int) -> None:
+        """From now on allow a part of the quotas: so many coordinators do the same."""
+        self._num_shares = num_coordinators
+
     def headers(self, admitted: Admitted) -> dict[str, str]:
         """Return the rate limit headers for the call's tenant."""
         return {} if admitted.quota is None else admitted.quota.headers(self._clock.now())
@@ -93,5 +98,5 @@ class Tenants:
         quota = self._quotas.get(tenant.name)
         if quota is None:
             quota = self._quotas[tenant.name] = Quota(tenant, now_s)
-        quota.follow(tenant, now_s)
+        quota.follow(tenant, self._num_shares, now_s)
         return quota

@@ -51,6 +51,8 @@ def render(status: ClusterStatus) -> RenderableType:
     head = Text.assemble(
         (status.model, "bold"), f"  {status.mode}  ", ready, f"  {status.inflight} in flight"
     )
+    if status.coordinators > 1:
+        head.append(f"  one of {status.coordinators} coordinators")
     pools: list[RenderableType] = [
         _table(f"{role} nodes (free of all blocks; times in ms)", nodes)
         for role in ("prefill", "decode")

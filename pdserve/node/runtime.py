@@ -310,11 +310,13 @@ class Node:
     def _load_report(self) -> LoadReport:
         parts, progress = self._parts, self.loading.progress
         report = load_report(self._services, parts.perf, self._state, progress, parts.clock.now())
-        return replace(report, reason=self._sick_reason) if self._sick_reason else report
+        attached = sum(link.is_attached for link in self._links)
+        return replace(report, reason=self._sick_reason, num_coordinators=attached)
 
     def _attached(self, link: CoordinatorLink) -> None:
         self._perf_feed.attached(link)
         self._kv_events.attached(link)
+        self._report_load()  # the others share the node with one more
 
     def _correct_perf(self, report: StepReport) -> None:
         # The whole period and not just the model's time: the prediction is for when the next token

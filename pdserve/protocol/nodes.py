@@ -124,6 +124,7 @@ class LoadReport(Message, frozen=True):
     decode_ratio: float = 0.0
     links: list[LinkState] = []  # open sessions over which this node pulls
     reason: str = ""  # why the node is SICK: a `Sickness`, a colon, and what happened
+    num_coordinators: int = 1  # to which the node is attached
 
     def check(self) -> None:
         """Check a report that a node has sent.
@@ -141,6 +142,7 @@ class LoadReport(Message, frozen=True):
             self.step_time_s,
             self.prefill_ratio,
             self.decode_ratio,
+            self.num_coordinators,
         )
         if not all(0 <= number < inf for number in numbers):
             raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")

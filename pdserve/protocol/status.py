@@ -82,6 +82,7 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
     model: str
     mode: Mode
     ready: bool  # a request that arrives now can be served
+    coordinators: int = 1  # that use these nodes
     inflight: int  # requests on the nodes
     waiting: int = 0  # requests that wait in the coordinator
     waiting_by_class: list[WaitingClass] = []

@@ -112,6 +112,7 @@ async def test_two_coordinators_share_the_nodes(
     expected = (await client.complete(make_prompt(30), STREAMED)).tokens
     async with second, Client(second.url) as other:
         await second.wait_ready(NODES)
+        assert (await pair.status()).coordinators == 2
         mine = Follower(client, make_prompt(30), STREAMED)
         theirs = Follower(other, make_prompt(30), STREAMED)
         assert (await mine.end()).tokens == (await theirs.end()).tokens == expected

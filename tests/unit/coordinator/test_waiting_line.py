@@ -227,3 +227,11 @@ def test_other_priorities_give_nobody_more_places() -> None:
     for number in range(num_taken):
         line.leave(str(number))
     assert line.num_waiting(ALICE) == 0
+
+
+def test_a_line_that_is_made_shorter_sends_nobody_away() -> None:
+    line = line_of("a", "b", "c")
+    line.max_waiting = 1
+    assert line.is_full(BOB)
+    assert [serve(line, ALICE, 1.0) for _ in range(3)] == ["A", "B", "C"]
+    assert not line.is_full(BOB)

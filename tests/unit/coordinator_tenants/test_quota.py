@@ -91,10 +91,28 @@ def test_new_limits_do_not_forget_what_was_used() -> None:
     quota = Quota(Tenant(name="a", requests_per_minute=10), 0.0)
     for _ in range(10):
         quota.take_request(0.0)
-    quota.follow(Tenant(name="a", requests_per_minute=20), 0.0)
+    quota.follow(Tenant(name="a", requests_per_minute=20), 1, 0.0)
     assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "10"
-    quota.follow(Tenant(name="a", requests_per_minute=5), 0.0)
+    quota.follow(Tenant(name="a", requests_per_minute=5), 1, 0.0)
     assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_each_coordinator_allows_its_part() -> None:
+    """What one had used before the other came is not given out again."""
+    tenant = Tenant(name="a", requests_per_minute=10)
+    first, second = Quota(tenant, 0.0), Quota(tenant, 0.0)
+    for _ in range(2):
+        first.take_request(0.0)
+    for quota in (first, second):
+        quota.follow(tenant, 2, 0.0)
+    assert first.headers(0.0)["x-ratelimit-limit-requests"] == "10"
+    assert first.headers(0.0)["x-ratelimit-remaining-requests"] == "6"
+    for _ in range(5):
+        second.take_request(0.0)
+    with pytest.raises(RateLimited, match="'a' may use 10 requests a minute"):
+        second.take_request(0.0)
+    second.follow(tenant, 1, 0.0)
+    assert second.headers(0.0)["x-ratelimit-remaining-requests"] == "5"
 
 
 def test_a_new_limit_does_not_count_what_was_used_without_one() -> None:
@@ -104,12 +122,12 @@ def test_a_new_limit_does_not_count_what_was_used_without_one() -> None:
     quota = Quota(unlimited, 0.0)
     assert quota.take_tokens(10**6, 0.0) == 0
     quota.charge(10**6, 0.0)
-    quota.follow(limited, 0.0)
+    quota.follow(limited, 1, 0.0)
     assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "600"
     assert quota.take_tokens(600, 0.0) == 600
-    quota.follow(unlimited, 0.0)
+    quota.follow(unlimited, 1, 0.0)
     quota.take_tokens(10**6, 0.0)
-    quota.follow(limited, 60.0)
+    quota.follow(limited, 1, 60.0)
     quota.take_request(60.0)
 
 
@@ -122,7 +140,7 @@ def test_a_prompt_that_was_not_charged_is_not_given_back() -> None:
     quota = Quota(unlimited, 0.0)
     before, after = (Admitted(tenant, "key", quota) for tenant in (unlimited, limited))
     tenants.take_prompt(before, 500)
-    quota.follow(limited, 0.0)
+    quota.follow(limited, 1, 0.0)
     tenants.take_prompt(after, 600)
     tenants.end(before, Amounts())
     assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "0"

@@ -1,0 +1,30 @@
+"""Coordinators of the same nodes divide what they have together."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coordinator.registry import Member, Registry
+from coordinator.shares import Shares
+from pdserve.protocol import NodeRole
+from tests.unit.coordinator.members import join
+
+
+def attached_to(registry: Registry, member: Member, number: int) -> None:
+    registry.report(member, replace(member.load, num_coordinators=number))
+
+
+def test_listeners_hear_of_each_change_once() -> None:
+    registry, heard = Registry(), list[int]()
+    Shares(registry, [heard.append])
+    first, second = (join(registry, name, NodeRole.DECODE) for name in "ab")
+    attached_to(registry, first, 1)
+    attached_to(registry, first, 2)
+    attached_to(registry, second, 2)
+    assert heard == [2]
+    attached_to(registry, first, 1)
+    assert heard == [2], "one node has not noticed yet"
+    registry.remove(second)
+    assert heard == [2, 1]
+    registry.remove(first)
+    assert registry.num_coordinators == 1
