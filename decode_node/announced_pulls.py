@@ -10,6 +10,7 @@ from decode_node.arrival import Arrival
 from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
+from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
@@ -31,9 +32,18 @@ class ReceivedHandoff:
 class AnnouncedPulls:
     """Follows announcements from the first one to the handoff record, and pulls each part."""
 
-    def __init__(self, puller: Pulls, clock: Clock, timeouts: NodeTimeouts, host_id: str) -> None:
+    def __init__(
+        self,
+        puller: Pulls,
+        costs: PullCosts,
+        clock: Clock,
+        timeouts: NodeTimeouts,
+        host_id: str,
+    ) -> None:
+        """`costs` learn from every pull."""
         self.num_renewals = 0  # of tickets that had become old
         self._puller = puller
+        self._costs = costs
         self._clock = clock
         self._timeouts = timeouts
         self._host_id = host_id
@@ -59,7 +69,9 @@ class AnnouncedPulls:
             if message.ticket:
                 transfer_s = self._timeouts.transfer_s
                 try:
-                    await arrival.pull(self._puller, message.ticket, self._clock, transfer_s)
+                    pulled = await arrival.pull(
+                        self._puller, message.ticket, self._clock, transfer_s
+                    )
                 except (TicketInvalid, StaleIncarnation) as error:  # damaged on the way, perhaps
                     if was_refused:
                         raise
@@ -67,6 +79,9 @@ class AnnouncedPulls:
                     was_refused = True
                     notice = await subscription.renew()
                     continue
+                if pulled.bytes:
+                    transport = session.link.transport
+                    self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
             if isinstance(message, HandoffRecord):
                 _check_record(message, arrival)
                 return ReceivedHandoff(message, self._prefill_end_s(message, notice, session))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decode_node.room import Room
 from kv_transfer.lifecycle import PULLER, BlockStates, PullerMove
 from kv_transfer.progress import KvPart, Progress
-from kv_transfer.puller import Pulls
+from kv_transfer.puller import PullResult, Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
@@ -50,7 +50,9 @@ class Arrival:
         """Note that the exporter announces from the beginning again; KV already pulled is kept."""
         self._announced = Progress(self._session.link.welcome.layout.num_layers)
 
-    async def pull(self, puller: Pulls, ticket: bytes, clock: Clock, timeout_s: float) -> None:
+    async def pull(
+        self, puller: Pulls, ticket: bytes, clock: Clock, timeout_s: float
+    ) -> PullResult:
         """Pull the next announced part.
 
         Raises:
@@ -77,6 +79,7 @@ class Arrival:
         ended_s = clock.now()
         self.copies.append((ended_s - result.read_s, ended_s))
         self._arrived(blocks, first // block_size)
+        return result
 
     def adopt(self) -> None:
         """Hand the blocks to the engine; the KV of every token must be here."""

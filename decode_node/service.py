@@ -40,7 +40,9 @@ class DecodeNode:
         self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
         self._parts = parts
         self._room = RoomQueue(parts.engine, self.policy)
-        pulls = AnnouncedPulls(parts.puller, parts.clock, config.timeouts, host_id())
+        pulls = AnnouncedPulls(
+            parts.puller, parts.pull_costs, parts.clock, config.timeouts, host_id()
+        )
         self._intake = Intake(
             parts.engine,
             self._room,

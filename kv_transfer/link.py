@@ -23,6 +23,7 @@ from pdserve.errors import (
     TransportUnavailable,
 )
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.simulated_link import Carrier, SimulatedLink
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Link:
         candidates: Sequence[tuple[Transport, TransportOffer]],
         reasons: Mapping[str, str],
         statistics: PullerStatistics,
+        simulated: SimulatedLink | None = None,
     ) -> None:
         """Use `open_link`.
 
@@ -68,7 +70,10 @@ class Link:
             candidates: the ones worth trying, best first.
             reasons: why the others are not worth trying, by name.
             statistics: for counting retries.
+            simulated: the network to simulate, if any.
         """
+        self.simulated = simulated
+        self._carrier = Carrier(simulated) if simulated is not None else None
         self.welcome = welcome
         self._names = list(names)
         self._candidates = list(candidates)
@@ -108,6 +113,15 @@ class Link:
         A broken read may have written to the destination; the retry overwrites it. If all
         transports break, the first error is raised, since the others may be consequences of it.
         """
+        if self._carrier is None:
+            await self._read(read)
+            return
+        loop = asyncio.get_running_loop()
+        arrival_s = self._carrier.arrival_s(read.num_bytes, loop.time())
+        await self._read(read)
+        await asyncio.sleep(max(0.0, arrival_s - loop.time()))
+
+    async def _read(self, read: Read) -> None:
         route = self._route or await self._move(None, Counter())
         try:
             await self._read_on(route, read)
@@ -243,6 +257,7 @@ async def open_link(
     transports: Sequence[Transport],
     timeout_s: float,
     statistics: PullerStatistics,
+    simulated: SimulatedLink | None = None,
 ) -> Link:
     """A link over the first of `transports` (best first) that works.
 
@@ -262,6 +277,6 @@ async def open_link(
         else:
             candidates.append((transport, offer))
     names = [transport.name for transport in transports]
-    link = Link(welcome, names, candidates, reasons, statistics)
+    link = Link(welcome, names, candidates, reasons, statistics, simulated)
     await link.connect(timeout_s)
     return link

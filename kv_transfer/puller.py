@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ from pdserve.errors import (
     TransferError,
 )
 from pdserve.protocol import ExporterWelcome
+from pdserve.simulated_link import SimulatedLink
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,9 @@ class Puller:
         *,
         name: str = "",
         num_threads: int = 4,
+        simulated: Callable[[str], SimulatedLink | None] = lambda node_id: None,
     ) -> None:
+        """`simulated` returns the network to simulate from an exporter, by its node id."""
         if pool.block_bytes != identity.layout.block_bytes:
             raise ValueError(
                 f"the pool has blocks of {pool.block_bytes} bytes, the layout of "
@@ -90,6 +93,7 @@ class Puller:
         self.statistics = PullerStatistics()
         self._pool = pool
         self._identity = identity
+        self._simulated = simulated
         self._threads = CopyThreads(num_threads, "kv-pull")
         reader = Reader(name or secrets.token_hex(8), host_id, pool, self._threads)
         self._transports = [kind.client(reader) for kind in kinds if not kind.obstacle(pool)]
@@ -102,7 +106,8 @@ class Puller:
             TransferTimeout, PeerLost: it cannot be reached; with the reason for each transport.
         """
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
-        return await open_link(welcome, self._transports, timeout_s, self.statistics)
+        simulated = self._simulated(welcome.node_id)
+        return await open_link(welcome, self._transports, timeout_s, self.statistics, simulated)
 
     async def pull(
         self,

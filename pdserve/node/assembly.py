@@ -39,6 +39,7 @@ from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
+from pdserve.simulated_link import link_between, parse_link
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,15 @@ def _make_transfer_ends(
         with_checksums=config.checksums,
         ticket_lifetime_s=config.timeouts.ticket_s,
     )
-    puller = Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}")
+    links = [parse_link(text) for text in config.handoff.links]
+    puller = Puller(
+        memory,
+        identity,
+        host_id(),
+        kinds,
+        name=f"{node_id}@{incarnation}",
+        simulated=lambda exporter: link_between(links, exporter, node_id),
+    )
     return exporter, puller
 
 

@@ -16,6 +16,7 @@ from msgspec import Meta
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.entry_points import Kind
 from pdserve.settings.flag_groups import COORDINATOR, NODE, Groups
+from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 # `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
@@ -195,6 +196,17 @@ class HandoffConfig(ConfigStruct, frozen=True):
         float,
         Meta(gt=0, le=1, description="share of the pool for running prompts and KV not yet pulled"),
     ] = 0.5
+    links: Annotated[
+        list[str],
+        Meta(
+            description="networks to simulate between nodes, for studies: 'EXPORTERS PULLERS "
+            "bandwidth=BYTES/S delay=SECONDS loss=SHARE', nodes by patterns of their ids"
+        ),
+    ] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if a link cannot be parsed."""
+        check_links(self.links)
 
 
 class PrefixConfig(ConfigStruct, frozen=True):

@@ -64,6 +64,8 @@ def another_value(flag: Setting) -> Any:
         return not flag.default
     if flag.kind in (int, float):
         return flag.default + flag.kind(1) if flag.default >= 1 else flag.kind(flag.default * 1.5)
+    if flag.name == "handoff.links":
+        return ["* * delay=1"]
     return ["1"] if flag.is_list else "1"
 
 

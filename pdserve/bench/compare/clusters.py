@@ -17,7 +17,7 @@ from pdserve.cluster.child import LineSink
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
-from pdserve.settings.config import CheckpointConfig, EngineConfig, RoutingConfig
+from pdserve.settings.config import CheckpointConfig, EngineConfig, HandoffConfig, RoutingConfig
 from pdserve.settings.values import parse_bytes
 
 _START_S = 120.0
@@ -61,6 +61,7 @@ class Clusters:
             checkpoint=CheckpointConfig(model=self._model),
             engine=engine,
             policy=policy,
+            handoff=HandoffConfig(links=config.links),
             routing=RoutingConfig(
                 admission=config.admission and candidate.refuses and promise is not None,
                 slo_classes=[f"measured{promised}"],

@@ -137,6 +137,9 @@ class CompareConfig(ConfigStruct, frozen=True):
         str,
         Meta(description="new directory for plots and results; empty: bench-compare/TIME"),
     ] = ""
+    links: Annotated[
+        list[str], Meta(description="networks to simulate between nodes, as handoff.links")
+    ] = msgspec.field(default_factory=list)
     transports: Annotated[
         list[TransportName],
         Meta(description="KV transports, best first; empty: all that are useful here"),

@@ -29,6 +29,9 @@ class HandoffBenchConfig(ConfigStruct, frozen=True):
         list[Count], Meta(description="shortest and longest prompt length")
     ] = msgspec.field(default_factory=lambda: [64, 512])
     output_tokens: Annotated[Count, Meta(description="output tokens per request")] = 32
+    links: Annotated[
+        list[str], Meta(description="networks to simulate between nodes, as handoff.links")
+    ] = msgspec.field(default_factory=list)
     transports: Annotated[
         list[TransportName],
         Meta(description="KV transports, best first; empty: all that are useful here"),

@@ -22,6 +22,7 @@ from pdserve.cluster.scrape import HistogramDelta, Samples, between, scrape
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.process.exit_codes import OK
+from pdserve.settings.config import HandoffConfig
 
 # Part |-> histogram of the coordinator. For each request, the first three add up to the total less
 # the copy; so do their means, but not their percentiles.
@@ -157,7 +158,11 @@ def run(config: HandoffBenchConfig, setup: dict[str, object]) -> int:
 
 async def _measure(config: HandoffBenchConfig, load: HandoffLoad) -> HandoffReport:
     cluster = ClusterConfig(
-        port=0, transports=config.transports, checkpoint=config.checkpoint, engine=config.engine
+        port=0,
+        transports=config.transports,
+        checkpoint=config.checkpoint,
+        engine=config.engine,
+        handoff=HandoffConfig(links=config.links),
     )
     async with Cluster(cluster) as running:
         model = (await running.status()).model

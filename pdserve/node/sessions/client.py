@@ -18,6 +18,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.spans.shards import choose_shards
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
+from pdserve.node.sessions.delayed import Delayed
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import (
     Announcement,
@@ -245,14 +246,17 @@ class Sessions:
                 choose_shards([welcome.layout], self._identity.layout)
                 link = await self._puller.connect(welcome, self._timeouts.connect_s)
             outbox = Outbox()
-            session = Session(peer, link, outbox, self._clock)
+            delay_s = link.simulated.delay if link.simulated is not None else 0.0
+            sender = Delayed(outbox.send, delay_s) if delay_s else outbox
+            session = Session(peer, link, sender, self._clock)
+            receive = Delayed(session.receive, delay_s).send if delay_s else session.receive
             self._failed.pop(peer.incarnation, None)
             opening.set_result(session)
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
                     while True:
                         for message in FROM_EXPORTER.unwrap_all(await self._read(stream)):
-                            session.receive(message)
+                            receive(message)
             finally:
                 await link.close()
 

@@ -31,8 +31,10 @@ from pdserve.errors import (
     TicketInvalid,
 )
 from pdserve.metrics import NodeMetrics
+from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.parts import Fetched, Prefix
 from pdserve.node.preparation import Preparation
+from pdserve.perf_model import PerfModel
 from pdserve.protocol import (
     DecodeLeg,
     HandoffEnded,
@@ -124,7 +126,8 @@ class Bench:
         self.compiler = SlowCompiler()
         preparation = Preparation(self.prefixes, self.compiler, self.engine)
         self.room = RoomQueue(self.engine, policy)
-        self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)
+        self.costs = PullCosts(PerfModel(), 16)
+        self.pulls = AnnouncedPulls(self.puller, self.costs, self.clock, TIMEOUTS, HOST)
         self.intake = Intake(
             self.engine,
             self.room,
@@ -209,6 +212,8 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     assert request.is_decoding
     assert request.lifecycle.phase_times().transfer_s == 0.5
     assert bench.exporter.settled == [True]
+    (learned,) = bench.costs.transfers()
+    assert learned.fixed_s + 1 / learned.bytes_per_s == pytest.approx(bench.puller.read_s, rel=0.1)
 
 
 async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:

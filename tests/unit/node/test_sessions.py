@@ -36,6 +36,7 @@ from pdserve.protocol import (
     Subscribe,
 )
 from pdserve.settings.config import Timeouts
+from pdserve.simulated_link import SimulatedLink
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
@@ -80,7 +81,10 @@ class Pair:
     """An exporting node and a pulling node in one process."""
 
     def __init__(
-        self, puller_identity: KvIdentity = IDENTITY, exporter_identity: KvIdentity = IDENTITY
+        self,
+        puller_identity: KvIdentity = IDENTITY,
+        exporter_identity: KvIdentity = IDENTITY,
+        simulated: SimulatedLink | None = None,
     ) -> None:
         self.memory = ExportedPool(8, exporter_identity.layout.block_bytes)
         self.exporter = Exporter("p", "life-1", exporter_identity, self.memory, SystemClock())
@@ -89,7 +93,9 @@ class Pair:
         servicer = SessionServer(self.exporter, self.announcer, TIMEOUTS.connect_s)
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
         self.destination = ExportedPool(8, puller_identity.layout.block_bytes)
-        self.puller = Puller(self.destination, puller_identity, host_id())
+        self.puller = Puller(
+            self.destination, puller_identity, host_id(), simulated=lambda exporter: simulated
+        )
         self.sessions = Sessions(
             "d", "life-9", puller_identity, self.puller, SystemClock(), TIMEOUTS
         )
@@ -146,6 +152,27 @@ async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
     assert second.received_s >= first.received_s
     await pair.announcer.until_changed()
     assert pair.announcer.settled == [("r", True)]
+
+
+async def test_over_a_simulated_link_everything_takes_its_time() -> None:
+    """A subscription and its answer: a round trip. A pull: another one, and its bytes."""
+    slow = SimulatedLink(bandwidth=20 * IDENTITY.layout.block_bytes, delay=0.02)
+    pair = Pair(simulated=slow)
+    await pair.start()
+    session = await pair.sessions.get(pair.peer)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    ticket = pair.exporter.issue("r", 0, IDENTITY.layout.block_size, [3])
+    async with session.subscribed("r") as subscription, asyncio.timeout(3):
+        await pair.announcer.until_changed()
+        assert loop.time() >= began_s + slow.delay
+        pair.announcer.subscribers["r"](Announcement(request_id="r", ticket=ticket))
+        await subscription.next()
+        asked_s = loop.time()
+        assert asked_s >= began_s + 2 * slow.delay
+        await pair.puller.pull(session.link, ticket, [5], 0, 3.0)
+        assert loop.time() >= asked_s + 2 * slow.delay + 1 / 20
+    await pair.close()
 
 
 async def test_a_renewal_begins_where_everything_is_said_again(pair: Pair) -> None:
