@@ -28,6 +28,7 @@ from coordinator.routing import Router
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.shares import Shares
+from coordinator.stateful.opening import open_store
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
@@ -140,7 +141,8 @@ class Coordinator:
             tenants=tenants,
             embedding_model=self._model.embedding,
         )
-        add_stateful_routes(app)
+        config = self._config
+        add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
         add_admin_routes(app, self._changes)
         return app
 

@@ -16,6 +16,7 @@
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
     │   ├── BuffersFull              no memory for a request's body now
+    │   ├── StoreUnavailable         what a call stores cannot be written to disk
     │   └── Overloaded               refused before any work was done; try later
     │       ├── SloUnreachable       it would miss a promise of its class
     │       └── RateLimited          its tenant has used up its quota for now
@@ -168,6 +169,12 @@ class BuffersFull(CapacityError):
     """The memory for the bodies of requests is full; slow senders are ended first."""
 
     code = "buffers_full"
+
+
+class StoreUnavailable(CapacityError):
+    """What a call stores cannot be written to disk, for instance since that is full."""
+
+    code = "store_unavailable"
 
 
 class Overloaded(CapacityError):

@@ -7,7 +7,7 @@ What comes of it is a `CallPlan`, which `answer/run.py` runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -39,7 +39,13 @@ class ChatPlan:
     text: TextOptions
     is_streaming: bool
 
-    def call(self, answer_format: AnswerFormat, *, counts_along: bool = False) -> CallPlan:
+    def call(
+        self,
+        answer_format: AnswerFormat,
+        *,
+        counts_along: bool = False,
+        saved: Callable[[], Awaitable[None]] | None = None,
+    ) -> CallPlan:
         """Return the call whose answers are encoded by `answer_format`."""
         return CallPlan(
             requests=self.requests,
@@ -48,6 +54,7 @@ class ChatPlan:
             format=answer_format,
             is_streaming=self.is_streaming,
             counts_along=counts_along,
+            saved=saved,
         )
 
 

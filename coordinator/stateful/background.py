@@ -99,7 +99,10 @@ class BackgroundRun:
         stored = self._stored
         if stored.log is not None:
             stored.log.add(events)
-        if is_step and not stored.is_answer:
+        if not is_step:
+            self._store.logged(stored)
+            return
+        if not stored.is_answer:
             stored.body = self._format.body()
         self._store.changed(stored)
 

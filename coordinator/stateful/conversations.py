@@ -36,6 +36,7 @@ async def create_conversation(request: web.Request) -> web.Response:
     )
     _add(request, stored, body.items or [])
     request.app[STORE].put(stored)
+    await request.app[STORE].saved()
     return _shown(stored)
 
 
@@ -50,6 +51,7 @@ async def update_conversation(request: web.Request) -> web.Response:
     stored = _stored(request)  # only now, as it may be removed while the body is read
     stored.metadata = body.metadata
     request.app[STORE].changed(stored)
+    await request.app[STORE].saved()
     return _shown(stored)
 
 
@@ -57,6 +59,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
     """Delete a conversation; its stored responses are kept."""
     stored = _stored(request)
     request.app[STORE].discard(stored)
+    await request.app[STORE].saved()
     return json_answer(DeletedConversation(id=stored.id))
 
 
@@ -70,6 +73,7 @@ async def add_items(request: web.Request) -> web.Response:
     num_before = len(stored.items)
     _add(request, stored, body.items)
     request.app[STORE].changed(stored)
+    await request.app[STORE].saved()
     return json_answer(whole_page(stored.items[num_before:]))
 
 
@@ -89,6 +93,7 @@ async def delete_item(request: web.Request) -> web.Response:
     stored = _stored(request)
     stored.remove(request.match_info["item"])
     request.app[STORE].changed(stored)
+    await request.app[STORE].saved()
     return _shown(stored)
 
 

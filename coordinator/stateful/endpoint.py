@@ -75,7 +75,9 @@ async def _in_background(request: web.Request, planned: Planned) -> web.StreamRe
         request[TRACE] = trace.without_call()
 
     trace.is_streaming = planned.call.is_streaming
-    body = BackgroundRun(context, request.app[STORE], trace, planned, take_over).begin()
+    store = request.app[STORE]
+    body = BackgroundRun(context, store, trace, planned, take_over).begin()
+    await store.saved()
     if planned.stored.log is not None:
         return await follow(request, planned.stored.log, 0)
     return web.Response(body=body, content_type=_JSON)

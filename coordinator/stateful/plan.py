@@ -67,7 +67,8 @@ async def plan_response(
         frame,
         shows_logprobs=LOGPROBS in (asked.body.include or []),
     )
-    return Planned(plan.call(response_format), response_format, keeper.stored, response.store)
+    call = plan.call(response_format, saved=asked.store.saved)
+    return Planned(call, response_format, keeper.stored, response.store)
 
 
 async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:

@@ -39,4 +39,9 @@ ROUTES = (
 def add_stateful_routes(app: web.Application, store: ResponseStore | None = None) -> None:
     """Add /v1/responses and /v1/conversations to the API; what they keep is kept in `store`."""
     app[STORE] = ResponseStore() if store is None else store
+    app.on_cleanup.append(_close)
     add_routes(app, ROUTES, OPERATIONS)
+
+
+async def _close(app: web.Application) -> None:
+    await app[STORE].close()

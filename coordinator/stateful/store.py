@@ -1,4 +1,4 @@
-"""Stores responses and conversations in memory; they do not survive the coordinator."""
+"""Stores responses and conversations in memory and, if there is one, in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections import OrderedDict
 from aiohttp import web
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.stored import RESPONSE_ID, StoredConversation, StoredResponse
+from coordinator.stateful.saved_entries import decoded, encoder_of
+from coordinator.stateful.store_file import StoreFile
+from coordinator.stateful.stored import RESPONSE_ID, Stored, StoredConversation, StoredResponse
 from pdserve.errors import (
     ConversationNotFound,
     InvalidRequest,
@@ -19,7 +21,6 @@ from pdserve.errors import (
 MAX_RESPONSES = 4096  # responses and conversations kept for later requests
 MAX_BYTES = 256 * 2**20
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
-Stored = StoredResponse | StoredConversation
 
 
 class _Shelf:
@@ -48,12 +49,23 @@ class ResponseStore:
     When it is full, the owner with the largest share loses its least recently used entry. So no
     owner can evict entries of another that uses less than an even share. A response that is evicted
     while it is being generated is cancelled.
+
+    With a file, it begins with what that has, and has to be closed. Raises msgspec.MsgspecError for
+    a file with other entries.
     """
 
-    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        file: StoreFile | None = None,
+    ) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
+        self._file = file
         self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries, at least one
+        for owner, stored_id, entry in file.load() if file is not None else ():
+            self._take(decoded(owner, stored_id, entry))
 
     def __len__(self) -> int:
         return sum(len(shelf.by_id) for shelf in self._shelves.values())
@@ -63,19 +75,44 @@ class ResponseStore:
         if stored.num_bytes > self._max_bytes:
             stored.forget()
             return
+        if self._file is not None and stored.is_durable:
+            self._file.put((stored.owner, stored.id), encoder_of(stored))
+        self._take(stored)
+
+    def _take(self, stored: Stored) -> None:
+        """Take a new or a changed entry in; others go if there is no room."""
         self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
         while len(self) > self._max_responses or self._num_bytes > self._max_bytes:
             owner = max(self._shelves, key=self._part_of)
             self._remove(owner, next(iter(self._shelves[owner].by_id)))
 
     def changed(self, stored: Stored) -> None:
-        """Update the size of a changed entry, if it is still stored."""
+        """Update a changed entry, if it is still stored."""
         if not self.has(stored):
             return
         if stored.num_bytes > self._max_bytes:
             self._remove(stored.owner, stored.id)
         else:
             self.put(stored)
+
+    def logged(self, stored: StoredResponse) -> None:
+        """Update the size of a response whose event log has grown; the log is in memory only."""
+        if not self.has(stored):
+            return
+        if stored.num_bytes > self._max_bytes:
+            self._remove(stored.owner, stored.id)
+        else:
+            self._take(stored)
+
+    async def saved(self) -> None:
+        """Wait until the file, if there is one, has all of this. Raises StoreUnavailable."""
+        if self._file is not None:
+            await self._file.saved()
+
+    async def close(self) -> None:
+        """Write what is still to be written, and close the file."""
+        if self._file is not None:
+            await self._file.close()
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response of this owner. Raises ResponseNotFound."""
@@ -148,7 +185,10 @@ class ResponseStore:
 
     def _remove(self, owner: str, stored_id: str) -> None:
         shelf = self._shelves[owner]
-        shelf.remove(stored_id).forget()
+        removed = shelf.remove(stored_id)
+        removed.forget()
+        if self._file is not None and removed.is_durable:
+            self._file.delete((owner, stored_id))
         if not shelf.by_id:
             del self._shelves[owner]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
@@ -67,6 +68,7 @@ class StoredResponse:
     is_background: bool = False
     log: EventLog | None = None  # only of a streamed background response
     making: asyncio.Task[None] | None = None  # task that generates it in the background
+    is_durable: bool = True  # False: of one connection, so it need not survive the coordinator
 
     @property
     def num_bytes(self) -> int:
@@ -103,6 +105,7 @@ class StoredConversation:
     items: list[KeptItem] = field(default_factory=list)
     items_bytes: int = 0
     last_call: tuple[str, int] = ("", 0)  # that added items: what its ids are made of; items before
+    is_durable: ClassVar[bool] = True
 
     @property
     def num_bytes(self) -> int:
@@ -142,3 +145,6 @@ class StoredConversation:
 
     def forget(self) -> None:
         """Do nothing: a conversation that is removed from the store runs no task."""
+
+
+Stored = StoredResponse | StoredConversation

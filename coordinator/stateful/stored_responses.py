@@ -30,7 +30,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     if stored.log is None:
         raise InvalidRequest(
             f"{stored.id!r} cannot be streamed: only a response that was created with 'background' "
-            "and 'stream' can be streamed again",
+            "and 'stream' can be streamed again, until the coordinator is restarted",
             "stream",
         )
     return await follow(request, stored.log, first)
@@ -43,6 +43,7 @@ async def delete_response(request: web.Request) -> web.Response:
     """
     stored = _stored(request)
     request.app[STORE].discard(stored)
+    await request.app[STORE].saved()
     return json_answer(DeletedResponse(id=stored.id))
 
 
@@ -60,6 +61,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     if stored.making is not None and stored.is_being_made:
         stored.making.cancel()
         await asyncio.wait([stored.making], timeout=_CANCEL_S)
+        await request.app[STORE].saved()
     return web.Response(body=stored.body, content_type=_JSON)
 
 

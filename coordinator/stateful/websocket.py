@@ -186,7 +186,8 @@ class _Session:
         """
         self.forget()
         if not planned.is_stored:
-            self._latest = replace(planned.stored, id=self._local_id(planned.stored.id))
+            local_id = self._local_id(planned.stored.id)
+            self._latest = replace(planned.stored, id=local_id, is_durable=False)
             self._store.put(self._latest)
 
     def _find_latest(self, response_id: str) -> StoredResponse | None:

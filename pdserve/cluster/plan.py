@@ -13,6 +13,8 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.placement import assign_cores, assign_device, coordinator_cores
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.config import (
+    STORE_IN_MEMORY,
+    AnswerConfig,
     CoordinatorConfig,
     CoordinatorTimeouts,
     EngineConfig,
@@ -90,11 +92,18 @@ def _coordinator_config(
         mode=config.mode,
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
-        answers=config.answers,
+        answers=_answer_config(config),
         routing=config.routing,
         access=config.access,
         timeouts=config.timeouts.part(CoordinatorTimeouts),
     )
+
+
+def _answer_config(config: ClusterConfig) -> AnswerConfig:
+    """Those of the coordinator: a free port is not what a file could be found again by."""
+    if config.port == 0 and not config.answers.store:
+        return replace(config.answers, store=STORE_IN_MEMORY)
+    return config.answers
 
 
 def _node_config(

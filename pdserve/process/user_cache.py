@@ -1,4 +1,4 @@
-"""The user's cache directory, by the XDG Base Directory Specification."""
+"""The user's directories for caches and for state, by the XDG Base Directory Specification."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import os
 from pathlib import Path
 
 CACHE_VARIABLE = "XDG_CACHE_HOME"
+STATE_VARIABLE = "XDG_STATE_HOME"
 
 
 def cache_folder(topic: str) -> Path | None:
     """The directory `pdserve/TOPIC` in the user's cache; None if the user has no home directory."""
-    cache = os.environ.get(CACHE_VARIABLE, "")
-    if not os.path.isabs(cache):  # the specification says to ignore a relative path
+    return _folder(CACHE_VARIABLE, ".cache", topic)
+
+
+def state_folder(topic: str) -> Path | None:
+    """The directory `pdserve/TOPIC` of what is to be kept; None without a home directory."""
+    return _folder(STATE_VARIABLE, ".local/state", topic)
+
+
+def _folder(variable: str, default: str, topic: str) -> Path | None:
+    root = os.environ.get(variable, "")
+    if not os.path.isabs(root):  # the specification says to ignore a relative path
         try:
-            cache = str(Path.home() / ".cache")
+            root = str(Path.home() / default)
         except RuntimeError:
             return None
-    return Path(cache) / "pdserve" / topic
+    return Path(root) / "pdserve" / topic

@@ -371,8 +371,11 @@ def without_key(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
 
 
+STORE_IN_MEMORY = "memory"  # an `answers.store`
+
+
 class AnswerConfig(ConfigStruct, frozen=True):
-    """How answers are parsed and embeddings are made."""
+    """How answers are parsed and kept, and embeddings are made."""
 
     tool_format: Annotated[
         ToolFormatName,
@@ -387,6 +390,13 @@ class AnswerConfig(ConfigStruct, frozen=True):
             description="token states that embeddings are made of; auto: the checkpoint's, or last"
         ),
     ] = "auto"
+    store: Annotated[
+        str,
+        Meta(
+            description="SQLite file of stored responses and conversations; memory: none; empty: a "
+            "file of the model and the port in the user's state directory, none with port 0"
+        ),
+    ] = ""
 
 
 class AccessConfig(ConfigStruct, frozen=True):

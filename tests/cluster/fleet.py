@@ -21,6 +21,8 @@ from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError
 from pdserve.settings.config import (
+    STORE_IN_MEMORY,
+    AnswerConfig,
     CheckpointConfig,
     CoordinatorConfig,
     CoordinatorTimeouts,
@@ -197,6 +199,7 @@ class SecondCoordinator:
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
             checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
+            answers=AnswerConfig(store=fields.pop("store", STORE_IN_MEMORY)),
             timeouts=Timeouts(**LONG_S).part(CoordinatorTimeouts),
             **fields,
         )

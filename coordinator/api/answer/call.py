@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -33,6 +33,7 @@ class CallPlan:
     is_streaming: bool
     counts_along: bool = False  # each event of a stream carries the token counts so far
     echoes_prompt: bool = False
+    saved: Callable[[], Awaitable[None]] | None = None  # waits until what its end stores is stored
 
 
 class Call:

@@ -39,8 +39,11 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
             for delta in call.take():
                 plan.format.take_in(delta)
                 await call.long_work.did(_amount(delta))
+    body = plan.format.whole(call.usage)
+    if plan.saved is not None:
+        await plan.saved()
     return web.Response(
-        body=plan.format.whole(call.usage),
+        body=body,
         content_type="application/json",
         headers=call.headers,
     )
@@ -98,6 +101,8 @@ async def new_events(
         await call.long_work.did(_amount(delta))
     if call.is_finished:
         add(0, plan.format.closing(call.usage))  # all choices are over: the order is certain
+        if plan.saved is not None:
+            await plan.saved()
     return events
 
 

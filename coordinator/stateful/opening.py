@@ -1,0 +1,44 @@
+"""Opens what a coordinator stores responses and conversations in, as the settings say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.store_file import StoreFile
+from pdserve.errors import ConfigError
+from pdserve.process.user_cache import state_folder
+from pdserve.settings.config import STORE_IN_MEMORY
+
+
+def open_store(store: str, model: str, port: int) -> ResponseStore:
+    """Return the store that `answers.store` names.
+
+    Args:
+        store: the setting.
+        model: name of the served model.
+        port: HTTP port of the coordinator; 0: a new one each time, so no file would be found again.
+
+    Raises:
+        ConfigError: its file cannot be used.
+    """
+    path = _path(store, model, port)
+    if path is None:
+        return ResponseStore()
+    try:
+        return ResponseStore(file=StoreFile(path))
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} has entries that are not pdserve's: {error}") from error
+
+
+def _path(store: str, model: str, port: int) -> Path | None:
+    if store == STORE_IN_MEMORY:
+        return None
+    if store:
+        return Path(store)
+    folder = state_folder("responses") if port else None
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[-128:]
+    return None if folder is None else folder / f"{name}-{port}.sqlite"

@@ -1,0 +1,95 @@
+"""Stored responses and conversations as they are written to a file, and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from coordinator.api.responses.items import KeptItem
+from coordinator.stateful.stored import Stored, StoredConversation, StoredResponse
+
+_LOST = ("coordinator_lost", "the coordinator ended while it generated this response")
+
+
+class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
+    """See StoredResponse."""
+
+    body: bytes
+    items: tuple[KeptItem, ...]
+    num_input_items: int
+    items_bytes: int
+    is_answer: bool
+    is_background: bool
+    is_being_made: bool
+
+
+class SavedConversation(msgspec.Struct, kw_only=True, tag="conversation"):
+    """See StoredConversation."""
+
+    created_at: int
+    metadata: dict[str, str]
+    items: tuple[KeptItem, ...]
+    items_bytes: int
+    last_call: tuple[str, int]
+
+
+_ENTRY = msgspec.msgpack.Decoder(SavedResponse | SavedConversation)
+
+
+def encoder_of(stored: Stored) -> Callable[[], bytes]:
+    """Return what encodes an entry as it is now, for another thread."""
+    saved: SavedResponse | SavedConversation
+    if isinstance(stored, StoredResponse):
+        saved = SavedResponse(
+            body=stored.body,
+            items=stored.items,
+            num_input_items=stored.num_input_items,
+            items_bytes=stored.items_bytes,
+            is_answer=stored.is_answer,
+            is_background=stored.is_background,
+            is_being_made=stored.is_being_made and not stored.is_answer,
+        )
+    else:
+        saved = SavedConversation(
+            created_at=stored.created_at,
+            metadata=dict(stored.metadata),
+            items=tuple(stored.items),
+            items_bytes=stored.items_bytes,
+            last_call=stored.last_call,
+        )
+    return lambda: msgspec.msgpack.encode(saved)
+
+
+def decoded(owner: str, stored_id: str, entry: bytes) -> Stored:
+    """Return an entry of a file; a response that was being generated has failed.
+
+    Raises msgspec.MsgspecError.
+    """
+    saved = _ENTRY.decode(entry)
+    if isinstance(saved, SavedConversation):
+        return StoredConversation(
+            id=stored_id,
+            owner=owner,
+            created_at=saved.created_at,
+            metadata=saved.metadata,
+            items=list(saved.items),
+            items_bytes=saved.items_bytes,
+            last_call=saved.last_call,
+        )
+    return StoredResponse(
+        id=stored_id,
+        owner=owner,
+        body=_failed(saved.body) if saved.is_being_made else saved.body,
+        items=saved.items,
+        num_input_items=saved.num_input_items,
+        items_bytes=saved.items_bytes,
+        is_answer=saved.is_answer,
+        is_background=saved.is_background,
+    )
+
+
+def _failed(body: bytes) -> bytes:
+    code, message = _LOST
+    error = {"code": code, "message": message}
+    return msgspec.json.encode(msgspec.json.decode(body) | {"status": "failed", "error": error})
