@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
+from pdserve.settings.config import AnswerConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client, Follower
 from tests.cluster.fleet import (
@@ -90,9 +91,13 @@ async def second(tiny_checkpoint: Path) -> AsyncIterator[SecondCoordinator]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(tiny_checkpoint: Path, second: SecondCoordinator) -> AsyncIterator[Fleet]:
+async def pair(
+    tiny_checkpoint: Path, second: SecondCoordinator, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
     both = [f"--coordinators={second.grpc_address}"]
-    config = fleet_config(tiny_checkpoint, engine={"token_budget": 64})
+    store = str(tmp_path_factory.mktemp("state") / "store.sqlite")
+    answers = AnswerConfig(store=store)
+    config = fleet_config(tiny_checkpoint, engine={"token_budget": 64}, answers=answers)
     async with running(Fleet(config, dict.fromkeys(NODES, both))) as fleet:
         yield fleet
 
@@ -172,3 +177,37 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     assert stream.events + again.events == whole.events
     assert len(whole.token_ids) == KEYED
     assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1
+
+
+async def test_what_was_stored_outlives_its_coordinator(pair: Fleet) -> None:
+    """Whoever was told that something is stored finds it after kill -9."""
+    async with aiohttp.ClientSession(pair.url) as session:
+
+        async def post(path: str, **body: Any) -> dict[str, Any]:
+            async with session.post(path, json=body) as response:
+                assert response.status == 200, await response.text()
+                return dict(await response.json())
+
+        async def get(path: str) -> dict[str, Any]:
+            async with session.get(path) as response:
+                assert response.status == 200, await response.text()
+                return dict(await response.json())
+
+        talk = await post("/v1/conversations", metadata={"of": "foxes"})
+        asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+        told = await post("/v1/responses", input="hello", conversation=talk["id"], **asked)
+        running = await post(
+            "/v1/responses", input="go on", background=True, **asked | {"max_output_tokens": 5000}
+        )
+        await pair.restart_coordinator()
+        assert await get(f"/v1/responses/{told['id']}") == told
+        assert (await get(f"/v1/conversations/{talk['id']}"))["metadata"] == {"of": "foxes"}
+        items = (await get(f"/v1/conversations/{talk['id']}/items"))["data"]
+        assert {item["role"] for item in items} == {"user", "assistant"}
+        lost = await get(f"/v1/responses/{running['id']}")
+        assert (lost["status"], lost["error"]["code"]) == ("failed", "coordinator_lost")
+        again = await post(
+            "/v1/responses", input="and then?", previous_response_id=told["id"], **asked
+        )
+        assert again["status"] in ("completed", "incomplete")
+    await pair.assert_baseline()

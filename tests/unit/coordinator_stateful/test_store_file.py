@@ -1,0 +1,185 @@
+"""The file of stored responses and conversations: what is said to be stored is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.api.responses.items import CallOutputItem
+from coordinator.stateful.opening import open_store
+from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.store_file import VERSION, StoreFile
+from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
+from pdserve.errors import ConfigError, ResponseNotFound, StoreUnavailable
+from tests.unit.coordinator_stateful.test_response_store import has
+
+ITEM = CallOutputItem(id="fco_1", call_id="call", output="42")
+
+
+def answered(name: str, text: str = "an answer") -> StoredResponse:
+    body = msgspec.json.encode({"id": name, "status": "completed", "text": text})
+    return StoredResponse(
+        id=name,
+        owner="acme",
+        body=body,
+        items=(ITEM,),
+        num_input_items=1,
+        items_bytes=items_bytes([ITEM]),
+        is_answer=True,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "store.sqlite"
+
+
+def reopened(path: Path, **limits: int) -> ResponseStore:
+    return ResponseStore(file=StoreFile(path), **limits)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def copied(path: Path) -> Path:
+    """Copy the file, and the log of its last transactions."""
+    copy = path.with_name("copy.sqlite")
+    for suffix in ("", "-wal"):
+        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    return copy
+
+
+async def test_what_was_stored_is_there_again(path: Path) -> None:
+    store = reopened(path)
+    talk = StoredConversation(id="conv_a", owner="acme", created_at=7, metadata={"a": "b"})
+    talk.add([ITEM], items_bytes([ITEM]))
+    store.put(talk)
+    store.put(answered("resp_a"))
+    store.put(answered("resp_b"))
+    store.discard(store.get("resp_b", "acme"))
+    await store.close()
+
+    again = reopened(path)
+    assert again.get("resp_a", "acme") == answered("resp_a")
+    found = again.get_conversation("conv_a", "acme")
+    assert (found.metadata, found.items, found.num_bytes) == ({"a": "b"}, [ITEM], talk.num_bytes)
+    assert not has(again, "resp_b")
+    with pytest.raises(ResponseNotFound):
+        again.get("resp_a", "night")
+    await again.close()
+    assert mode_of(path) == 0o600, "others have no business in it"
+
+
+async def test_what_is_saved_outlives_a_coordinator_that_is_killed(path: Path) -> None:
+    """Read by another connection while the first has the file open, as after kill -9."""
+    store = reopened(path)
+    store.put(answered("resp_a"))
+    await store.saved()
+    survivor = reopened(copied(path))
+    assert has(survivor, "resp_a")
+    await survivor.close()
+    await store.close()
+
+
+async def test_what_is_evicted_is_not_in_the_file_either(path: Path) -> None:
+    store = reopened(path, max_responses=2)
+    for name in ("resp_a", "resp_b", "resp_c"):
+        store.put(answered(name))
+    await store.close()
+    again = reopened(path, max_responses=2)
+    assert [has(again, f"resp_{name}") for name in "abc"] == [False, True, True]
+    await again.close()
+
+
+async def test_a_smaller_store_takes_what_was_used_last(path: Path) -> None:
+    store = reopened(path)
+    for name in ("resp_a", "resp_b", "resp_c"):
+        store.put(answered(name))
+    await store.close()
+    smaller = reopened(path, max_responses=1)
+    assert [has(smaller, f"resp_{name}") for name in "abc"] == [False, False, True]
+    await smaller.close()
+
+
+async def test_what_was_being_made_has_failed(path: Path) -> None:
+    store = reopened(path)
+    running = answered("resp_a")
+    running.body = b'{"id":"resp_a","status":"in_progress"}'
+    running.is_answer = False
+    running.making = asyncio.create_task(asyncio.sleep(60))
+    store.put(running)
+    await store.close()
+    running.making.cancel()
+    again = reopened(path)
+    body = msgspec.json.decode(again.get("resp_a", "acme").body)
+    assert body["status"] == "failed"
+    assert body["error"]["code"] == "coordinator_lost"
+    await again.close()
+
+
+async def test_a_write_that_fails_is_told_and_made_up_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the disk is full for a while."""
+    file = StoreFile(path)
+    store = ResponseStore(file=file)
+
+    def fail(batch: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(file, "_write", fail)
+        store.put(answered("resp_a"))
+        with pytest.raises(StoreUnavailable, match="cannot be written to disk now"):
+            await store.saved()
+    assert has(store, "resp_a"), "it is still in memory"
+    store.put(answered("resp_b"))
+    await store.saved()
+    await store.close()
+    again = reopened(path)
+    assert has(again, "resp_a")
+    assert has(again, "resp_b")
+    await again.close()
+
+
+async def test_two_coordinators_cannot_have_one_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.stateful.store_file._BUSY_S", 0.05)
+    store = reopened(path)
+    with pytest.raises(ConfigError, match=r"locked; name another file with `answers\.store`"):
+        StoreFile(path)
+    await store.close()
+
+
+async def test_files_of_newer_versions_and_of_others_are_refused(path: Path) -> None:
+    await reopened(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version = {VERSION + 1}")
+    database.close()
+    with pytest.raises(ConfigError, match="written by a newer pdserve"):
+        StoreFile(path)
+    other = path.with_name("notes.txt")
+    other.write_text("not a database, and long enough to be seen as none" * 30)
+    with pytest.raises(ConfigError, match="cannot keep stored responses in"):
+        StoreFile(other)
+
+
+async def test_the_setting_names_a_file_or_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for store, port, file in (
+        ("memory", 8000, None),
+        ("", 0, None),
+        ("", 8000, tmp_path / "pdserve/responses/org_model-8000.sqlite"),
+        (str(tmp_path / "mine.sqlite"), 0, tmp_path / "mine.sqlite"),
+    ):
+        await open_store(store, "org/model", port).close()
+        assert file is None or file.exists()
