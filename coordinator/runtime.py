@@ -21,15 +21,17 @@ from coordinator.measured_promises import MeasuredPromises
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, rebalance
-from coordinator.registry import Registry
+from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.shares import Shares
+from coordinator.stateful.again import go_on
 from coordinator.stateful.opening import open_store
 from coordinator.stateful.routes import add_stateful_routes
+from coordinator.stateful.store import STORE
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from pdserve.addresses import format_address
@@ -95,6 +97,8 @@ class Coordinator:
         )
         self._loads.watch(self._metrics)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)
+        self._ready = asyncio.Event()  # once a request could be served
+        self._registry.on_changed(self._look_ready)
         self._app = self._make_app(classes, tenants)
 
     async def run(self, signals: StopSignals) -> None:
@@ -113,6 +117,7 @@ class Coordinator:
         try:
             await http.start()
             await nodes.set_serving(True)
+            go_on(self._app[CONTEXT], self._app[STORE], self._ready)
             freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
@@ -159,6 +164,10 @@ class Coordinator:
         nodes = Server(timeouts.liveness_s)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
         return nodes
+
+    def _look_ready(self, _: Member) -> None:
+        if self._flow.is_ready():
+            self._ready.set()
 
     @asynccontextmanager
     async def _rebalancing(self) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from msgspec import structs
 
@@ -39,6 +40,7 @@ class Asked:
     earlier: Sequence[KeptItem]  # items of the conversation that is continued
     earlier_bytes: int
     new: Sequence[KeptItem]
+    order: bytes = b""  # the body, as JSON, if it is to run in the background and be stored
 
     @property
     def items(self) -> list[KeptItem]:
@@ -70,6 +72,7 @@ def asked_by(
 
     Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
     """
+    order = msgspec.json.encode(values) if values.get("background") is True else b""
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
     model = context.model_names[0] if body.model is None else body.model
@@ -99,6 +102,7 @@ def asked_by(
         new=items_of(
             body.input, "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
         ),
+        order=order,
     )
 
 

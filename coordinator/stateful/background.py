@@ -77,12 +77,17 @@ class BackgroundRun:
         error = asyncio.CancelledError() if making.cancelled() else making.exception()
         call.close(error)
         if error is None:
+            self._stored.order = None
+            self._store.logged(self._stored)
             self._end(200, None)
         elif not making.cancelled():
             self._fail(error)
+        elif self._context.tasks.is_aborting and self._store.is_durable:
+            self._end(503, NodeDraining.code)  # the next coordinator begins it again
         elif self._context.tasks.is_aborting:
             self._fail(NodeDraining("the coordinator is shutting down"))
         else:
+            self._stored.order = None
             self._tell([self._format.cancelled()], is_step=True)
             self._end(CLIENT_GONE, "cancelled")
 
@@ -91,6 +96,7 @@ class BackgroundRun:
         reply = describe(error, trace.request_id, self._context.config.retry_after_s)
         if reply.status == 500:
             _log.error("request %s failed in the background", trace.request_id, exc_info=error)
+        self._stored.order = None
         self._tell([self._format.failure(reply.detail)], is_step=True)
         self._end(reply.status, reply.detail.code)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_bytes
 from typing import TypeVar
 
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.sse import framed
 from coordinator.api.chat import ChatPlan, plan_chat
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.read.terms import service_terms
+from coordinator.api.read.idempotency import KeyedCall
+from coordinator.api.read.terms import TERMS_HEADERS, service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.events import Frame
 from coordinator.api.responses.format import ItemsFormat
@@ -26,6 +28,7 @@ from coordinator.api.responses.requests import (
 from coordinator.api.responses.truncation import fitted
 from coordinator.stateful.asked import Asked
 from coordinator.stateful.keeper import make_keeper
+from coordinator.stateful.order import Order
 from coordinator.stateful.stored import RESPONSE_ID, StoredResponse
 
 T = TypeVar("T")
@@ -48,11 +51,19 @@ async def plan_response(
     context: ApiContext,
     trace: RequestTrace,
     frame: Frame = framed,
+    order: Order | None = None,
 ) -> Planned:
-    """Validate the request and plan the call, before anything runs. Raises RequestError."""
+    """Validate the request and plan the call, before anything runs; for an `order`, again.
+
+    Raises RequestError.
+    """
+    if order is None and asked.order:
+        order = _ordered(asked, headers, trace)
     terms = service_terms(asked.body, headers, context, trace)
-    response = _begun(asked, RESPONSE_ID.format(trace.unique))
+    created_at = int(time.time()) if order is None else order.created_at
+    response = _begun(asked, RESPONSE_ID.format(trace.unique), created_at)
     keeper = make_keeper(asked, response, trace.owner)
+    keeper.stored.order = order
 
     async def plan_for(items: Sequence[KeptItem]) -> ChatPlan:
         return await plan_chat(asked.chat(items), context, terms, response.id)
@@ -78,14 +89,31 @@ async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaita
     return await attempt(asked.items)
 
 
-def _begun(asked: Asked, response_id: str) -> Response:
+def _ordered(asked: Asked, headers: Mapping[str, str], trace: RequestTrace) -> Order:
+    """Return the order of a background response, whose call is keyed from now on."""
+    if trace.keyed is None:
+        trace.keyed = KeyedCall(trace.owner, "", "", None, digest=token_bytes(32))
+    return Order(
+        body=asked.order,
+        headers={name: headers[name] for name in TERMS_HEADERS if name in headers},
+        unique=trace.unique,
+        request_id=trace.request_id,
+        address=trace.address,
+        key_id="" if trace.caller is None else trace.caller.key_id,
+        digest=trace.keyed.digest,
+        created_at=int(time.time()),
+        is_streamed=bool(asked.body.stream),
+    )
+
+
+def _begun(asked: Asked, response_id: str, created_at: int) -> Response:
     """Return the response object before anything has been generated."""
     body, conversation = asked.body, asked.conversation
     text = body.text or TextConfig()
     effort = None if body.reasoning is None else body.reasoning.effort
     return Response(
         id=response_id,
-        created_at=int(time.time()),
+        created_at=created_at,
         background=bool(body.background),
         conversation=None if conversation is None else ConversationReference(id=conversation.id),
         frequency_penalty=body.frequency_penalty or 0.0,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import msgspec
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.stored import Stored, StoredConversation, StoredResponse
-
-_LOST = ("coordinator_lost", "the coordinator ended while it generated this response")
+from coordinator.stateful.order import Order
+from coordinator.stateful.stored import EventLog, Stored, StoredConversation, StoredResponse
 
 
 class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
@@ -21,7 +21,7 @@ class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
     items_bytes: int
     is_answer: bool
     is_background: bool
-    is_being_made: bool
+    order: Order | None = None  # while it is being made, and can be begun again
 
 
 class SavedConversation(msgspec.Struct, kw_only=True, tag="conversation"):
@@ -48,7 +48,7 @@ def encoder_of(stored: Stored) -> Callable[[], bytes]:
             items_bytes=stored.items_bytes,
             is_answer=stored.is_answer,
             is_background=stored.is_background,
-            is_being_made=stored.is_being_made and not stored.is_answer,
+            order=None if stored.is_answer else copy(stored.order),
         )
     else:
         saved = SavedConversation(
@@ -62,7 +62,7 @@ def encoder_of(stored: Stored) -> Callable[[], bytes]:
 
 
 def decoded(owner: str, stored_id: str, entry: bytes) -> Stored:
-    """Return an entry of a file; a response that was being generated has failed.
+    """Return an entry of a file.
 
     Raises msgspec.MsgspecError.
     """
@@ -80,16 +80,17 @@ def decoded(owner: str, stored_id: str, entry: bytes) -> Stored:
     return StoredResponse(
         id=stored_id,
         owner=owner,
-        body=_failed(saved.body) if saved.is_being_made else saved.body,
+        body=saved.body,
         items=saved.items,
         num_input_items=saved.num_input_items,
         items_bytes=saved.items_bytes,
         is_answer=saved.is_answer,
         is_background=saved.is_background,
+        log=EventLog() if saved.order is not None and saved.order.is_streamed else None,
+        order=saved.order,
     )
 
 
-def _failed(body: bytes) -> bytes:
-    code, message = _LOST
-    error = {"code": code, "message": message}
-    return msgspec.json.encode(msgspec.json.decode(body) | {"status": "failed", "error": error})
+def failure(message: str) -> dict[str, object]:
+    """Return the fields of a response that failed as its coordinator ended."""
+    return {"status": "failed", "error": {"code": "coordinator_lost", "message": message}}

@@ -104,6 +104,20 @@ class ResponseStore:
         else:
             self._take(stored)
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether a later coordinator finds what is stored."""
+        return self._file is not None
+
+    def unfinished(self) -> list[StoredResponse]:
+        """Return the background responses that a former coordinator has not finished."""
+        return [
+            stored
+            for shelf in self._shelves.values()
+            for stored in shelf.by_id.values()
+            if isinstance(stored, StoredResponse) and stored.order is not None
+        ]
+
     async def saved(self) -> None:
         """Wait until the file, if there is one, has all of this. Raises StoreUnavailable."""
         if self._file is not None:

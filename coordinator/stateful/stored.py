@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from coordinator.api.responses.items import KeptItem
+from coordinator.stateful.order import Order
 from pdserve.errors import ItemNotFound
 
 RESPONSE_ID = "resp_{}"
@@ -68,13 +69,15 @@ class StoredResponse:
     is_background: bool = False
     log: EventLog | None = None  # only of a streamed background response
     making: asyncio.Task[None] | None = None  # task that generates it in the background
+    order: Order | None = None  # of a background response, until it is finished
     is_durable: bool = True  # False: of one connection, so it need not survive the coordinator
 
     @property
     def num_bytes(self) -> int:
         """The approximate size of the response."""
         logged_bytes = 0 if self.log is None else self.log.num_bytes
-        return len(self.body) + self.items_bytes + logged_bytes
+        ordered_bytes = 0 if self.order is None else len(self.order.body)
+        return len(self.body) + self.items_bytes + logged_bytes + ordered_bytes
 
     @property
     def is_being_made(self) -> bool:

@@ -120,6 +120,11 @@ class KeyBook:
         tenant = self._owners.get(key_hash)
         return None if tenant is None else (tenant, key_hash)
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of this name; None if no key is its."""
+        self._follow()
+        return next((tenant for tenant in self._owners.values() if tenant.name == name), None)
+
     def _follow(self) -> None:
         """Read the file again if it has changed; an invalid file leaves the keys unchanged."""
         now_s = self._clock.now()

@@ -56,6 +56,13 @@ class Tenants:
         tenant, key_hash = owner
         return Admitted(tenant, key_id(key_hash), self._quota(tenant))
 
+    def stand_in(self, owner: str, key_id: str) -> Admitted | None:
+        """Return the caller of a call that is made again for a tenant; None if it is gone."""
+        if self._keys is None:
+            return None if owner else Admitted(ANYBODY, "", None)
+        tenant = self._keys.tenant(owner)
+        return None if tenant is None else Admitted(tenant, key_id, self._quota(tenant))
+
     def begin(self, admitted: Admitted) -> None:
         """Charge the start of a call. Raises RateLimited."""
         if admitted.quota is not None:

@@ -179,6 +179,11 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1
 
 
+def text_of(response: dict[str, Any]) -> str:
+    (message,) = response["output"]
+    return str(message["content"][0]["text"])
+
+
 async def test_what_was_stored_outlives_its_coordinator(pair: Fleet) -> None:
     """Whoever was told that something is stored finds it after kill -9."""
     async with aiohttp.ClientSession(pair.url) as session:
@@ -193,21 +198,33 @@ async def test_what_was_stored_outlives_its_coordinator(pair: Fleet) -> None:
                 assert response.status == 200, await response.text()
                 return dict(await response.json())
 
+        async def finished(body: dict[str, Any]) -> dict[str, Any]:
+            async with asyncio.timeout(HEARD_S):
+                while body["status"] in ("queued", "in_progress"):
+                    await asyncio.sleep(0.05)  # nothing tells a client that polls
+                    body = await get(f"/v1/responses/{body['id']}")
+            return body
+
         talk = await post("/v1/conversations", metadata={"of": "foxes"})
         asked = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
         told = await post("/v1/responses", input="hello", conversation=talk["id"], **asked)
-        running = await post(
-            "/v1/responses", input="go on", background=True, **asked | {"max_output_tokens": 5000}
-        )
+        long = {"input": "go on", "background": True, **asked, "temperature": 1, "seed": 5}
+        long["max_output_tokens"] = KEYED
+        undisturbed = await finished(await post("/v1/responses", **long))
+        running = await post("/v1/responses", **long)
+        await pair.wait_for("decode-0", lambda gauges: gauges["running_requests"] > 0)
         await pair.restart_coordinator()
         assert await get(f"/v1/responses/{told['id']}") == told
         assert (await get(f"/v1/conversations/{talk['id']}"))["metadata"] == {"of": "foxes"}
         items = (await get(f"/v1/conversations/{talk['id']}/items"))["data"]
         assert {item["role"] for item in items} == {"user", "assistant"}
-        lost = await get(f"/v1/responses/{running['id']}")
-        assert (lost["status"], lost["error"]["code"]) == ("failed", "coordinator_lost")
-        again = await post(
+        again = await finished(await get(f"/v1/responses/{running['id']}"))
+        assert again["created_at"] == running["created_at"]
+        for field in ("status", "usage"):
+            assert again[field] == undisturbed[field]
+        assert text_of(again) == text_of(undisturbed)
+        more = await post(
             "/v1/responses", input="and then?", previous_response_id=told["id"], **asked
         )
-        assert again["status"] in ("completed", "incomplete")
+        assert more["status"] in ("completed", "incomplete")
     await pair.assert_baseline()

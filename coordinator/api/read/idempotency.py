@@ -37,12 +37,21 @@ class KeyedCall:
         key: the client's.
         path: of the endpoint.
         seen: how many events of each choice the client has, from `Last-Event-ID`; None: not said.
+        digest: of a call that is made again without its key and body.
     """
 
-    def __init__(self, owner: str, key: str, path: str, seen: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        key: str,
+        path: str,
+        seen: Sequence[int] | None,
+        digest: bytes | None = None,
+    ) -> None:
         self.owner = owner
         self.key = key
         self.seen = seen
+        self._digest = digest
         self._hash = blake2b(digest_size=32, person=b"pdserve call")
         for text in (owner, key, path):
             encoded = text.encode()
@@ -55,7 +64,7 @@ class KeyedCall:
     @property
     def digest(self) -> bytes:
         """What tells the call from others, once its body has been taken in."""
-        return self._hash.digest()
+        return self._hash.digest() if self._digest is None else self._digest
 
     @property
     def unique(self) -> str:

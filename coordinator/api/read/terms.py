@@ -26,6 +26,7 @@ from pdserve.slo import ServiceClasses, SloClass
 
 CLASS_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"
+TERMS_HEADERS = (CLASS_HEADER, TIMEOUT_HEADER)
 
 
 @dataclass(frozen=True, slots=True)

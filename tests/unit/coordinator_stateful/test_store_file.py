@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import stat
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from coordinator.api.responses.items import CallOutputItem
 from coordinator.stateful.opening import open_store
+from coordinator.stateful.order import Order
 from coordinator.stateful.store import ResponseStore
 from coordinator.stateful.store_file import VERSION, StoreFile
 from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
@@ -107,19 +108,29 @@ async def test_a_smaller_store_takes_what_was_used_last(path: Path) -> None:
     await smaller.close()
 
 
-async def test_what_was_being_made_has_failed(path: Path) -> None:
+async def test_what_was_not_finished_keeps_its_order(path: Path) -> None:
     store = reopened(path)
-    running = answered("resp_a")
-    running.body = b'{"id":"resp_a","status":"in_progress"}'
-    running.is_answer = False
-    running.making = asyncio.create_task(asyncio.sleep(60))
+    order = Order(
+        body=b'{"input":"hello"}',
+        headers={"X-SLO-Class": "batch"},
+        unique="1",
+        request_id="r",
+        address="",
+        key_id="k",
+        digest=b"d",
+        created_at=7,
+        is_streamed=True,
+    )
+    running, done = answered("resp_a"), answered("resp_b")
+    running.is_answer, running.order, done.order = False, order, order
     store.put(running)
+    store.put(done)
+    order.num_runs += 1
     await store.close()
-    running.making.cancel()
     again = reopened(path)
-    body = msgspec.json.decode(again.get("resp_a", "acme").body)
-    assert body["status"] == "failed"
-    assert body["error"]["code"] == "coordinator_lost"
+    (found,) = again.unfinished()
+    assert (found.id, found.order) == ("resp_a", replace(order, num_runs=1)), "as it was then"
+    assert found.log is not None, "it can be followed at once"
     await again.close()
 
 
