@@ -115,6 +115,7 @@ async def test_events_do_not_depend_on_what_arrives_together(per_event: int) -> 
 async def test_ids_count_the_events_of_each_answer() -> None:
     """The second answer comes before the first one, and then behind it."""
     gates = [asyncio.Event(), asyncio.Event()]
+    gates[1].set()
 
     def script(request: Any) -> list[Step]:
         choice = int(request.request_id.endswith("-1"))
@@ -124,7 +125,6 @@ async def test_ids_count_the_events_of_each_answer() -> None:
     seen: list[str] = []
     async with served(FakeGenerator(script)) as api:
         async with api.chat(KEY, stream=True, n=2) as response:
-            gates[1].set()
             while not (seen and seen[-1].startswith("id: 1-5")):
                 block = await response.content.readuntil(b"\n\n")
                 seen.append(block.decode().removesuffix("\n\n"))

@@ -130,9 +130,11 @@ def tokenizer_with_a_long_token() -> tuple[Tokenizer, int]:
     return tokenizer, tokenizer.num_ids - 1
 
 
-def floods(num_tokens: int) -> FakeGenerator:
+def floods(num_tokens: int, *, ends: bool = True) -> FakeGenerator:
     _, long_id = tokenizer_with_a_long_token()
     steps: list[Step] = [Tokens([long_id]), Pause()] * num_tokens
+    if not ends:
+        steps.append(Pause(until=asyncio.Event()))
     steps.append(Tokens([EOS], FinishReason.STOP, EOS))
     return FakeGenerator(lambda _: steps, max_model_len=10**6)
 
@@ -170,7 +172,7 @@ async def test_a_socket_that_is_not_read_is_given_up() -> None:
     tokenizer, _ = tokenizer_with_a_long_token()
     ask = {"type": "response.create", "model": "alias", "input": "x"}
     async with (
-        served(floods(1000), tokenizer, stall_timeout_s=0.3) as api,
+        served(floods(1000, ends=False), tokenizer, stall_timeout_s=0.3) as api,
         connected(api, receive_buffer=4096) as client,
     ):
         client.writer.write(UPGRADE + text_frame(json.dumps(ask).encode()))
