@@ -14,12 +14,14 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from pdserve.cluster.placement import GPU_SIGNS
+
 if TYPE_CHECKING:  # the unit tests need none of it
     from tests.cluster.client import Client
     from tests.cluster.fleet import Fleet
 
 # Without a GPU our Triton kernels are interpreted. Triton looks when it is imported, by whomever.
-if not Path("/proc/driver/nvidia/version").exists():
+if not any(sign.exists() for sign in GPU_SIGNS):
     os.environ["TRITON_INTERPRET"] = "1"
 
 # On a busy machine any example can take longer than hypothesis's deadline of 200 ms.

@@ -13,7 +13,8 @@ from coordinator.tenants.loopback import is_loopback
 from coordinator.tenants.tenants import Tenants
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
-from pdserve.settings.config import API_KEY_VARIABLE, AccessConfig
+from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.config import AccessConfig
 
 
 def open_tenants(

@@ -14,7 +14,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from pdserve.errors import Overloaded
-from pdserve.settings.config import without_key
+from pdserve.settings.api_key import without_key
 
 
 class LimitedProcess:

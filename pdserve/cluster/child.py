@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.process.exit_codes import MEANING
-from pdserve.settings.config import without_key
+from pdserve.settings.api_key import without_key
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Literal
 
 from pdserve.errors import ClusterError
-from pdserve.settings.config import API_KEY_VARIABLE
+from pdserve.settings.api_key import API_KEY_VARIABLE
 
 END_MARK = b"[DONE]"  # the data of the last event of a stream
 _DATA = b"data:"

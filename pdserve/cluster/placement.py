@@ -14,6 +14,8 @@ from pdserve.errors import ConfigError
 from pdserve.node.start.cores import CorePlan
 from pdserve.settings.values import format_cpus, parse_cpus
 
+# What there is where a GPU is: the driver's, which containers may not see, its device, and WSL's.
+GPU_SIGNS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")))
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _COUNT_GPUS_S = 60.0  # importing torch from a cold disk
 
@@ -63,9 +65,15 @@ def usable_cores(cpus: str) -> list[int]:
     return wanted or allowed
 
 
-def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+def has_mps() -> bool:
+    """Whether CUDA's multi-process service runs: then nodes on one GPU compute at the same time."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # CUDA's own default
+    return Path(pipes, "control").exists()
+
+
+def count_gpus(signs: Sequence[Path] = GPU_SIGNS) -> int:
     """The number of GPUs that torch can use; counted in a child, so torch is not loaded here."""
-    if not driver.is_dir():
+    if not any(sign.exists() for sign in signs):
         return 0
     command = [sys.executable, "-c", _COUNT_GPUS]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -68,6 +69,11 @@ def plan_cluster(
         _placed(config.engine, number, cores, machine.num_gpus)
         for number, cores in enumerate(shares)
     ]
+    on_gpu = Counter(engine.device for engine in engines if engine.device.startswith("cuda"))
+    engines = [
+        replace(engine, kv_utilization=engine.kv_utilization / on_gpu.get(engine.device, 1))
+        for engine in engines
+    ]
     core_plans = [plan_cores(engine, machine.cores) for engine in engines]
     cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
     coordinator = _coordinator_config(config, http_port, grpc_port, cpus)
@@ -124,9 +130,20 @@ def _node_config(
     )
 
 
-def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int]) -> str:
-    """A warning if there are more compute threads than cores; otherwise empty."""
+def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: bool) -> str:
+    """A warning if nodes wait for each other; otherwise empty.
+
+    That is if there are more compute threads than cores, or a GPU has several nodes, whose steps
+    take turns unless CUDA's multi-process service (MPS) runs.
+    """
     engines = [plan.config.engine for plan in plans if isinstance(plan.config, NodeConfig)]
+    gpus = Counter(e.device for e in engines if e.device.startswith("cuda"))
+    shared = [f"{number} nodes on {device}" for device, number in gpus.items() if number > 1]
+    if shared and not has_mps:
+        return (
+            f"{', '.join(shared)}, and no MPS: their steps take turns on it, so comparing modes "
+            "there says nothing; start nvidia-cuda-mps-control -d, or give each node a GPU"
+        )
     shares = [
         plan_cores(engine, cores) for engine in engines if not engine.device.startswith("cuda")
     ]

@@ -23,7 +23,7 @@ from typing import Self
 from pdserve.addresses import format_address, loopback
 from pdserve.cluster.child import Child, Exit, LineSink
 from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.placement import count_gpus, usable_cores
+from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.cluster.readiness import wait_until
@@ -152,7 +152,7 @@ class Cluster:
         self._ports.append(ReservedPort(loopback(config.host)))
         http_port, grpc_port = (reserved.port for reserved in self._ports)
         plans = plan_cluster(config, http_port, grpc_port, machine)
-        self.crowding = crowding(plans, machine.cores)
+        self.crowding = crowding(plans, machine.cores, has_mps=has_mps())
         for plan in plans:
             self._plans[plan.name] = plan
         for name in self._plans:

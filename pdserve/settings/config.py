@@ -7,7 +7,6 @@ value; nothing here is ever assigned to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
@@ -36,6 +35,7 @@ RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
 Quantization = Literal["none", "int8"]
+AttentionName = Literal["auto", "flashinfer", "flash_attn", "triton", "reference"]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
@@ -91,6 +91,10 @@ class EngineConfig(ConfigStruct, frozen=True):
         Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
     ] = "none"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    attention: Annotated[
+        AttentionName, Meta(description="of prompts on GPUs; auto: the first of these that works")
+    ] = "auto"
+    cuda_graphs: Annotated[bool, Meta(description="replay decode steps as CUDA graphs")] = True
     kernels: Annotated[
         str,
         Meta(description="build of the CPU kernels (pdserve doctor lists them); auto: the fastest"),
@@ -106,9 +110,18 @@ class EngineConfig(ConfigStruct, frozen=True):
     kv_memory: Annotated[
         Size,
         Meta(
-            description='KV cache size, such as "512MiB"; auto: a quarter of free memory, <= 4 GiB'
+            description='KV cache size, such as "512MiB"; auto: a quarter of free memory, '
+            "<= 4 GiB, but what is left of a GPU"
         ),
     ] = "auto"
+    kv_utilization: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="share of a GPU for weights, steps and KV, if kv_memory is auto",
+        ),
+    ] = 0.9
     kv_commit: Annotated[
         bool,
         Meta(description="allocate all KV memory at start instead of on demand"),
@@ -199,8 +212,8 @@ class HandoffConfig(ConfigStruct, frozen=True):
     links: Annotated[
         list[str],
         Meta(
-            description="networks to simulate between nodes, for studies: 'EXPORTERS PULLERS "
-            "bandwidth=BYTES/S delay=SECONDS loss=SHARE', nodes by patterns of their ids"
+            description="links to simulate, by patterns of node ids: 'EXPORTERS PULLERS "
+            "bandwidth=BYTES/S delay=SECONDS loss=SHARE'"
         ),
     ] = msgspec.field(default_factory=list)
 
@@ -360,15 +373,6 @@ class RoutingConfig(ConfigStruct, frozen=True):
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if there is no router of that name."""
         ROUTERS.check(self.router)
-
-
-# Environment variable. A coordinator accepts this key; commands and benchmarks send it.
-API_KEY_VARIABLE = "PDSERVE_API_KEY"
-
-
-def without_key(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for processes that neither check nor send the API key."""
-    return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
 
 
 STORE_IN_MEMORY = "memory"  # an `answers.store`

@@ -47,7 +47,15 @@ NODE: Final[Groups] = {
     "model": ("model", "revision", "dtype", "quantization", "max_model_len"),
     "network": ("host", "port", "metrics_port", "transports"),
     "scheduling": ("prefill_policy", "decode_policy", "max_batch_size", "token_budget"),
-    "performance": ("device", "threads", "cpus", "kv_memory", "block_size", "tier_memory"),
+    "performance": (
+        "device",
+        "threads",
+        "cpus",
+        "kv_memory",
+        "kv_utilization",
+        "block_size",
+        "tier_memory",
+    ),
 }
 
 DEMO: Final[Groups] = {

@@ -32,7 +32,11 @@ def test_up_reads_its_own_settings() -> None:
 
 
 SECTIONS = [flag for flag in settings_of(ClusterConfig) if len(flag.path) > 1]
-PLACED = ["engine.cpus", "engine.device"]  # each node gets its own share of these
+PLACED = [
+    "engine.cpus",
+    "engine.device",
+    "engine.kv_utilization",
+]  # each node gets its own share of these
 
 
 @pytest.mark.parametrize("flag", SECTIONS, ids=lambda flag: flag.name)

@@ -15,7 +15,7 @@ from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
 from coordinator.tenants.loopback import is_loopback
 from pdserve.errors import PermissionDenied
-from pdserve.settings.config import API_KEY_VARIABLE
+from pdserve.settings.api_key import API_KEY_VARIABLE
 
 _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer

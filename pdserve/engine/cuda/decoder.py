@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.steps.batch import Batch
+
+_log = logging.getLogger(__name__)
 
 
 class CudaDecoder:
@@ -102,6 +106,11 @@ class CudaDecoder:
             assert found is not None, "every row of a graph is sampled"
             return found
 
-        graphs.record(step)
+        try:
+            graphs.record(step)
+        except RuntimeError:  # torch's errors of CUDA; one that sticks fails the next step, too
+            _log.warning("no CUDA graphs: decode steps launch their kernels", exc_info=True)
+            self._recorder = None
+            return None
         self._graphs, self._graphs_pool = graphs, kv_pool.data_ptr()
         return graphs

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from pdserve.engine.cuda.catalog import AttentionNeeds, choose_kind, triton_missing
+import torch
+
+from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.cuda.catalog import KINDS, AttentionNeeds, choose_kind, triton_missing
+from pdserve.engine.cuda.probe import check_attention
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
@@ -13,21 +17,27 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 _log = logging.getLogger(__name__)
 
 
-def cuda_decoder(config: ModelConfig, weights: DecoderWeights, attention: str = "") -> Decoder:
+def cuda_decoder(
+    config: ModelConfig, weights: DecoderWeights, attention: str = "", *, has_graphs: bool = True
+) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
     Args:
         config: the architecture.
         weights: on a GPU.
-        attention: name of an attention backend; empty for the best one.
+        attention: name of an attention backend; empty for the best one that works.
+        has_graphs: whether decode steps become CUDA graphs.
 
     Raises:
         ConfigError: the named backend cannot be used.
     """
     embedding = weights.embedding
-    kind = choose_kind(attention, AttentionNeeds(embedding.dtype, config.head_dim))
+    needs = AttentionNeeds(embedding.dtype, config.head_dim)
+    if attention:
+        backend = choose_kind(attention, needs).open(embedding.device)
+    else:
+        backend = best_attention(needs, embedding.device)
     lacking = triton_missing()
-    backend = kind.open(embedding.device)
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         return TorchDecoder(config, weights, backend)
@@ -35,7 +45,22 @@ def cuda_decoder(config: ModelConfig, weights: DecoderWeights, attention: str = 
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
 
-    _log.info("attention on %s: %s", embedding.device, kind.name)
+    _log.info("attention on %s: %s", embedding.device, backend.name)
     staging = Staging(CudaCopies(embedding.device))
-    recorder = CudaRecorder(embedding.device)
+    recorder = CudaRecorder(embedding.device) if has_graphs else None
     return CudaDecoder(config, weights, backend, staging, recorder)
+
+
+def best_attention(needs: AttentionNeeds, device: torch.device) -> AttentionBackend:
+    """Return the first backend that computes what it should on this GPU."""
+    for kind in KINDS:
+        if kind.obstacle(needs) is not None:
+            continue
+        try:
+            backend = kind.open(device)
+            check_attention(backend, needs, device)
+        except Exception:  # noqa: BLE001 - a library raises what its compiler does
+            _log.exception("attention by %s does not work here: the next is tried", kind.name)
+        else:
+            return backend
+    raise AssertionError("plain torch always works")

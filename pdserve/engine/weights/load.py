@@ -36,6 +36,8 @@ def load_decoder(
     is_int8: bool = False,
     cache: PackedCache | None = None,
     kernels: str = "",
+    attention: str = "",
+    has_graphs: bool = True,
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -48,6 +50,8 @@ def load_decoder(
         is_int8: quantise the matrices to 8 bits; on a CPU only.
         cache: where packed weights are kept between starts; None keeps none.
         kernels: a build of `_native.kernel_variants()`; "" is the first. On a CPU only.
+        attention: name of an attention backend; "" is the first that works. On a GPU only.
+        has_graphs: whether decode steps become CUDA graphs. On a GPU only.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -60,7 +64,7 @@ def load_decoder(
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
         weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-        return cuda_decoder(config, weights)
+        return cuda_decoder(config, weights, attention, has_graphs=has_graphs)
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)

@@ -27,10 +27,17 @@ from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.start.cores import plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
-from pdserve.settings.config import EngineConfig, NodeConfig, NodeTimeouts, Quantization
+from pdserve.settings.config import (
+    AttentionName,
+    EngineConfig,
+    NodeConfig,
+    NodeTimeouts,
+    Quantization,
+)
 from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
@@ -54,6 +61,8 @@ class NodeModel:
     num_blocks: int
     max_model_len: int  # prompt and output tokens
     quantization: Quantization = "none"
+    attention: AttentionName = "auto"
+    has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
 
     @property
@@ -89,7 +98,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
             "leave it out, or ask for device cpu"
         )
-    budget_bytes = _kv_budget(engine.kv_memory, device)
+    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
         "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
@@ -107,6 +116,8 @@ def plan_model(config: NodeConfig) -> NodeModel:
         num_blocks,
         max_model_len,
         engine.quantization,
+        engine.attention,
+        engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
     )
 
@@ -175,6 +186,8 @@ def load_runner(
         is_int8=model.quantization == "int8",
         cache=cache,
         kernels="" if model.kernels is None else model.kernels.variant,
+        attention="" if model.attention == "auto" else model.attention,
+        has_graphs=model.has_graphs,
     )
     kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
@@ -209,8 +222,11 @@ def set_threads(num_threads: int) -> None:
     _native.set_num_threads(num_threads)
 
 
-def _kv_budget(kv_memory: str, device: torch.device) -> int:
+def _kv_budget(
+    engine: EngineConfig, device: torch.device, model: ModelConfig, dtype: torch.dtype
+) -> int:
     """Bytes of the KV pool. Pages of a CPU pool cost nothing until they are used."""
+    kv_memory = engine.kv_memory
     if kv_memory != "auto":
         budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
         if device.type == "cpu" and budget_bytes > most_bytes:
@@ -220,10 +236,16 @@ def _kv_budget(kv_memory: str, device: torch.device) -> int:
             )
         return budget_bytes
     if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-    else:
-        free_bytes = available_bytes()
-    return min(free_bytes // 4, AUTO_KV_BYTES)
+        free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+        worst = WorstStep(engine.token_budget, engine.max_batch_size)
+        return gpu_kv_bytes(
+            free_bytes,
+            all_bytes,
+            engine.kv_utilization,
+            weight_bytes(model, dtype),
+            step_bytes(model, dtype, worst),
+        )
+    return min(available_bytes() // 4, AUTO_KV_BYTES)
 
 
 def _max_model_len(engine: EngineConfig, model: ModelConfig) -> int:

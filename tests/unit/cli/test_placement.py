@@ -9,6 +9,7 @@ from pdserve.cluster.placement import (
     assign_device,
     coordinator_cores,
     count_gpus,
+    has_mps,
     usable_cores,
 )
 from pdserve.errors import ConfigError
@@ -99,7 +100,7 @@ def test_usable_cores_follow_the_flag_within_the_affinity():
 
 
 def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):
-    assert count_gpus(driver=tmp_path / "none") == 0
+    assert count_gpus([tmp_path / "none"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -107,4 +108,11 @@ def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):
 )
 def test_with_a_driver_torch_is_asked_in_another_process(code, num_gpus, tmp_path, monkeypatch):
     monkeypatch.setattr("pdserve.cluster.placement._COUNT_GPUS", code)
-    assert count_gpus(driver=tmp_path) == num_gpus
+    assert count_gpus([tmp_path / "none", tmp_path]) == num_gpus
+
+
+def test_mps_is_where_its_daemon_listens(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not has_mps()
+    (tmp_path / "control").touch()
+    assert has_mps()

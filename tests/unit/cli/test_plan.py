@@ -40,18 +40,28 @@ def test_the_coordinator_is_told_its_cores():
 def test_too_few_cores_are_said_with_numbers():
     cores = [4, 6, 7]
     plans = plan(ClusterConfig(prefill=2, decode=2), Machine(cores))
-    assert "4 nodes compute with 4 threads on 3 cores" in crowding(plans, cores)
+    assert "4 nodes compute with 4 threads on 3 cores" in crowding(plans, cores, has_mps=False)
     threads = EngineConfig(threads=2)
     plans = plan(ClusterConfig(engine=threads), Machine(cores))
-    assert "2 nodes compute with 4 threads on 3 cores" in crowding(plans, cores)
-    assert crowding(plan(ClusterConfig(), Machine(cores)), cores) == ""
-    gpus = Machine(cores, num_gpus=1)
-    assert crowding(plan(ClusterConfig(prefill=2, decode=2), gpus), cores) == ""
+    assert "2 nodes compute with 4 threads on 3 cores" in crowding(plans, cores, has_mps=False)
+    assert crowding(plan(ClusterConfig(), Machine(cores)), cores, has_mps=False) == ""
+    gpus = Machine(cores, num_gpus=4)
+    plans = plan(ClusterConfig(prefill=2, decode=2), gpus)
+    assert crowding(plans, cores, has_mps=False) == ""
 
 
 def test_threads_that_were_asked_for_stay():
     engines = [p.config.engine for p in plan(ClusterConfig(engine=EngineConfig(threads=3)))[1:]]
     assert [e.threads for e in engines] == [3, 3]
+
+
+def test_nodes_on_one_gpu_share_its_memory_and_need_mps():
+    cores = [0, 1]
+    plans = plan(ClusterConfig(decode=2), Machine(cores, num_gpus=2))
+    shares = [p.config.engine.kv_utilization for p in plans[1:]]
+    assert shares == [0.45, 0.9, 0.45]
+    assert "2 nodes on cuda:0, and no MPS" in crowding(plans, cores, has_mps=False)
+    assert crowding(plans, cores, has_mps=True) == ""
 
 
 def test_gpus_go_round_robin():

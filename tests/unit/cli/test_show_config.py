@@ -7,7 +7,8 @@ import pytest
 
 from pdserve.cli.main import main
 from pdserve.cluster.config import ClusterConfig
-from pdserve.settings.config import API_KEY_VARIABLE, ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 
 STRUCTS = {

@@ -10,7 +10,8 @@ from pdserve.cluster.plan import Machine
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.process.exit_codes import StartFailed
-from pdserve.settings.config import API_KEY_VARIABLE, CheckpointConfig, Timeouts
+from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.config import CheckpointConfig, Timeouts
 
 ONE_CORE = Machine(cores=[0])
 

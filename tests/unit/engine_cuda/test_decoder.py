@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -130,3 +132,22 @@ def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
     other.generate([again], num_tokens=2)
     assert len(both.recorder.recordings) == 2 * len(BUCKETS)
     assert again.output_token_ids == request.output_token_ids
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_where_graphs_cannot_be_captured_steps_are_launched(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a driver or a library may forbid."""
+
+    def forbid(work: Callable[[], None]) -> NoReturn:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(both.recorder, "record", forbid)
+    outputs = []
+    for node in (both.torch, both.cuda):
+        batch = requests()
+        node.generate(batch, num_tokens=3, chunk=7)
+        outputs.append([request.output_token_ids for request in batch])
+    assert outputs[0] == outputs[1]
+    assert caplog.text.count("no CUDA graphs") == 1

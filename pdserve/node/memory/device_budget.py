@@ -1,0 +1,75 @@
+"""How much of a GPU's memory a node takes for KV: what weights and one worst step leave of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.errors import ConfigError
+
+GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
+FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
+_FLOAT_BYTES: Final = 4
+_LOGITS_COPIES: Final = 4  # float32: as computed, with penalties, sorted, and their indices
+
+
+@dataclass(frozen=True, slots=True)
+class WorstStep:
+    """The largest step that a node may compute."""
+
+    num_tokens: int
+    num_requests: int
+
+
+def weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the size of a model's weights on a device."""
+    weights = allocate_weights(model, dtype, torch.device("meta"))
+    return sum(slot.destination.nbytes for slot in tensor_slots(weights, model).values())
+
+
+def step_bytes(model: ModelConfig, dtype: torch.dtype, step: WorstStep) -> int:
+    """Return an upper bound of what a step's tensors take at a time.
+
+    Of a layer, the widest moment counts: the residual, its norm, and either queries, keys, values
+    and their attention or the two halves of the MLP and their product.
+    """
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    widest = 2 * model.hidden_size + max(heads, 3 * model.intermediate_size) + model.hidden_size
+    activations = step.num_tokens * widest * dtype.itemsize
+    logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
+    return activations + logits + GRAPH_BYTES + FIXED_BYTES
+
+
+def gpu_kv_bytes(
+    free_bytes: int, total_bytes: int, utilization: float, weights_bytes: int, step_bytes: int
+) -> int:
+    """Return the size of the KV pool of a node whose weights are not loaded yet.
+
+    Args:
+        free_bytes: free memory of the GPU now.
+        total_bytes: all of it.
+        utilization: share of all of it that the node may take; what others have is not counted.
+        weights_bytes: of the model.
+        step_bytes: of the worst step.
+
+    Raises:
+        ConfigError: nothing is left; with the numbers.
+    """
+    allowed_bytes = min(int(total_bytes * utilization), free_bytes)
+    left_bytes = allowed_bytes - weights_bytes - step_bytes
+    if left_bytes <= 0:
+        raise ConfigError(
+            f"no GPU memory is left for KV: {_mib(free_bytes)} of {_mib(total_bytes)} are free, "
+            f"kv_utilization {utilization:g} allows {_mib(allowed_bytes)}, weights take "
+            f"{_mib(weights_bytes)} and the largest step {_mib(step_bytes)}; raise kv_utilization, "
+            "lower token_budget or max_batch_size, or take a larger GPU"
+        )
+    return left_bytes
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB"

@@ -1,0 +1,88 @@
+"""The KV pool of a GPU: what weights and the worst step leave of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.errors import ConfigError
+from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.start import model as start_model
+from pdserve.node.start.model import plan_model
+from pdserve.settings.config import EngineConfig, NodeConfig
+
+GIB = 1 << 30
+BF16 = torch.bfloat16
+
+
+def llama_8b() -> ModelConfig:
+    """The shape of Llama-3.1-8B."""
+    demo = plan_model(NodeConfig(engine=EngineConfig(device="cpu"))).config
+    return dataclasses.replace(
+        demo,
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        has_qkv_bias=False,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        ties_embeddings=False,
+        sliding_windows=(None,) * 32,
+        max_model_len=131_072,
+    )
+
+
+def test_weights_are_counted_without_being_allocated() -> None:
+    assert weight_bytes(llama_8b(), BF16) == pytest.approx(2 * 8.03e9, rel=0.01)
+    small = plan_model(NodeConfig(engine=EngineConfig(device="cpu"))).config
+    slots = tensor_slots(allocate_weights(small, BF16, torch.device("cpu")), small)
+    assert weight_bytes(small, BF16) == sum(slot.destination.nbytes for slot in slots.values())
+
+
+@pytest.mark.parametrize(("size_gib", "num_contexts"), [(24, 0), (80, 3), (139, 6)])
+def test_cards_hold_what_their_owners_expect(size_gib: int, num_contexts: int) -> None:
+    """Of whole contexts of 131,072 tokens, 16 GiB each."""
+    model = llama_8b()
+    left = gpu_kv_bytes(
+        int(0.98 * size_gib) * GIB,
+        size_gib * GIB,
+        0.9,
+        weight_bytes(model, BF16),
+        step_bytes(model, BF16, WorstStep(8192, 256)),
+    )
+    assert left // (16 * GIB) == num_contexts
+
+
+def test_what_others_have_is_theirs() -> None:
+    assert gpu_kv_bytes(10 * GIB, 80 * GIB, 0.9, 4 * GIB, GIB) == 5 * GIB
+    assert gpu_kv_bytes(80 * GIB, 80 * GIB, 0.5, 4 * GIB, GIB) == 35 * GIB
+    with pytest.raises(ConfigError, match=r"10240 MiB of 81920 MiB are free.*kv_utilization 0\.9"):
+        gpu_kv_bytes(10 * GIB, 80 * GIB, 0.9, 10 * GIB, GIB)
+
+
+def test_larger_steps_leave_less() -> None:
+    model = llama_8b()
+    sizes = [
+        step_bytes(model, BF16, WorstStep(tokens, requests))
+        for tokens, requests in ((512, 64), (8192, 64), (8192, 256))
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[2] < 4 * GIB
+
+
+def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
+    monkeypatch.setattr(start_model, "_device", torch.device)
+    engine = EngineConfig(device="cuda", kv_utilization=0.5)
+    model = plan_model(NodeConfig(engine=engine))
+    assert 30 * GIB < model.num_blocks * model.layout.block_bytes < 40 * GIB
