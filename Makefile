@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test lint types contracts house proto demo-model clean
+.PHONY: help env env-test demo check test lint types contracts house gpu-check proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -47,6 +47,9 @@ contracts: $(ENV_TEST) ## import-linter: which packages may import which
 
 house: $(ENV) ## what is long, big or there twice in this source tree, and what a chat enters
 	$(BIN)/python -m tools.house --chat
+
+gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serving; results in gpu-check/
+	$(BIN)/python -m tools.gpu_check
 
 proto: $(ENV_TEST) ## regenerate the gRPC stubs
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
 from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.config import ClusterConfig
@@ -194,12 +195,13 @@ class SecondCoordinator:
     """
 
     def __init__(self, checkpoint: Path, **fields: Any) -> None:
+        answers = replace(fields.pop("answers", AnswerConfig()), store=STORE_IN_MEMORY)
         self._ports = [ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")]
         self._config = CoordinatorConfig(
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
             checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
-            answers=AnswerConfig(store=fields.pop("store", STORE_IN_MEMORY)),
+            answers=answers,
             timeouts=Timeouts(**LONG_S).part(CoordinatorTimeouts),
             **fields,
         )

@@ -6,7 +6,8 @@ for a cache, since its 4k prompts must be frequent enough to be counted. Two cor
 core, unlike any model worth serving. `demo-14m` is a little larger than the bundled model. `160m`
 and `0.6b` are for measuring steps and servers: 128 and 596 million weights in linear layers,
 including the output. The other shapes differ from 160m in how many query heads share a KV head.
-Where the vocabulary is larger than the tokenizer's, the extra rows are never sampled.
+`8b` and `70b` are for GPUs. Where the vocabulary is larger than the tokenizer's, the extra rows are
+never sampled.
 """
 
 from __future__ import annotations
@@ -65,6 +66,23 @@ _06B: Final[Shape] = {
     "sliding_window": None,
 }
 
+_8B: Final[Shape] = {  # Llama-3.1-8B
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+}
+_70B: Final[Shape] = _8B | {  # Llama-3.1-70B
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
 SHAPES: Final[dict[str, Shape]] = {
     "demo-14m": _DEMO,
     "25m": _25M,
@@ -73,4 +91,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "160m-1-to-1": _160M | {"num_key_value_heads": 12},
     "160m-8-to-1": _160M | {"num_attention_heads": 16, "num_key_value_heads": 2},
     "0.6b": _06B,
+    "8b": _8B,
+    "70b": _70B,
+    "70b-one-layer": _70B | {"num_hidden_layers": 1},
 }
