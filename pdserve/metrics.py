@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 import pdserve
 from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.process.loop_watch import LoopWatch
-from pdserve.protocol import PhaseTimes, Sickness
+from pdserve.protocol import NodeRole, PhaseTimes, Sickness
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -47,7 +47,9 @@ class _Registry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.labels: dict[str, tuple[str, ...]] = {}  # of each sample, by its name
         ProcessCollector(registry=self.registry)
+        self._named("build_info", ("version",))
         Info("pdserve_build", "What this process runs", registry=self.registry).info(
             {"version": pdserve.__version__}
         )
@@ -64,13 +66,25 @@ class _Registry:
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
-        return Histogram(f"pdserve_{name}", text, labels, buckets=buckets, registry=self.registry)
+        full_name = self._named_histogram(name, labels)
+        return Histogram(full_name, text, labels, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"pdserve_{name}", text, labels, registry=self.registry)
+        return Counter(self._named(name, labels, "_total"), text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"pdserve_{name}", text, labels, registry=self.registry)
+        return Gauge(self._named(name, labels), text, labels, registry=self.registry)
+
+    def _named(self, name: str, labels: tuple[str, ...], suffix: str = "") -> str:
+        """Return a metric's full name; the labels of its samples are noted."""
+        full_name = f"pdserve_{name}"
+        self.labels[f"{full_name}{suffix}"] = labels
+        return full_name
+
+    def _named_histogram(self, name: str, labels: tuple[str, ...]) -> str:
+        for suffix in ("_count", "_sum"):
+            self._named(name, labels, suffix)
+        return self._named(name, (*labels, "le"), "_bucket")
 
     def watch_loop(self, watch: LoopWatch) -> None:
         """Add how late the process's event loop was."""
@@ -85,11 +99,11 @@ class _Registry:
         self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
     ) -> None:
         """Add one gauge per key of what `read` returns at the scrape, with the key as label."""
-        self.registry.register(ReadGauges(f"pdserve_{name}", text, label, read))
+        self.registry.register(ReadGauges(self._named(name, (label,)), text, label, read))
 
     def count(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a counter that is kept elsewhere and read at each scrape."""
-        self.registry.register(ReadCounter(f"pdserve_{name}", text, read))
+        self.registry.register(ReadCounter(self._named(name, (), "_total"), text, read))
 
 
 class _One(Collector):
@@ -153,7 +167,7 @@ class CoordinatorMetrics(_Registry):
             SHORT_BUCKETS_S,
         )
         self.itl = TokenHistogram(
-            "pdserve_inter_token_latency_seconds",
+            self._named_histogram("inter_token_latency_seconds", ()),
             "Gap between two tokens of a request",
             SHORT_BUCKETS_S,
         )
@@ -230,11 +244,13 @@ class CoordinatorMetrics(_Registry):
             LONG_BUCKETS_S,
         )
         self.nodes_lost = self._counter("nodes_lost", "Nodes lost without a drain", "role")
+        for role in NodeRole:
+            self.nodes_lost.labels(role.name.lower())  # at 0, so that the first one is an increase
         self.nodes_sick = self._counter(
             "nodes_sick", "Nodes that reported that they cannot compute any more", "reason"
         )
         for kind in Sickness:
-            self.nodes_sick.labels(kind)  # at 0, so that the first one is an increase
+            self.nodes_sick.labels(kind)  # as above
         self.role_changes = self._counter("role_changes", "Nodes moved to another pool", "role")
 
     def _add_service_classes(self) -> None:

@@ -24,6 +24,13 @@ class Health(msgspec.Struct):
     status: Literal["ok", "not ready", "draining"]
 
 
+class Targets(msgspec.Struct):
+    """Where Prometheus reads the metrics of a node, and the labels that they get."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -60,6 +67,16 @@ async def metrics(request: web.Request) -> web.Response:
     """GET /metrics: return the metrics in Prometheus' text format."""
     return web.Response(
         body=await request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
+    )
+
+
+async def targets(request: web.Request) -> web.Response:
+    """GET /metrics/targets: return the attached nodes, for Prometheus' http_sd_configs."""
+    return json_answer(
+        [
+            Targets([node.metrics_address], {"node": node.node_id, "role": node.role})
+            for node in request.app[CONTEXT].generator.status().nodes
+        ]
     )
 
 

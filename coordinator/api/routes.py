@@ -30,6 +30,7 @@ ROUTES = (
     web.get("/version", information.version),
     web.get("/health", information.health),
     web.get("/metrics", information.metrics),
+    web.get("/metrics/targets", information.targets),
     web.get("/status", information.status),
     web.get("/openapi.json", get_document),
     web.get("/docs", get_page),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -219,7 +219,9 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
-def json_answer(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
+def json_answer(
+    body: msgspec.Struct | Mapping[str, object] | Sequence[msgspec.Struct], status: int = 200
+) -> web.Response:
     """Return a response with `body` as JSON."""
     return web.Response(
         status=status, body=msgspec.json.encode(body), content_type="application/json"

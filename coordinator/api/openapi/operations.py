@@ -7,7 +7,7 @@ from functools import partial
 from coordinator.api.answer.bodies import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from coordinator.api.completions import CompletionRequest
 from coordinator.api.embeddings.objects import EmbeddingList, EmbeddingRequest
-from coordinator.api.information import Health, Version
+from coordinator.api.information import Health, Targets, Version
 from coordinator.api.openapi.operation import (
     COUNTS,
     GENERATES,
@@ -129,6 +129,12 @@ OPERATIONS = (
         name="getMetrics",
         summary="Get metrics in Prometheus' text format.",
         media=METRICS,
+    ),
+    _of_cluster(
+        path="/metrics/targets",
+        name="getMetricsTargets",
+        summary="Get where Prometheus finds the metrics of the nodes (http_sd).",
+        answer=list[Targets],
     ),
     _of_cluster(
         path="/status",

@@ -15,7 +15,7 @@ from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
 from tests.unit.coordinator_text import made_tokenizers as made
 
 MODEL = "org/tiny-model"
@@ -185,6 +185,7 @@ class FakeGenerator:
     max_model_len: int | None = 512
     max_inflight: int = 300
     ready: bool = True
+    nodes: list[NodeStatus] = field(default_factory=list)
     start_error: Exception | None = None
     route: Route = ON_NODES  # of all requests
     generations: list[FakeGeneration] = field(default_factory=list)
@@ -206,7 +207,9 @@ class FakeGenerator:
         return self.ready
 
     def status(self) -> ClusterStatus:
-        return ClusterStatus(model=MODEL, mode="adaptive", ready=self.ready, inflight=7, nodes=[])
+        return ClusterStatus(
+            model=MODEL, mode="adaptive", ready=self.ready, inflight=7, nodes=self.nodes
+        )
 
     @property
     def last(self) -> FakeGeneration:
@@ -222,3 +225,24 @@ def waits_for(gate: asyncio.Event) -> FakeGenerator:
         return [Tokens(ids), Pause(until=gate), *rest(request)]
 
     return FakeGenerator(script)
+
+
+def node_status(node_id: str, role: RoleName) -> NodeStatus:
+    """A node that has nothing to do."""
+    return NodeStatus(
+        node_id=node_id,
+        role=role,
+        state="ready",
+        loading_progress=1.0,
+        incarnation="1",
+        session_address=f"{node_id}:1",
+        metrics_address=f"{node_id}:2",
+        num_blocks=100,
+        free_blocks=100,
+        cached_blocks=0,
+        pinned_blocks=0,
+        queued_tokens=0,
+        running_requests=0,
+        waiting_requests=0,
+        step_time_ms=0.0,
+    )

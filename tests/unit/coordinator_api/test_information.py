@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 
 from pdserve.protocol.status import read_status
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, node_status
 from tests.unit.coordinator_api.harness import served
 
 
@@ -44,3 +44,14 @@ async def test_metrics_and_status() -> None:
             assert await response.read() == b"pdserve_up 1\n"
         async with api.client.get("/status") as response:
             assert read_status(await response.read()) == api.generator.status()
+
+
+async def test_prometheus_is_told_where_the_nodes_are() -> None:
+    nodes = [node_status("a", "prefill"), node_status("b", "decode")]
+    async with served(FakeGenerator(nodes=nodes)) as api, api.client.get("/metrics/targets") as got:
+        assert got.content_type == "application/json"
+        told = await got.json()
+    assert told == [
+        {"targets": ["a:2"], "labels": {"node": "a", "role": "prefill"}},
+        {"targets": ["b:2"], "labels": {"node": "b", "role": "decode"}},
+    ]
