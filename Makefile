@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test lint types contracts house gpu-check proto demo-model clean
+.PHONY: help env env-test demo check test lint types contracts house gpu-check lock proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -51,6 +51,9 @@ house: $(ENV) ## what is long, big or there twice in this source tree, and what 
 gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serving; results in gpu-check/
 	$(BIN)/python -m tools.gpu_check
 
+lock: $(ENV_TEST) ## resolve the packages of the image anew: deploy/requirements.lock
+	$(BIN)/python tools/lock.py
+
 proto: $(ENV_TEST) ## regenerate the gRPC stubs
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
 		--grpc_python_out=$(PROTO_OUT) proto/pdserve/wire/*.proto
@@ -72,4 +75,5 @@ $(ENV): $(SOURCES) | $(BIN)/python
 
 $(ENV_TEST): $(SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[test]'
+	-$(PIP_INSTALL) --no-deps --ignore-requires-python helm-sdkpy==0.1.32 # says 3.12, runs on 3.11
 	@touch $(ENV) $@

@@ -1,0 +1,128 @@
+{{/* The release's prefix of all names. */}}
+{{- define "pdserve.name" -}}
+{{- printf "%s" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "pdserve.labels" -}}
+{{ include "pdserve.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "pdserve.selector" -}}
+app.kubernetes.io/name: pdserve
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pdserve.image" -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{/* Secret with the API key, if there is no key file. */}}
+{{- define "pdserve.apiKeySecret" -}}
+{{- .Values.auth.apiKeySecret | default (printf "%s-api-key" (include "pdserve.name" .)) -}}
+{{- end -}}
+
+{{- define "pdserve.modelClaim" -}}
+{{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
+{{- end -}}
+
+{{/* The gRPC addresses of all coordinators, by the names that their StatefulSet gives them. */}}
+{{- define "pdserve.coordinators" -}}
+{{- $name := include "pdserve.name" . -}}
+{{- $port := int .Values.coordinator.grpcPort -}}
+{{- range $i := until (int .Values.coordinator.replicas) -}}
+{{- if $i }},{{ end -}}
+{{ $name }}-coordinator-{{ $i }}.{{ $name }}-coordinators:{{ $port }}
+{{- end -}}
+{{- end -}}
+
+{{/* --set arguments of a map of settings. */}}
+{{- define "pdserve.settings" -}}
+{{- range $name, $value := . }}
+- {{ printf "--set=%s=%s" $name (kindIs "slice" $value | ternary (join "," $value) (toString $value)) | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.modelArguments" -}}
+{{- with .Values.model.name }}
+- {{ printf "--model=%s" . | quote }}
+{{- end }}
+{{- with .Values.model.revision }}
+- {{ printf "--revision=%s" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of every process: downloads and caches go to volumes, since the root is read-only. */}}
+{{- define "pdserve.environment" -}}
+- name: HF_HOME
+  value: /models
+- name: XDG_CACHE_HOME
+  value: /cache
+- name: XDG_STATE_HOME
+  value: /state
+- name: POD_NAME
+  valueFrom: { fieldRef: { fieldPath: metadata.name } }
+- name: POD_IP
+  valueFrom: { fieldRef: { fieldPath: status.podIP } }
+{{- with .Values.model.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: { secretKeyRef: { name: {{ . }}, key: token } }
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.podSecurity" -}}
+automountServiceAccountToken: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  fsGroup: 10001
+  seccompProfile: { type: RuntimeDefault }
+{{- end -}}
+
+{{- define "pdserve.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: { drop: [ALL] }
+{{- end -}}
+
+{{- define "pdserve.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes that pods of all kinds have. */}}
+{{- define "pdserve.volumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: cache
+  emptyDir: {}
+- name: models
+{{- if or .Values.model.cache.size .Values.model.cache.existingClaim }}
+  persistentVolumeClaim: { claimName: {{ include "pdserve.modelClaim" . }} }
+{{- else }}
+  emptyDir: {}
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.mounts" -}}
+- { name: tmp, mountPath: /tmp }
+- { name: cache, mountPath: /cache }
+- { name: models, mountPath: /models }
+{{- end -}}

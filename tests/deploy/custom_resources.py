@@ -1,0 +1,112 @@
+"""Schemas of the custom resources that the chart has: what their documentation lists, no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(required),
+        "properties": properties,
+    }
+
+
+_STRING = {"type": "string"}
+_NUMBER = {"type": "integer", "minimum": 0}
+_STRINGS = {"type": "object", "additionalProperties": _STRING}
+_METADATA = _object("name", name=_STRING, labels=_STRINGS)
+_POLICY = _object(
+    "type",
+    "value",
+    "periodSeconds",
+    type={"enum": ["Pods", "Percent"]},
+    value=_NUMBER,
+    periodSeconds={"type": "integer", "minimum": 1, "maximum": 1800},
+)
+_RULES = _object(
+    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+    policies={"type": "array", "items": _POLICY},
+)
+_TRIGGER = _object(
+    "type",
+    "metadata",
+    type={"const": "prometheus"},
+    metricType={"enum": ["AverageValue", "Value"]},
+    metadata=_object(
+        "serverAddress",
+        "query",
+        "threshold",
+        serverAddress={"type": "string", "format": "uri", "pattern": "^https?://"},
+        query=_STRING,
+        threshold={"type": "string", "pattern": "^[0-9.]+$"},
+        ignoreNullValues={"enum": ["true", "false"]},
+    ),
+)
+_SCALED_OBJECT = _object(
+    "scaleTargetRef",
+    "triggers",
+    scaleTargetRef=_object("name", name=_STRING, kind=_STRING, apiVersion=_STRING),
+    minReplicaCount=_NUMBER,
+    maxReplicaCount=_NUMBER,
+    pollingInterval=_NUMBER,
+    cooldownPeriod=_NUMBER,
+    fallback=_object(
+        "failureThreshold",
+        "replicas",
+        failureThreshold=_NUMBER,
+        replicas=_NUMBER,
+        behavior={
+            "enum": [
+                "static",
+                "currentReplicas",
+                "currentReplicasIfHigher",
+                "currentReplicasIfLower",
+            ]
+        },
+    ),
+    advanced=_object(
+        horizontalPodAutoscalerConfig=_object(
+            name=_STRING, behavior=_object(scaleDown=_RULES, scaleUp=_RULES)
+        )
+    ),
+    triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
+)
+_ENDPOINT = _object(
+    "port",
+    port=_STRING,
+    path=_STRING,
+    interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    relabelings={
+        "type": "array",
+        "items": _object(
+            sourceLabels={"type": "array", "items": _STRING},
+            targetLabel=_STRING,
+            replacement=_STRING,
+        ),
+    },
+)
+_POD_MONITOR = _object(
+    "selector",
+    "podMetricsEndpoints",
+    selector=_object(matchLabels=_STRINGS),
+    podMetricsEndpoints={"type": "array", "minItems": 1, "items": _ENDPOINT},
+)
+
+
+def _resource(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return _object(
+        *("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": api_version},
+        kind={"const": kind},
+        metadata=_METADATA,
+        spec=spec,
+    )
+
+
+SCHEMAS = {
+    "ScaledObject": _resource("keda.sh/v1alpha1", "ScaledObject", _SCALED_OBJECT),
+    "PodMonitor": _resource("monitoring.coreos.com/v1", "PodMonitor", _POD_MONITOR),
+}

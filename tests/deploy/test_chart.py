@@ -1,0 +1,256 @@
+"""The Helm chart: whatever values it takes become what Kubernetes and pdserve understand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+pytest.importorskip("helm_sdkpy", reason="`make env-test` could not install Helm")
+pytest.importorskip("kubernetes_validate", reason="as Helm")
+
+import helm_sdkpy
+import kubernetes_validate
+
+from pdserve.cli.main import build_parser
+from pdserve.cluster.config import ClusterConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.flags import config_from
+from tests.deploy.chart import Document, Renderer, renderer
+from tests.deploy.custom_resources import SCHEMAS
+
+KUBERNETES = "1.33"
+SCALED: Document = {"enabled": True, "prometheus": "http://prometheus.monitoring:9090"}
+
+VALUES: dict[str, Document] = {
+    "the defaults": {},
+    "one coordinator": {"coordinator": {"replicas": 1}},
+    "five coordinators": {"coordinator": {"replicas": 5}},
+    "other ports": {
+        "coordinator": {"port": 80, "grpcPort": 9001},
+        "prefill": {"port": 9002, "metricsPort": 9003},
+        "decode": {"port": 9004, "metricsPort": 9005},
+    },
+    "colocated": {"mode": "colocated", "decode": {"replicas": 4}},
+    "adaptive": {"mode": "adaptive"},
+    "pools of two sizes": {"prefill": {"replicas": 3}, "decode": {"replicas": 8}},
+    "an empty pool": {"prefill": {"replicas": 0}},
+    "GPUs": {"prefill": {"gpus": 1}, "decode": {"gpus": 1}},
+    "GPUs with RDMA": {
+        "prefill": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+        "decode": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+    },
+    "a model of the hub": {
+        "model": {"name": "org/model", "revision": "v1", "servedName": "m", "tokenSecret": "hub"}
+    },
+    "a shared cache": {"model": {"cache": {"size": "200Gi", "storageClass": "nfs"}}},
+    "a cache that is there": {"model": {"name": "/models/m", "cache": {"existingClaim": "models"}}},
+    "tenants": {"auth": {"keyFileSecret": "tenants"}},
+    "a key of one's own": {"auth": {"apiKeySecret": "key"}},
+    "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
+    "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
+    "settings": {
+        "coordinator": {
+            "settings": {
+                "routing.max_waiting": 2048,
+                "routing.rebalance": True,
+                "routing.slo_classes": ["fast ttft=0.5 tpot=0.05 priority=1", "slow"],
+                "routing.default_class": "slow",
+            }
+        },
+        "prefill": {
+            "settings": {"engine.token_budget": 8192, "policy.prefill_policy": "sjf-aging"}
+        },
+        "decode": {"settings": {"engine.max_batch_size": 256, "engine.kv_memory": "16GiB"}},
+    },
+    "pools that grow": {
+        "prefill": {"autoscaling": SCALED},
+        "decode": {"replicas": 2, "autoscaling": SCALED | {"min": 2, "max": 32, "load": 0.6}},
+    },
+    "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
+    "an open network": {"networkPolicy": {"enabled": False}},
+    "known clients": {
+        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}]}
+    },
+    "placed": {
+        pool: {
+            "nodeSelector": {"kind": pool},
+            "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "affinity": {"podAntiAffinity": {}},
+        }
+        for pool in ("coordinator", "prefill", "decode")
+    },
+    "a load balancer": {
+        "coordinator": {"service": {"type": "LoadBalancer", "annotations": {"internal": "true"}}}
+    },
+    "an image of one's own": {
+        "image": {
+            "repository": "registry.example/pdserve",
+            "tag": "0.1.0-cuda",
+            "pullPolicy": "Always",
+            "pullSecrets": [{"name": "registry"}],
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renderer]:
+    with renderer(tmp_path_factory.mktemp("helm")) as made:
+        yield made
+
+
+def pod_of(document: Document) -> Document:
+    pod: Document = document["spec"]["template"]["spec"]
+    return pod
+
+
+def workloads(documents: Sequence[Document]) -> dict[str, Document]:
+    """By component: coordinator, prefill, decode."""
+    return {
+        document["metadata"]["labels"]["app.kubernetes.io/component"]: document
+        for document in documents
+        if document["kind"] in ("Deployment", "StatefulSet")
+    }
+
+
+def config_of(component: str, document: Document) -> CoordinatorConfig | NodeConfig:
+    """What pdserve makes of its command line, with Kubernetes' variables put in."""
+    (container,) = pod_of(document)["containers"]
+    values = {"POD_NAME": f"test-{component}-0", "POD_IP": "10.0.0.7"}
+    arguments = [
+        re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], argument)
+        for argument in container["args"]
+    ]
+    assert arguments[0] == component
+    config: type[Any] = CoordinatorConfig if component == "coordinator" else NodeConfig
+    found = config_from(config, build_parser().parse_args(arguments))
+    assert not isinstance(found, ClusterConfig)
+    return found
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, name: str) -> None:
+    documents = chart.render(VALUES[name])
+    for document in documents:
+        if (schema := SCHEMAS.get(document["kind"])) is not None:
+            jsonschema.validate(document, schema)
+        else:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    assert len(set(names)) == len(names)
+    found = {part: config_of(part, document) for part, document in workloads(documents).items()}
+    is_colocated = VALUES[name].get("mode") == "colocated"
+    assert set(found) == {"coordinator", "decode"} | (set() if is_colocated else {"prefill"})
+
+
+@pytest.mark.parametrize("name", ["the defaults", "other ports", "five coordinators"])
+def test_the_parts_find_each_other(chart: Renderer, name: str) -> None:
+    documents = chart.render(VALUES[name])
+    parts = workloads(documents)
+    coordinator = config_of("coordinator", parts["coordinator"])
+    assert isinstance(coordinator, CoordinatorConfig)
+    service = parts["coordinator"]["spec"]["serviceName"]
+    host = parts["coordinator"]["metadata"]["name"]
+    expected = [
+        f"{host}-{number}.{service}:{coordinator.grpc_port}"
+        for number in range(parts["coordinator"]["spec"]["replicas"])
+    ]
+    (headless,) = (d for d in documents if d["spec" if "spec" in d else "data"].get("clusterIP"))
+    assert headless["metadata"]["name"] == service
+    assert headless["spec"]["publishNotReadyAddresses"], "without nodes none would ever be ready"
+    for pool in ("prefill", "decode"):
+        node = config_of(pool, parts[pool])
+        assert isinstance(node, NodeConfig)
+        assert node.coordinators == expected
+        (container,) = pod_of(parts[pool])["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports == {"grpc": node.port, "metrics": node.metrics_port}
+        assert container["readinessProbe"]["grpc"]["port"] == node.port
+        assert node.host == "10.0.0.7"
+
+
+def test_settings_reach_their_processes(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["settings"]))
+    coordinator, prefill, decode = (
+        config_of(part, parts[part]) for part in ("coordinator", "prefill", "decode")
+    )
+    assert isinstance(coordinator, CoordinatorConfig)
+    assert isinstance(prefill, NodeConfig)
+    assert isinstance(decode, NodeConfig)
+    assert coordinator.routing.max_waiting == 2048
+    assert coordinator.routing.rebalance
+    assert coordinator.routing.slo_classes == ["fast ttft=0.5 tpot=0.05 priority=1", "slow"]
+    assert prefill.engine.token_budget == 8192
+    assert prefill.policy.prefill_policy == "sjf-aging"
+    assert decode.engine.max_batch_size == 256
+    assert decode.engine.kv_memory == "16GiB"
+
+
+def test_nothing_is_stopped_before_it_has_drained(chart: Renderer) -> None:
+    values = {part: {"drainSeconds": 300} for part in ("coordinator", "prefill", "decode")}
+    for part, document in workloads(chart.render(values)).items():
+        drain_s = config_of(part, document).timeouts.drain_s
+        assert drain_s == 300
+        assert pod_of(document)["terminationGracePeriodSeconds"] >= drain_s + 5
+
+
+def test_pods_have_no_rights_they_do_not_need(chart: Renderer) -> None:
+    for document in workloads(chart.render()).values():
+        pod = pod_of(document)
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert rights["readOnlyRootFilesystem"]
+            assert not rights["allowPrivilegeEscalation"]
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            volumes |= {
+                c["metadata"]["name"] for c in document["spec"].get("volumeClaimTemplates", [])
+            }
+            assert mounted == volumes
+
+
+def test_only_nodes_reach_what_is_not_for_clients(chart: Renderer) -> None:
+    policies = {
+        document["metadata"]["name"]: document["spec"]
+        for document in chart.render(VALUES["known clients"])
+        if document["kind"] == "NetworkPolicy"
+    }
+    public, internal = policies["test-coordinator"]["ingress"]
+    assert public["from"] == VALUES["known clients"]["networkPolicy"]["clients"]
+    assert internal["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "test"
+    assert internal["ports"][0]["port"] == 8001
+
+
+def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> None:
+    documents = chart.render(VALUES["pools that grow"])
+    parts = workloads(documents)
+    assert "replicas" not in parts["decode"]["spec"]
+    scaled = [document for document in documents if document["kind"] == "ScaledObject"]
+    targets = {document["spec"]["scaleTargetRef"]["name"] for document in scaled}
+    assert targets == {parts[pool]["metadata"]["name"] for pool in ("prefill", "decode")}
+    assert 'role="decode",release="test"' in str(scaled)
+
+
+WRONG: dict[str, tuple[Document, str]] = {
+    "an unknown value": ({"nodes": 3}, "nodes"),
+    "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
+    "an unknown mode": ({"mode": "split"}, "mode"),
+    "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
+    "a port that is none": ({"decode": {"port": 70000}}, "port"),
+    "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),
+    "scaling without metrics": ({"decode": {"autoscaling": {"enabled": True}}}, "prometheus"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_are_refused_by_name(chart: Renderer, name: str) -> None:
+    values, said = WRONG[name]
+    with pytest.raises(helm_sdkpy.InstallError, match=said):
+        chart.render(values)
