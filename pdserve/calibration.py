@@ -84,12 +84,12 @@ class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeldOutErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mean of |predicted / measured - 1| over what the costs were not fitted to."""
+    """Mean of |predicted / measured - 1| over what the costs were not fitted to; None: unknown."""
 
-    prefill: _Share
-    decode: _Share
-    mixed: _Share
-    pull: _Share
+    prefill: _Share | None
+    decode: _Share | None
+    mixed: _Share | None
+    pull: _Share | None
 
 
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
