@@ -2,6 +2,7 @@
 
     PdserveError
     ├── ConfigError                  an invalid flag, TOML file or environment
+    │   └── CalibrationError         a file that is no calibration, or a question outside its ranges
     ├── ModelError                   a checkpoint that cannot be served
     │   ├── UnknownArchitecture
     │   ├── UnsupportedRope
@@ -81,6 +82,12 @@ class ConfigError(PdserveError):
     """A flag, a TOML value or the environment is invalid; says which, and what would be valid."""
 
     code = "config_error"
+
+
+class CalibrationError(ConfigError):
+    """A file is no calibration, or what is asked lies outside of what one has measured."""
+
+    code = "calibration_error"
 
 
 class ModelError(PdserveError):

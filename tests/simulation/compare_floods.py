@@ -15,9 +15,10 @@ from typing import get_args
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.simulation.call import Call
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, lognormal, merged, poisson
+from tests.simulation.workload import calls, lognormal, merged, poisson
 
 RATE = 2.0  # calls per second
 FLOOD = 10.0  # times Bob's rate

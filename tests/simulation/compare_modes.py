@@ -16,11 +16,14 @@ from statistics import fmean
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from tests.simulation.host import Sharing
-from tests.simulation.machines import ONE_CORE_53M, Machine, scaled
+from pdserve.simulation.call import Call
+from pdserve.simulation.host import Sharing
+from pdserve.simulation.machine import Machine, scaled
+from pdserve.simulation.outcome import Outcome
+from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet
-from tests.simulation.score import Outcome, Score
-from tests.simulation.workload import Call, Length, calls, fixed, lognormal, merged, poisson
+from tests.simulation.score import Score
+from tests.simulation.workload import Length, calls, fixed, lognormal, merged, poisson
 
 LASTS_S = 60.0
 AS_GOOD = 0.95  # of the better of the other two

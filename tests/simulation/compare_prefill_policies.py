@@ -18,14 +18,15 @@ from typing import Literal, get_args
 
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig, PrefillPolicyName
-from tests.simulation.cluster import Cluster
-from tests.simulation.events import Events
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.events import Events
+from pdserve.simulation.machine import Machine
+from pdserve.simulation.node import Node
 from tests.simulation.fronts import Straight
-from tests.simulation.machines import A100_13B, Machine
-from tests.simulation.node import Node
-from tests.simulation.score import Score
+from tests.simulation.machines import A100_13B
+from tests.simulation.score import Score, scored
 from tests.simulation.traces import read_trace
-from tests.simulation.workload import Call
 
 Promise = Literal["same", "proportional"]
 
@@ -56,7 +57,7 @@ def replay(calls: list[Call], policy: PolicyConfig, machine: Machine) -> tuple[S
     events = Events()
     node = Node("prefill", NodeRole.PREFILL, machine, events, policy)
     cluster = Cluster(events, [node])
-    return cluster.run(Straight(cluster, node, None), calls), node
+    return scored(cluster, Straight(cluster, node, None), calls), node
 
 
 def _machine(calls: list[Call]) -> Machine:

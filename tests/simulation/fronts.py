@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.simulation.cluster import Cluster
-from tests.simulation.node import Node
-from tests.simulation.workload import Call
+from math import inf
+
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.node import Node
 
 
 class Straight:
@@ -21,6 +23,10 @@ class Straight:
 
     def progressed(self, call: Call, num_tokens: int) -> None:
         """As Front; ignored."""
+
+    def silent_until_s(self, call: Call, num_tokens: int) -> float:
+        """As Front: nothing has to be reported."""
+        return inf
 
     def ended(self, call: Call) -> None:
         """As Front; ignored."""

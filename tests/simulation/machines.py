@@ -2,55 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
-
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
-from pdserve.settings.config import EngineConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One node's hardware with one model on it."""
-
-    costs: StepCosts
-    num_kv_tokens: int  # capacity of the block pool
-    kv_token_bytes: int
-    transfer: TransferCosts
-    token_budget: int = 2048
-    max_batch_size: int = 256
-    block_size: int = 64
-
-    @property
-    def num_blocks(self) -> int:
-        return self.num_kv_tokens // self.block_size
-
-    @property
-    def engine(self) -> EngineConfig:
-        """The engine settings of a node on this machine."""
-        return EngineConfig(
-            block_size=self.block_size,
-            token_budget=self.token_budget,
-            max_batch_size=self.max_batch_size,
-        )
-
-    def perf(self, wrong_by: float = 1.0) -> PerfModel:
-        """Return the model of a node profiled while it was `wrong_by` times slower than it is."""
-        return PerfModel(scaled(self.costs, wrong_by))
-
-
-def scaled(costs: StepCosts, factor: float) -> StepCosts:
-    """Return these costs with all times multiplied by `factor`."""
-    return msgspec.structs.replace(
-        costs,
-        knot_s=[factor * seconds for seconds in costs.knot_s],
-        sampled_s=factor * costs.sampled_s,
-        pair_s=factor * costs.pair_s,
-        context_s=factor * costs.context_s,
-    )
-
+from pdserve.simulation.machine import Machine
 
 # OPT-13B on one A100-80GB, as in DistServe's simulator (OSDI'24): a prompt of t tokens takes 18.1 +
 # 0.102 t + 7.1e-6 t^2 ms, decoding B requests 19.9 + 6.3e-4 context + 0.0385 B ms. Its KV would be

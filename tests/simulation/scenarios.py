@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
+from pdserve.calibration import Residuals
 from pdserve.engine.kv.victims import Victims
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, TransferCosts
@@ -17,15 +18,17 @@ from pdserve.settings.config import (
     PrefillPolicyName,
     RouterName,
 )
-from tests.simulation.cluster import Cluster
-from tests.simulation.coordinator import Coordinator
-from tests.simulation.events import Events
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.coordinator import Coordinator
+from pdserve.simulation.events import Events
+from pdserve.simulation.host import Host, Sharing
+from pdserve.simulation.machine import Machine, scaled
+from pdserve.simulation.node import Node
+from pdserve.simulation.step_times import ResidualScatter, Scatter
 from tests.simulation.fronts import Straight
-from tests.simulation.host import Host, Sharing
-from tests.simulation.machines import A100_13B, Machine, scaled
-from tests.simulation.node import Node
-from tests.simulation.score import Score
-from tests.simulation.workload import Call
+from tests.simulation.machines import A100_13B
+from tests.simulation.score import Score, scored
 
 # Prefills and hands off in no time, so that a node fed by it shows the effect of decoding alone.
 INSTANT = replace(
@@ -63,7 +66,7 @@ def prefill_only(
     node = Node("prefill", NodeRole.PREFILL, machine, events, policy, believed=believed)
     cluster = Cluster(events, [node])
     short = [replace(call, num_output=1) for call in calls]
-    return Run(cluster.run(Straight(cluster, node, None), short), node)
+    return Run(scored(cluster, Straight(cluster, node, None), short), node)
 
 
 def decode_only(
@@ -80,7 +83,7 @@ def decode_only(
         "decode", NodeRole.DECODE, machine, events, policy, believed=believed, victims=victims
     )
     cluster = Cluster(events, [source, node])
-    return Run(cluster.run(Straight(cluster, source, node), calls), node)
+    return Run(scored(cluster, Straight(cluster, source, node), calls), node)
 
 
 def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
@@ -88,7 +91,7 @@ def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A1
     events = Events()
     node = Node("decode", NodeRole.DECODE, machine, events, policy)
     cluster = Cluster(events, [node])
-    return Run(cluster.run(Straight(cluster, None, node), calls), node)
+    return Run(scored(cluster, Straight(cluster, None, node), calls), node)
 
 
 def disaggregated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
@@ -97,7 +100,7 @@ def disaggregated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine 
     prefill = Node("prefill", NodeRole.PREFILL, machine, events, policy)
     decode = Node("decode", NodeRole.DECODE, machine, events, policy)
     cluster = Cluster(events, [prefill, decode])
-    return Run(cluster.run(Straight(cluster, prefill, decode), calls), decode)
+    return Run(scored(cluster, Straight(cluster, prefill, decode), calls), decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,11 @@ def fleet(
     ]
     cluster = Cluster(events, nodes)
     front = Coordinator(cluster, mode, router, admission=admission)
-    return FleetRun(cluster.run(front, calls), nodes)
+    return FleetRun(scored(cluster, front, calls), nodes)
 
 
-def noise(seed: int, spread: float) -> Callable[[], float]:
+def noise(seed: str, spread: float) -> Scatter:
     """Return a source of log-normal factors around 1 for step times."""
     random = Random(seed)
-    return lambda: random.lognormvariate(0.0, spread)
+    drawn = [random.lognormvariate(0.0, spread) for _ in range(10_000)]
+    return ResidualScatter(Residuals(drawn, drawn, drawn), seed)

@@ -1,66 +1,30 @@
 """Scores what users saw, as DistServe does: TTFT, TPOT, gaps, attainment, goodput.
 
-TTFT is the time from arrival to token 1. TPOT is the mean gap after token 1. The transfer of the KV
-to the decode node and the wait for room there fall between tokens 1 and 2, and so into TPOT.
 Attainment is joint (TTFT and TPOT both met) and counts all calls: those that were refused or never
 ended have missed their targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tests.simulation.workload import Call
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster, Front
+from pdserve.simulation.outcome import Outcome
 
 
-@dataclass(slots=True, eq=False)
-class Outcome:
-    """The outcome of one call."""
+def scored(cluster: Cluster, front: Front, calls: Iterable[Call]) -> Score:
+    """Simulate these calls until all have ended; return their score, in the order of the calls."""
+    in_order = list(calls)
+    seen: dict[str, Outcome] = {}
 
-    call: Call
-    was_refused: bool = False
-    token_times_s: list[float] = field(default_factory=list)
-    num_cached_tokens: int = 0  # of the prompt, on the node that prefilled it
+    def note(outcome: Outcome) -> None:
+        seen[outcome.call.call_id] = outcome
 
-    @property
-    def has_ended(self) -> bool:
-        return len(self.token_times_s) == self.call.num_output
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_times_s[0] - self.call.at_s if self.token_times_s else inf
-
-    @property
-    def tpot_s(self) -> float:
-        """Mean gap after token 1: 0 with a single token, infinite if the call did not end."""
-        if not self.has_ended:
-            return inf
-        times = self.token_times_s
-        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [after - before for before, after in pairwise(self.token_times_s)]
-
-    @property
-    def longest_stall_s(self) -> float:
-        """Longest gap in the middle of the answer; the first gap belongs to the handoff."""
-        return max(self.gaps_s[1:], default=0.0)
-
-    @property
-    def keeps_ttft(self) -> bool:
-        promised_s = self.call.slo.ttft_s
-        return self.has_ended and (not promised_s or self.ttft_s <= promised_s)
-
-    @property
-    def keeps_tpot(self) -> bool:
-        promised_s = self.call.slo.tpot_s
-        return self.has_ended and (not promised_s or self.tpot_s <= promised_s)
+    cluster.run(front, in_order, note)
+    return Score([seen[call.call_id] for call in in_order])
 
 
 class Score:

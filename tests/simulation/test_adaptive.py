@@ -8,11 +8,13 @@ import pytest
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from tests.simulation.host import Sharing
-from tests.simulation.machines import A100_13B, ONE_CORE_25M, Machine
+from pdserve.simulation.call import Call
+from pdserve.simulation.host import Sharing
+from pdserve.simulation.machine import Machine
+from tests.simulation.machines import A100_13B, ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
 SMALL_BATCHES = replace(A100_13B, max_batch_size=64)

@@ -6,10 +6,11 @@ import pytest
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
+from pdserve.simulation.call import Call
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
 BASELINE = PolicyConfig(prefill_policy="fcfs-budget", decode_policy="max-batch")

@@ -9,9 +9,10 @@ import pytest
 from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request
 from pdserve.protocol import Slo
+from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import decode_only, decode_policy
-from tests.simulation.workload import Call, calls, lognormal, merged, poisson, uniform
+from tests.simulation.workload import calls, lognormal, merged, poisson, uniform
 
 PROMPT = lognormal(1000, 0.8, 4000)
 ANSWER = lognormal(150, 0.5, 600)

@@ -7,6 +7,7 @@ import pytest
 from coordinator.admission.policy import OUTPUT_COST
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig, PrefillPolicyName
+from pdserve.simulation.call import Call
 from tests.simulation.compare_floods import (
     FLOOD,
     HAS_BEGUN_S,
@@ -20,7 +21,7 @@ from tests.simulation.compare_floods import (
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 
 ROBBED = 1.2  # times the TTFT without the flood
 SEEDS = (13, 14, 15, 16)

@@ -6,14 +6,16 @@ import pytest
 
 from pdserve.protocol import NodeRole, Slo, TransferCosts
 from pdserve.settings.config import PolicyConfig
-from tests.simulation.cluster import Cluster
-from tests.simulation.events import Events
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.events import Events
+from pdserve.simulation.machine import Machine
+from pdserve.simulation.node import Node
 from tests.simulation.fronts import Straight
-from tests.simulation.machines import A100_13B, Machine
-from tests.simulation.node import Node
+from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import disaggregated, noise
-from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform
+from tests.simulation.score import Score, scored
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson, uniform
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
 
@@ -23,7 +25,7 @@ def pair(load: list[Call], prefill: Machine, decode: Machine, policy: PolicyConf
     source = Node("prefill", NodeRole.PREFILL, prefill, events, policy)
     target = Node("decode", NodeRole.DECODE, decode, events, policy)
     cluster = Cluster(events, [source, target])
-    return cluster.run(Straight(cluster, source, target), load)
+    return scored(cluster, Straight(cluster, source, target), load)
 
 
 @pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack", "buckets"])
@@ -79,11 +81,11 @@ def test_noise_in_the_times_of_steps_does_not_matter():
     )  # fmt: skip
     events = Events()
     source, target = (
-        Node(role.name, role, A100_13B, events, POLICY, noise=noise(int(role), 0.2))
+        Node(role.name, role, A100_13B, events, POLICY, scatter=noise(role.name, 0.2))
         for role in (NodeRole.PREFILL, NodeRole.DECODE)
     )
     cluster = Cluster(events, [source, target])
-    score = cluster.run(Straight(cluster, source, target), load)
+    score = scored(cluster, Straight(cluster, source, target), load)
     assert score.attainment > 0.97
     assert target.perf.decode_ratio == pytest.approx(1.0, abs=0.1)
 

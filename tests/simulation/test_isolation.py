@@ -4,9 +4,9 @@ import pytest
 
 from coordinator.tenants import Tenant
 from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.simulation.call import Call
+from pdserve.simulation.outcome import Outcome
 from tests.simulation.scenarios import fleet
-from tests.simulation.score import Outcome
-from tests.simulation.workload import Call
 
 PROMPT = [7] * 3000  # takes a third of a second to compute, and almost none if cached
 SAME_S = 1e-4  # nodes learn a little from every step

@@ -4,10 +4,11 @@ from functools import cache
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import DecodePolicyName, PolicyConfig
+from pdserve.simulation.call import Call
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import colocated, disaggregated
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson, uniform
 
 TPOT_S = 0.06
 

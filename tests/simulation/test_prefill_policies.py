@@ -6,9 +6,10 @@ import pytest
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import PrefillPolicyName
+from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import Run, prefill_only, prefill_policy
-from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson, uniform
 
 LONG = 6000  # tokens
 

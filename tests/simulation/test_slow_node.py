@@ -11,12 +11,13 @@ from pdserve.engine.request import Request
 from pdserve.perf_model import FORGET_S
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
-from tests.simulation.cluster import Cluster
-from tests.simulation.coordinator import Coordinator
-from tests.simulation.events import Events
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.coordinator import Coordinator
+from pdserve.simulation.events import Events
+from pdserve.simulation.node import Node
+from pdserve.simulation.step_times import NoScatter, Timed
 from tests.simulation.machines import A100_13B
-from tests.simulation.node import Node
-from tests.simulation.score import Score
+from tests.simulation.score import Score, scored
 from tests.simulation.workload import calls, fixed, poisson
 
 SLOWER = 5.0
@@ -27,14 +28,25 @@ NUM_NODES = 3  # of each role; the first one of a role becomes slow
 FAIR = 1 / NUM_NODES
 
 
+class Slow(NoScatter):
+    """Steps take longer for a while."""
+
+    def __init__(self, events: Events, slow_s: float) -> None:
+        self.events = events
+        self.slow_s = slow_s
+
+    def draw(self, timed: Timed) -> float:
+        """As Scatter.draw."""
+        return SLOWER if SLOW_S <= self.events.now_s < SLOW_S + self.slow_s else 1.0
+
+
 class Recorded(Node):
     """A node that remembers when it was given requests of its role."""
 
     def __init__(self, name: str, role: NodeRole, events: Events, slow_s: float) -> None:
-        def factor() -> float:
-            return SLOWER if SLOW_S <= events.now_s < SLOW_S + slow_s else 1.0
-
-        super().__init__(name, role, A100_13B, events, PolicyConfig(), noise=factor)
+        slow = Slow(events, slow_s)
+        # Without strides, whose steps' times are drawn before the time of the step.
+        super().__init__(name, role, A100_13B, events, PolicyConfig(), scatter=slow, strides=False)
         self.given_s: list[float] = []
         self.events = events
 
@@ -71,7 +83,7 @@ def slowed(role: NodeRole, per_s: float, slow_s: float, end_s: float) -> Run:
     ]
     cluster = Cluster(events, nodes)
     load = calls("c", poisson(per_s, end_s, seed=1), fixed(700), fixed(50), Slo(), most_output=50)
-    score = cluster.run(Coordinator(cluster, "disaggregated"), load)
+    score = scored(cluster, Coordinator(cluster, "disaggregated"), load)
     assert len(score.served) == len(score.outcomes)
     return Run(score, [node for node in nodes if node.role is role])
 

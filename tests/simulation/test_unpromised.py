@@ -9,9 +9,10 @@ import pytest
 
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.simulation.machine import scaled
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.simulation.compare_modes import BUS, MIXTURES, NODES
-from tests.simulation.machines import ONE_CORE_53M, scaled
+from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import calls, fixed

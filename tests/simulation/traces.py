@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from tests.simulation.workload import Call
+from pdserve.simulation.call import Call
 
 MOONCAKE_BLOCK = 512
 MOONCAKE_TICK_S = 3.0

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
 from pdserve.protocol import Slo
-
-MOST_OUTPUT = 2048  # tokens
-NO_PROMISE = Slo()
+from pdserve.simulation.call import MOST_OUTPUT, NO_PROMISE, Call
 
 Length = Callable[[Random], int]  # draws a number of tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request of a user."""
-
-    call_id: str
-    at_s: float
-    token_ids: list[int]
-    num_output: int
-    slo: Slo = NO_PROMISE
-    most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
-    cache_salt: str = ""
-
-    @property
-    def max_tokens(self) -> int:
-        return max(self.num_output, self.most_output)
 
 
 # ---- arrivals ----------------------------------------------------------------------------------

@@ -6,10 +6,15 @@ real ones do: KV events at once, their load at every heartbeat.
 
 from __future__ import annotations
 
+from math import inf
+from typing import cast
+
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
+from coordinator.routing.forecast import BUCKET_S
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.reports.kv_events import TierEvents
 from pdserve.protocol import (
@@ -23,10 +28,11 @@ from pdserve.protocol import (
     TransportReach,
 )
 from pdserve.settings.config import Mode, RouterName, Timeouts
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster, left_of
+from pdserve.simulation.node import Node
+from pdserve.simulation.prompts import KnownHashes, KnownPrompt
 from pdserve.wire.outbox import Outbox
-from tests.simulation.cluster import Cluster, left_of
-from tests.simulation.node import Node
-from tests.simulation.workload import Call
 
 HEARTBEAT_S = Timeouts().heartbeat_s
 MAX_WAITING = 1024
@@ -63,7 +69,7 @@ class Coordinator:
             self._has_heartbeat = True
             self._heartbeat()
         request, now_s = self._request(call), self._events.now_s
-        placement = self.router.place(request)
+        placement = self._place(call, request)
 
         def within_s(tpot_s: float) -> float | None:
             return self.router.tpot_within_s(placement, tpot_s)
@@ -87,6 +93,15 @@ class Coordinator:
             shown_s = min(now_s, self._held.pop(call.call_id))
             self._cluster.show(call, shown_s)
             self.admission.first_token(call.call_id, shown_s)
+
+    def silent_until_s(self, call: Call, num_tokens: int) -> float:
+        """As Front.silent_until_s. A booking is planned anew when its plan is over."""
+        plan = self._bookings[call.call_id].plan
+        if num_tokens < 2:
+            return -inf
+        if plan is None or plan.end is None:
+            return inf
+        return plan.end * BUCKET_S * (1 - 1e-9)  # not later, whatever the rounding
 
     def ended(self, call: Call) -> None:
         """As Front.ended."""
@@ -128,17 +143,26 @@ class Coordinator:
         while (call := self._line.head) is not None:
             now_s = self._events.now_s
             request = self._request(call)
-            placement = self.router.place(request)
+            placement = self._place(call, request)
             decision = self.admission.reconsider(left_of(call, now_s), placement, now_s)
             if not isinstance(decision, Admit):
                 return
             self._line.leave(call.call_id)
             self._dispatch(call, request, placement, decision.slo)
 
+    def _place(self, call: Call, request: GenerationRequest) -> Placement:
+        prompt = call.token_ids
+        hashes = (
+            KnownHashes(prompt)
+            if isinstance(prompt, KnownPrompt)
+            else PromptHashes(prompt, call.cache_salt)
+        )
+        return self.router.place_hashed(request, hashes)
+
     def _request(self, call: Call) -> GenerationRequest:
         return GenerationRequest(
             request_id=call.call_id,
-            token_ids=call.token_ids,
+            token_ids=cast("list[int]", call.token_ids),
             cache_salt=call.cache_salt,
             sampling=SamplingParams(max_tokens=call.max_tokens),
             slo=call.slo,
@@ -197,6 +221,7 @@ class Coordinator:
             self._has_heartbeat = False
 
     def _load(self, node: Node) -> LoadReport:
+        node.sync()
         prefill_ratio, decode_ratio = node.perf.known_ratios(self._events.now_s)
         queues, num_claims = node.core.queues, self._cluster.num_waiting_for_room(node)
         return LoadReport(

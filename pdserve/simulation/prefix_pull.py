@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pdserve.engine.request import Request
 from pdserve.node.prefixes.cost import Forecast, is_worth_pulling
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
-from tests.simulation.events import Events
-from tests.simulation.node import Node
+from pdserve.simulation.events import Events
+from pdserve.simulation.node import Node
 
 
 def pull_prefix(
@@ -22,6 +22,8 @@ def pull_prefix(
 
     `then` is called at once if there is nothing to pull, no room, or the pull is not worth it.
     """
+    source.sync()
+    target.interrupt()
     pool, size = target.pool, target.pool.block_size
     request.extend_hashes(request.num_tokens, size)
     # The last token is always computed: without its logits there is no next one.
@@ -36,6 +38,7 @@ def pull_prefix(
     filled = pool.allocate(len(missing))
 
     def arrived() -> None:
+        target.interrupt()
         for block_id, block_hash in zip(filled, missing, strict=True):
             pool.publish(block_id, block_hash)
         pool.release([*held, *filled])

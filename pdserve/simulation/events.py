@@ -7,34 +7,48 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from pdserve.clock import ManualClock
-
 Action = Callable[[], None]
+
+
+class VirtualClock:
+    """A clock that stands at the time of the present event."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        """As Clock.now."""
+        return self.now_s
 
 
 class Events:
     """A queue of events and the clock that it advances; simultaneous events stay in order."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        self.clock = VirtualClock()
         self._calendar: list[tuple[float, int, Action]] = []  # a heap
         self._numbers = count()
 
     @property
     def now_s(self) -> float:
-        return self.clock.now()
+        """The present time, in seconds since the simulation began."""
+        return self.clock.now_s
 
     def at(self, time_s: float, action: Action) -> None:
         """Schedule an action at this time; now, if the time has passed."""
-        heappush(self._calendar, (max(time_s, self.now_s), next(self._numbers), action))
+        heappush(self._calendar, (max(time_s, self.clock.now_s), next(self._numbers), action))
 
     def after(self, seconds: float, action: Action) -> None:
         """Schedule an action this many seconds from now."""
-        self.at(self.now_s + seconds, action)
+        heappush(self._calendar, (self.clock.now_s + seconds, next(self._numbers), action))
 
     def run(self, until_s: float = inf) -> None:
         """Run the events up to this time, including those scheduled meanwhile."""
-        while self._calendar and self._calendar[0][0] <= until_s:
-            time_s, _, action = heappop(self._calendar)
-            self.clock.advance(time_s - self.now_s)
+        calendar, clock = self._calendar, self.clock
+        while calendar and calendar[0][0] <= until_s:
+            clock.now_s, _, action = heappop(calendar)
             action()
+
+    def stop(self) -> None:
+        """Drop all events, so that `run` returns."""
+        self._calendar.clear()

@@ -1,24 +1,14 @@
 """A host whose nodes share one memory bus.
 
-Decoding reads all weights for few tokens, so two nodes that decode at once each take longer than
-either alone. The same holds, to a lesser degree, for a decode step beside a prefill step. Profiles
-do not show this, since each node measures itself.
+Profiles do not show what nodes cost each other, since each node measures itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdserve.calibration import Sharing
 from pdserve.perf_model import StepShape
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """By which factor a step takes longer while another node of the host computes one."""
-
-    decode_beside_decode: float = 1.0
-    decode_beside_prompt: float = 1.0
-    prompt_beside_any: float = 1.0
 
 
 @dataclass(slots=True)
@@ -26,8 +16,13 @@ class Host:
     """A host, and the steps that its nodes compute at the moment."""
 
     name: str
-    sharing: Sharing = Sharing()
+    sharing: Sharing = field(default_factory=Sharing)
     running: dict[object, StepShape] = field(default_factory=dict)  # by node
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a step here depends on what other nodes do."""
+        return self.sharing != Sharing()
 
     def begin(self, node: object, shape: StepShape) -> float:
         """Begin a step; return the factor on the time that it takes alone.

@@ -8,9 +8,8 @@ pulls of different requests do not slow each other down. The real policy decides
 from __future__ import annotations
 
 from pdserve.engine.request import Request
-from pdserve.lifecycle import Lifecycle
-from tests.simulation.events import Events
-from tests.simulation.node import Node
+from pdserve.simulation.events import Events
+from pdserve.simulation.node import Node
 
 
 class RoomLine:
@@ -26,6 +25,7 @@ class RoomLine:
 
     def join(self, handoff: Handoff) -> None:
         """Add a handoff to the line."""
+        self._node.interrupt()
         self._waiting[handoff.request] = handoff
         self._node.core.queues.claims.append(handoff.request)
         self.offer()
@@ -51,8 +51,15 @@ class Handoff:
     """The handoff of one request. `request` is what the decode node will run."""
 
     def __init__(
-        self, prefilled: Request, source: Node, target: Node, room: RoomLine, events: Events
+        self,
+        prefilled: Request,
+        adopted: Request,
+        source: Node,
+        target: Node,
+        room: RoomLine,
+        events: Events,
     ) -> None:
+        self.request = adopted
         self._prefilled = prefilled
         self._source = source
         self._target = target
@@ -64,14 +71,6 @@ class Handoff:
         self._has_room = False
         self._is_published = False
         self._held: list[int] = []
-        self.request = Request(
-            request_id=prefilled.request_id,
-            prompt_token_ids=prefilled.prompt_token_ids,
-            sampling=prefilled.sampling,
-            cache_salt=prefilled.cache_salt,
-            lifecycle=Lifecycle(received_s=prefilled.lifecycle.received_s),
-            targets=prefilled.targets,
-        )
 
     def announce(self) -> None:
         """Announce a chunk of the prompt that was computed."""
@@ -108,6 +107,7 @@ class Handoff:
         machine = self._source.machine
         num_bytes = num_tokens * machine.kv_token_bytes
         seconds = machine.transfer.fixed_s + num_bytes / machine.transfer.bytes_per_s
+        seconds *= self._source.scatter.draw("pull")
         self._pulled_s = max(self._pulled_s, self._events.now_s) + seconds
 
     def _settle(self) -> None:

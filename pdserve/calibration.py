@@ -1,0 +1,170 @@
+"""A calibration: what the steps and pulls of one kind of node were measured to take.
+
+`pdserve calibrate` writes it from live nodes as one JSON file; `pdserve simulate` and `pdserve
+plan` predict clusters of such nodes with it, on any machine. It names three kinds of steps, each
+with costs of its own: prefill (chunks of prompts alone), decode (no chunk) and mixed (both). The
+residuals say how the measured times scatter around these costs, the errors how wrong the costs are
+for steps that they were not fitted to, and the ranges within which anything was measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.errors import CalibrationError, MalformedMessage
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.protocol import PerfReport, StepCosts, TransferCosts
+
+VERSION: Final = 1
+
+Region = Literal["prefill", "decode", "mixed"]
+
+_Count = Annotated[int, Meta(ge=1)]
+_Share = Annotated[float, Meta(ge=0)]
+_Factor = Annotated[float, Meta(ge=1)]
+_Ratio = Annotated[float, Meta(gt=0)]
+
+
+class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sizes of the model that was measured; of the whole model, not of one rank."""
+
+    layers: _Count
+    hidden: _Count
+    kv_heads: _Count
+    head_dim: _Count
+    vocab: _Count
+    dtype: KvDtype  # of the KV
+    block_size: _Count  # tokens
+    weight_bytes: _Count  # as loaded, so after quantisation
+
+    @property
+    def layout(self) -> KvLayout:
+        """The layout of this model's KV blocks."""
+        return KvLayout(self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+
+
+class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The limits of the measured node, as it said them when it joined."""
+
+    num_blocks: _Count  # of its KV pool
+    token_budget: _Count  # most tokens of a step
+    max_batch_size: _Count  # most requests of a step
+    max_model_len: _Count  # most tokens of a request
+
+
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """From the least to the most that was measured: `[least, most]` in JSON."""
+
+    least: int
+    most: int
+
+
+class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the measured steps covered."""
+
+    prompt_tokens: Range  # tokens of a prompt
+    batch: Range  # requests that decode in one step
+    context: Range  # tokens of one decoding request: prompt and answer so far
+
+
+class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Measured over predicted times, one ratio per held-out measurement; empty: no scatter known.
+
+    They are drawn from at random, so repeats of a step belong in here one by one: means hide tails.
+    """
+
+    prefill: list[_Ratio] = []
+    decode: list[_Ratio] = []
+    mixed: list[_Ratio] = []
+    pull: list[_Ratio] = []
+
+
+class HeldOutErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Mean of |predicted / measured - 1| over what the costs were not fitted to; None: unknown."""
+
+    prefill: _Share | None
+    decode: _Share | None
+    mixed: _Share | None
+    pull: _Share | None
+
+
+class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By which factor a step takes longer while another node of the host computes one.
+
+    Decoding reads all weights for few tokens, so two nodes on one memory bus slow each other down.
+    """
+
+    decode_beside_decode: _Factor = 1.0
+    decode_beside_prompt: _Factor = 1.0
+    prompt_beside_any: _Factor = 1.0
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kind of node: its machine, its model, and what these take together."""
+
+    version: int = VERSION
+    date: str  # ISO 8601, UTC: when it was measured
+    device: str  # processor or GPU, as people know it
+    cpus: int  # cores of one node's engine; on GPUs those of the process
+    model: str  # checkpoint or hub id
+    shape: ModelShape
+    limits: NodeLimits
+    tensor_parallel: _Count = 1
+    quantisation: str = ""  # as `--quantization`; empty: none
+    prefill: StepCosts
+    decode: StepCosts
+    mixed: StepCosts
+    pull: TransferCosts
+    residuals: Residuals = Residuals()
+    ranges: Ranges
+    errors: HeldOutErrors
+    host: Sharing = Sharing()
+
+    def check(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            MalformedMessage: a cost or a limit is impossible.
+        """
+        limits = self.limits
+        for costs in (self.prefill, self.decode, self.mixed):
+            PerfReport(costs, limits.token_budget, limits.max_batch_size, [self.pull]).check()
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        CalibrationError: it cannot be read, is no calibration, or one of another version.
+    """
+    try:
+        text = path.read_bytes()
+        version = msgspec.json.decode(text, type=_Versioned).version
+        if version != VERSION:
+            raise CalibrationError(
+                f"{path} is a calibration of version {version}, and this pdserve reads version "
+                f"{VERSION}: make it anew with `pdserve calibrate`"
+            )
+        calibration = msgspec.json.decode(text, type=Calibration)
+        calibration.check()
+    except OSError as error:
+        raise CalibrationError(f"cannot read the calibration {path}: {error}") from error
+    except (msgspec.DecodeError, MalformedMessage) as error:
+        raise CalibrationError(f"{path} is not a calibration: {error}") from error
+    return calibration
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration file, whole or not at all."""
+    text = msgspec.json.format(msgspec.json.encode(calibration), indent=1)
+    whole = path.with_name(f".{path.name}.new")
+    whole.write_bytes(text + b"\n")
+    whole.replace(path)
+
+
+class _Versioned(msgspec.Struct):
+    version: int

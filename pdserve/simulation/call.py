@@ -1,0 +1,30 @@
+"""A call: one request of a user, as a simulation knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.protocol import Slo
+
+MOST_OUTPUT = 2048  # tokens
+NO_PROMISE = Slo()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a user."""
+
+    call_id: str
+    at_s: float
+    token_ids: Sequence[int]  # the prompt
+    num_output: int
+    slo: Slo = NO_PROMISE
+    most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
+    cache_salt: str = ""
+    kind: str = ""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most output tokens that the schedulers must expect."""
+        return max(self.num_output, self.most_output)

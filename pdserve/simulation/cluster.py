@@ -1,0 +1,271 @@
+"""The path of a call through a cluster of simulated nodes.
+
+    arrive ──► front: place, admit ──► prefill ──► token 1 ──► handoff ──► decode ──► ended
+                 └──► refused            └──── on the decode node itself: no handoff ───┘
+
+A front is a coordinator, or a stand-in for one. Messages take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Protocol, cast
+
+from pdserve.engine.request import Request, SampledToken
+from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.protocol import SamplingParams, Slo
+from pdserve.simulation.call import Call
+from pdserve.simulation.events import Events
+from pdserve.simulation.handoff import Handoff, RoomLine
+from pdserve.simulation.node import Node
+from pdserve.simulation.outcome import Outcome
+from pdserve.simulation.prefix_pull import pull_prefix
+from pdserve.simulation.prompts import KnownPrompt, KnownRequest
+
+STOP_TOKEN = 0
+_STOP = SampledToken(STOP_TOKEN)
+
+Seen = Callable[[Outcome], None]
+"""Is told the outcome of each call, when it has ended or was refused."""
+
+
+class Front(Protocol):
+    """Decides where calls go, and when, by `Cluster.dispatch` or `Cluster.refuse`."""
+
+    def arrive(self, call: Call) -> None:
+        """Handle the arrival of a call."""
+        ...
+
+    def progressed(self, call: Call, num_tokens: int) -> None:
+        """Note that the call has `num_tokens` tokens so far; the first one ends its prefill."""
+        ...
+
+    def silent_until_s(self, call: Call, num_tokens: int) -> float:
+        """Return until when further tokens, but the last, need not be reported by `progressed`."""
+        ...
+
+    def ended(self, call: Call) -> None:
+        """Note that the call has all its tokens."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Journey:
+    """A dispatched call."""
+
+    outcome: Outcome
+    decode: Node | None  # None: the call ends with token 1
+    token: SampledToken  # all its tokens but the last
+    handoff: Handoff | None = None
+    silent_until_s: float = -inf
+
+
+class Cluster:
+    """The nodes, and the calls in progress on them."""
+
+    def __init__(self, events: Events, nodes: Sequence[Node]) -> None:
+        self.events = events
+        self.nodes = nodes
+        self._rooms = {node: RoomLine(node, events) for node in nodes}
+        self._journeys: dict[str, _Journey] = {}
+        self._outcomes: dict[str, Outcome] = {}  # of calls in progress
+        self._arriving: Iterator[Call] = iter(())
+        self._next: Call | None = None
+        self._front: Front | None = None
+        self._seen: Seen = _nobody_looks
+        for node in nodes:
+            node.world = self
+
+    def run(self, front: Front, calls: Iterable[Call], seen: Seen) -> None:
+        """Simulate these calls, in order of time, until all have ended, or until `stop`.
+
+        They are read as they arrive, so that neither they nor their outcomes need memory for long.
+        When all have ended, every node must be empty.
+        """
+        self._front, self._seen = front, seen
+        self._arriving = iter(calls)
+        self._await_next()
+        self.events.run()
+        if self._next is not None:
+            return  # stopped
+        stuck = list(self._outcomes)
+        assert not stuck, f"{len(stuck)} calls never ended, among them {stuck[:3]}"
+        for node in self.nodes:
+            node.check_idle()
+
+    def stop(self) -> list[Outcome]:
+        """Stop here; return what is known of the calls in progress."""
+        self.events.stop()
+        for node in self.nodes:
+            node.sync()
+        unfinished, self._outcomes = list(self._outcomes.values()), {}
+        self._next = self._next or next(self._arriving, None)
+        return unfinished
+
+    def _await_next(self) -> None:
+        self._next = next(self._arriving, None)
+        if self._next is not None:
+            self.events.at(self._next.at_s, self._arrive)
+
+    def _arrive(self) -> None:
+        assert self._front is not None
+        while (call := self._next) is not None and call.at_s <= self.events.now_s:
+            self._next = next(self._arriving, None)
+            self._outcomes[call.call_id] = Outcome(call)
+            self._front.arrive(call)
+        if self._next is not None:
+            self.events.at(self._next.at_s, self._arrive)
+
+    # ---- verbs of the front --------------------------------------------------------------------
+
+    def refuse(self, call: Call) -> None:
+        """Refuse the call."""
+        outcome = self._outcomes.pop(call.call_id)
+        outcome.was_refused = True
+        self._seen(outcome)
+
+    def show(self, call: Call, at_s: float) -> None:
+        """Record that token 1 was held back until `at_s`."""
+        self._outcomes[call.call_id].token_times_s[0] = at_s
+
+    def dispatch(
+        self,
+        call: Call,
+        prefill: Node | None,
+        decode: Node | None,
+        slo: Slo | None = None,
+        prefix_source: Node | None = None,
+    ) -> None:
+        """Dispatch a call to its nodes.
+
+        Without `prefill` the decode node prefills; `slo` gives the targets counted from now.
+        """
+        token = SampledToken(call.token_ids[-1])
+        journey = _Journey(self._outcomes[call.call_id], decode, token)
+        self._journeys[call.call_id] = journey
+        now_s = self.events.now_s
+        targets = Targets.of(slo or left_of(call, now_s), now_s)
+        limit = None if prefill is None else 1
+        request = _request(call, targets, now_s, limit)
+        first = prefill or decode
+        assert first is not None, "a call needs a node"
+        if prefill is not None and decode is not None and call.num_output > 1:
+            adopted = _request(call, targets, now_s, None)
+            journey.handoff = Handoff(
+                request, adopted, prefill, decode, self._rooms[decode], self.events
+            )
+        if prefix_source is None:
+            first.submit(request)
+        else:
+            submit = partial(first.submit, request)
+            pull_prefix(request, prefix_source, first, self.events, submit)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any call is in progress or still to arrive."""
+        return self._next is not None or bool(self._outcomes)
+
+    def num_waiting_for_room(self, node: Node) -> int:
+        """Number of handoffs that wait for blocks on this node."""
+        return len(self._rooms[node])
+
+    # ---- what nodes say ------------------------------------------------------------------------
+
+    def next_token(self, request: Request) -> SampledToken:
+        """As World. Different prompts end in different tokens, so answers differ too."""
+        journey = self._journeys[request.request_id]
+        outcome = journey.outcome
+        is_last = len(outcome.token_times_s) + 1 == outcome.call.num_output
+        return _STOP if is_last else journey.token
+
+    def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
+        """As World."""
+        journeys = self._journeys
+        for request, token in sampled:
+            journey = journeys[request.request_id]
+            handoff = journey.handoff
+            if handoff is not None and request is not handoff.request:
+                handoff.announce() if token is None else handoff.publish()
+            if token is not None:
+                self._deliver(journey, request)
+        self._rooms[node].offer()
+
+    def num_left(self, request: Request) -> int:
+        """As World."""
+        outcome = self._journeys[request.request_id].outcome
+        return outcome.call.num_output - len(outcome.token_times_s)
+
+    def silent_until_s(self, requests: Iterable[Request]) -> float:
+        """As World."""
+        journeys = self._journeys
+        return min(journeys[request.request_id].silent_until_s for request in requests)
+
+    def steps_skipped(self, requests: Iterable[Request], ends_s: Sequence[float]) -> None:
+        """As World."""
+        for request in requests:
+            self._journeys[request.request_id].outcome.token_times_s.extend(ends_s)
+
+    def _deliver(self, journey: _Journey, request: Request) -> None:
+        outcome, now_s = journey.outcome, self.events.now_s
+        times_s, call = outcome.token_times_s, outcome.call
+        times_s.append(now_s)
+        has_ended = len(times_s) == call.num_output
+        if now_s < journey.silent_until_s and not has_ended:
+            return
+        if len(times_s) == 1:
+            outcome.num_cached_tokens = request.num_cached_tokens
+        assert self._front is not None
+        self._front.progressed(call, len(times_s))
+        if has_ended:
+            del self._journeys[call.call_id]
+            self._front.ended(call)
+            self._seen(self._outcomes.pop(call.call_id))
+        else:
+            journey.silent_until_s = self._front.silent_until_s(call, len(times_s))
+
+
+def left_of(call: Call, now_s: float) -> Slo:
+    """Return the call's targets, less the time that it has waited before dispatch."""
+    slo, waited_s = call.slo, now_s - call.at_s
+    if not waited_s or not slo.ttft_s:
+        return slo
+    return Slo(
+        name=slo.name,
+        priority=slo.priority,
+        weight=slo.weight,
+        ttft_s=slo.ttft_s - waited_s,
+        hold_s=slo.hold_s - waited_s,
+        tpot_s=slo.tpot_s,
+    )
+
+
+def _request(call: Call, targets: Targets, now_s: float, leg_token_limit: int | None) -> Request:
+    prompt = call.token_ids
+    sampling = SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN])
+    lifecycle = Lifecycle(received_s=now_s)
+    if isinstance(prompt, KnownPrompt):
+        return KnownRequest(
+            request_id=call.call_id,
+            prompt_token_ids=cast("list[int]", prompt),  # of which engines use the length
+            sampling=sampling,
+            lifecycle=lifecycle,
+            leg_token_limit=leg_token_limit,
+            targets=targets,
+            known=prompt,
+        )
+    return Request(
+        request_id=call.call_id,
+        prompt_token_ids=list(prompt),
+        sampling=sampling,
+        cache_salt=call.cache_salt,
+        lifecycle=lifecycle,
+        leg_token_limit=leg_token_limit,
+        targets=targets,
+    )
+
+
+def _nobody_looks(_: Outcome) -> None:
+    """The default `Seen`, before a run."""

@@ -1,0 +1,298 @@
+"""A node with a simulated model; the rest of its engine is real.
+
+Queues, block pool and policy are the real ones. A step takes what the machine's costs say, times a
+ratio drawn from the residuals. The node's own performance model may differ; it learns from its
+steps. Preempted requests resume with what the prefix cache still holds, and compute the rest; there
+is no host tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Protocol, cast
+
+from decode_node.policies import DecodePolicy, make_decode_policy
+from decode_node.policies.decodes_first import DecodesFirst
+from decode_node.policies.max_batch import MaxBatch
+from decode_node.policies.static import Static
+from decode_node.policies.tpot_cap import TpotCap
+from pdserve.engine.core import EngineCore
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.headroom import make_headroom
+from pdserve.engine.kv.victims import Victims
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.engine.steps.shape import shape_of
+from pdserve.node.role_policy import PrefillRolePolicy
+from pdserve.perf_model import PerfModel, StepShape
+from pdserve.protocol import NodeRole
+from pdserve.settings.config import HandoffConfig, PolicyConfig
+from pdserve.simulation.events import Events
+from pdserve.simulation.host import Host
+from pdserve.simulation.machine import Machine
+from pdserve.simulation.step_times import NO_SCATTER, Scatter, StepTimes
+from pdserve.simulation.stride import Stride, advance_rows, most_steps, stops_of
+from prefill_node.policies import make_prefill_policy
+
+PINNED_LIMIT = HandoffConfig().pinned_limit
+
+
+class World(Protocol):
+    """The surroundings of a node: supplies sampled tokens, and is notified of every step."""
+
+    def next_token(self, request: Request) -> SampledToken:
+        """Return the request's next token."""
+        ...
+
+    def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
+        """Note a finished step.
+
+        Finished requests still have their blocks; BlockPool.retain keeps them longer.
+        """
+        ...
+
+    def num_left(self, request: Request) -> int:
+        """Return how many tokens the request still gets."""
+        ...
+
+    def silent_until_s(self, requests: Iterable[Request]) -> float:
+        """Return until when nobody but their user has to hear of these requests' tokens."""
+        ...
+
+    def steps_skipped(self, requests: Iterable[Request], ends_s: Sequence[float]) -> None:
+        """Note that each request got a token at each of these times."""
+        ...
+
+
+class Node:
+    """One engine over one pool, for either role."""
+
+    def __init__(
+        self,
+        name: str,
+        role: NodeRole,
+        machine: Machine,
+        events: Events,
+        policy: PolicyConfig,
+        *,
+        believed: PerfModel | None = None,
+        scatter: Scatter = NO_SCATTER,
+        host: Host | None = None,
+        victims: Victims | None = None,
+        strides: bool = True,
+    ) -> None:
+        """Make an idle node.
+
+        Args:
+            believed: the initial performance model; by default the true one.
+            scatter: draws a factor on each step's time.
+            host: steps take longer beside those of other nodes of this host; by default its own.
+            victims: the preemption rule; by default as `policy` says.
+            strides: steps over unchanged batches, with the same results; without, it is slower.
+        """
+        self.name = name
+        self.role = role
+        self.machine = machine
+        self.num_pinned_blocks = 0  # held for decode nodes to pull
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self.world: World | None = None
+        self.perf = believed or machine.perf()
+        self.pool = BlockPool(machine.num_blocks, machine.block_size)
+        self.scatter = scatter
+        self.host = host or Host(name)
+        self._events = events
+        self._times = StepTimes(machine.step_costs, scatter)
+        self._is_stepping = False
+        self._stride: Stride | None = None
+        clock, engine = events.clock, machine.engine
+        self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
+        # What can be repeated: the policies that take all streams in every step.
+        takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
+        repeats = strides and takes_all and not self.host.is_shared
+        self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
+        most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
+        num_kept_free = self.pool.num_blocks - most_pinned
+
+        def num_pinned() -> int:
+            return self.num_pinned_blocks
+
+        prefill_policy = PrefillRolePolicy(
+            make_prefill_policy(policy, engine, self.perf, clock, num_kept_free, num_pinned),
+            self.decode_policy,
+            num_pinned,
+            most_pinned,
+        )
+        is_prefill = role is NodeRole.PREFILL
+        queues = Queues(
+            self.pool,
+            clock,
+            make_headroom(policy, self.pool),
+            victims or Victims(policy.max_preemptions),
+        )
+        self.core = EngineCore(
+            queues, prefill_policy if is_prefill else self.decode_policy, frozenset()
+        )
+
+    def submit(self, request: Request) -> None:
+        """Submit a request, to be prefilled here."""
+        self.interrupt()
+        self.core.submit(request)
+        self.wake()
+
+    def adopt(self, request: Request) -> None:
+        """Adopt a request whose KV has arrived, to be decoded here."""
+        self.interrupt()
+        self.core.adopt(request)
+        self.wake()
+
+    def pin(self, block_ids: list[int]) -> None:
+        """Hold these blocks until they are pulled."""
+        self.pool.retain(block_ids)
+        self.num_pinned_blocks += len(block_ids)
+
+    def unpin(self, block_ids: list[int]) -> None:
+        """Release blocks that were pulled."""
+        self.sync()
+        self.num_pinned_blocks -= len(block_ids)
+        self.pool.release(block_ids)
+        self.wake()
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Begin a step in the next event, if there is work."""
+        if not self._is_stepping:
+            self._events.after(0.0, self._begin_step)
+
+    def _begin_step(self) -> None:
+        if self._is_stepping:
+            return
+        rows = self.core.begin_step()
+        if not rows:
+            return
+        self._is_stepping = True
+        shape = shape_of(rows)
+        if self._repeats and shape.is_decode and self._is_steady(rows):
+            stride = self._make_stride(rows, shape)
+            if stride.last > 0:
+                self._stride = stride
+                self._arm(stride)
+                return
+            seconds = stride.seconds[0]
+        else:
+            seconds = self._times.draw_s(shape)[0]
+            if self.host.is_shared:
+                seconds *= self.host.begin(self, shape)
+        self._events.after(seconds, partial(self._end_step, rows, shape, seconds))
+
+    def _end_step(self, rows: list[Scheduled], shape: StepShape, seconds: float) -> None:
+        assert self.world is not None, "a node is alone in the world"
+        self._is_stepping = False
+        if self.host.is_shared:
+            self.host.end(self)
+        self._took(shape, seconds, self._events.now_s)
+        tokens = [self.world.next_token(row.request) if row.samples else None for row in rows]
+        done = self.core.end_step(rows, tokens, self._events.now_s)
+        requests = [row.request for row in rows]
+        self.world.step_done(self, list(zip(requests, tokens, strict=True)))
+        for request in done:
+            self.core.forget(request)
+        self.wake()
+
+    def _took(self, shape: StepShape, seconds: float, ended_s: float) -> None:
+        self.num_steps += 1
+        self.busy_s += seconds
+        self.perf.observe(shape, seconds, ended_s)
+
+    # ---- strides -------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Bring the node up to the present. Call this before looking at its state."""
+        stride = self._stride
+        if stride is not None:
+            self._catch_up(stride, stride.num_over(self._events.now_s))
+
+    def interrupt(self) -> None:
+        """Bring the node up to the present, and have it plan anew after the step that runs now.
+
+        Call this before changing its state from outside.
+        """
+        stride = self._stride
+        if stride is None:
+            return
+        self.sync()
+        if stride.num_done < stride.last:
+            self.scatter.give_back("decode", stride.cut(stride.num_done + 1))
+            self._arm(stride)
+
+    def _is_steady(self, rows: Sequence[Scheduled]) -> bool:
+        """Whether the next steps are like this one, until something happens."""
+        queues = self.core.queues
+        in_line = queues.waiting or queues.claims or queues.preemptions.away
+        return not in_line and len(rows) == len(queues.running)
+
+    def _make_stride(self, rows: list[Scheduled], shape: StepShape) -> Stride:
+        """Compute the times of steps with these rows, up to the first that does more."""
+        assert self.world is not None
+        stride = Stride(rows, shape)
+        requests = [row.request for row in rows]
+        most = min(most_steps(requests, self.pool), min(map(self.world.num_left, requests)))
+        silent_s, end_s = self.world.silent_until_s(requests), self._events.now_s
+        for index in range(max(1, most)):
+            seconds, factor = self._times.draw_s(stride.shape_at(index))
+            end_s += seconds
+            stride.ends_s.append(end_s)
+            stride.seconds.append(seconds)
+            stride.factors.append(factor)
+            if end_s >= silent_s:
+                break
+        stride.stops = stops_of(stride, self.pool)
+        return stride
+
+    def _arm(self, stride: Stride) -> None:
+        """Schedule the next stop."""
+        stride.armed += 1
+        at_s = stride.ends_s[stride.stops[stride.num_stopped]]
+        self._events.at(at_s, partial(self._stop, stride, stride.armed))
+
+    def _stop(self, stride: Stride, number: int) -> None:
+        if self._stride is not stride or stride.armed != number:
+            return  # it was interrupted
+        index = stride.stops[stride.num_stopped]
+        if index < stride.last:
+            self._catch_up(stride, index + 1)
+            stride.num_stopped += 1
+            self._arm(stride)
+            return
+        self._catch_up(stride, index)
+        self._stride = None
+        self._end_step(stride.rows, stride.shape_at(index), stride.seconds[index])
+
+    def _catch_up(self, stride: Stride, num_steps: int) -> None:
+        """Do what the first `num_steps` steps do, and the plan of the one after them."""
+        assert self.world is not None
+        first = stride.num_done
+        if num_steps <= first:
+            return
+        stride.num_done = num_steps
+        queues, policy = self.core.queues, self._repeats
+        assert policy is not None
+        requests = [row.request for row in stride.rows]
+        for index in range(first, num_steps):
+            self._took(stride.shape_at(index), stride.seconds[index], stride.ends_s[index])
+            queues.preemptions.step_planned()
+            policy.repeated(queues, requests, stride.shape_at(index + 1).decode_context)
+        advance_rows(stride, num_steps - first, self.pool)
+        self.world.steps_skipped(requests, stride.ends_s[first:num_steps])
+
+    # ---- looks ---------------------------------------------------------------------------------
+
+    def check_idle(self) -> None:
+        """Assert that no request and no reference to a block is left."""
+        assert not self._is_stepping
+        assert self.core.num_requests == 0, f"{self.name}: requests were forgotten"
+        assert self.num_pinned_blocks == 0, f"{self.name}: KV that nobody will pull"
+        self.pool.check_integrity()
+        assert self.pool.num_free == self.pool.num_blocks, f"{self.name}: blocks were lost"
