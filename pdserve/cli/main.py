@@ -37,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     command: Command = arguments.command
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except PdserveError as error:
         message = " ".join(str(error).split())
         print(f"pdserve {arguments.name}: error: {message}", file=sys.stderr)

@@ -1,5 +1,7 @@
 """`pdserve config`: what it prints is a config file that says where each value is from."""
 
+import subprocess
+import sys
 import tomllib
 
 import msgspec
@@ -85,3 +87,13 @@ def test_what_would_be_refused_is_refused(capsys, tmp_path):
     assert main(["config", "up", f"--config={file}"]) == 2
     said = capsys.readouterr().err
     assert "there is no setting `engine.kv_memry`; did you mean `engine.kv_memory`?" in said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As `pdserve config | head -1`."""
+    command = [sys.executable, "-m", "pdserve.cli", "config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.close()
+        _, told = running.communicate(timeout=30)
+    assert (running.returncode, told) == (0, b"")
