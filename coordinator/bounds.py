@@ -26,7 +26,7 @@ from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
-from coordinator.stateful.store import MAX_BYTES, MAX_RESPONSES
+from coordinator.stateful.storage.store import MAX_BYTES, MAX_RESPONSES
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
 from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS

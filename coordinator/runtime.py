@@ -29,9 +29,9 @@ from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.shares import Shares
 from coordinator.stateful.again import go_on
-from coordinator.stateful.opening import open_store
 from coordinator.stateful.routes import add_stateful_routes
-from coordinator.stateful.store import STORE
+from coordinator.stateful.storage.opening import open_store
+from coordinator.stateful.storage.store import STORE
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from pdserve.addresses import format_address

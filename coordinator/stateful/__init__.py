@@ -2,9 +2,8 @@
 
 A call is a chat call in other words (`coordinator/api/responses`). `asked` reads the body and finds
 the conversation that it continues, `plan` has the chat planned, and `keeper` stores what comes of
-it. `store` keeps responses and conversations (`stored`) in bounded memory and, as `saved_entries`,
-in a `store_file`; `opening` says which. `again` generates background responses from their `order`
-whose coordinator ended before they did.
+it in `storage/`. `again` generates background responses from their orders whose coordinator ended
+before they did.
 
 `endpoint` answers over HTTP, `websocket` over a WebSocket (`socket_inbox`, `frame_count`);
 `background` generates a response independently of its client, and `follow` streams it to any

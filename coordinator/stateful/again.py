@@ -16,11 +16,11 @@ from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.server.errors import describe
 from coordinator.stateful.asked import asked_by
 from coordinator.stateful.background import BackgroundRun
-from coordinator.stateful.order import MAX_RUNS, Order
 from coordinator.stateful.plan import plan_response
-from coordinator.stateful.saved_entries import failure
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.stored import StoredResponse
+from coordinator.stateful.storage.order import MAX_RUNS, Order
+from coordinator.stateful.storage.saved_entries import failure
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.stored import StoredResponse
 from pdserve.errors import PdserveError, PermissionDenied
 
 _log = logging.getLogger(__name__)

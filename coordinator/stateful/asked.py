@@ -18,8 +18,8 @@ from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import ResponseRequest
-from coordinator.stateful.store import STORE, ResponseStore
-from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
+from coordinator.stateful.storage.store import STORE, ResponseStore
+from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import InvalidRequest
 
 FindResponse = Callable[[str], StoredResponse | None]  # response id |-> response

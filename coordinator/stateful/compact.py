@@ -24,8 +24,8 @@ from coordinator.api.responses.objects import CompactedResponse, response_usage
 from coordinator.api.responses.requests import CompactRequest
 from coordinator.api.server.callers import admit
 from coordinator.stateful.asked import asked_by
-from coordinator.stateful.store import STORE
-from coordinator.stateful.stored import RESPONSE_ID
+from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.stored import RESPONSE_ID
 from coordinator.text.parts import AnswerParts
 from pdserve.errors import InvalidRequest
 

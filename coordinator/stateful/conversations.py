@@ -18,8 +18,8 @@ from coordinator.api.responses.requests import (
     NewItems,
 )
 from coordinator.stateful.pages import check_include, page_of, whole_page
-from coordinator.stateful.store import STORE
-from coordinator.stateful.stored import CONVERSATION_ID, StoredConversation, items_bytes
+from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation, items_bytes
 
 
 async def create_conversation(request: web.Request) -> web.Response:

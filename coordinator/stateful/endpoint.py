@@ -20,7 +20,7 @@ from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
 from coordinator.stateful.follow import follow
 from coordinator.stateful.plan import Planned, as_fitted, plan_response
-from coordinator.stateful.store import STORE
+from coordinator.stateful.storage.store import STORE
 
 _JSON = "application/json"
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.stateful.stored import EventLog
+from coordinator.stateful.storage.stored import EventLog
 
 
 async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:

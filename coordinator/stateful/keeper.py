@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from coordinator.api.responses.items import Item, KeptItem
 from coordinator.api.responses.objects import Response
 from coordinator.stateful.asked import Asked
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.stored import (
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.stored import (
     RESPONSE_ID,
     EventLog,
     StoredConversation,

@@ -28,8 +28,8 @@ from coordinator.api.responses.requests import (
 from coordinator.api.responses.truncation import fitted
 from coordinator.stateful.asked import Asked
 from coordinator.stateful.keeper import make_keeper
-from coordinator.stateful.order import Order
-from coordinator.stateful.stored import RESPONSE_ID, StoredResponse
+from coordinator.stateful.storage.order import Order
+from coordinator.stateful.storage.stored import RESPONSE_ID, StoredResponse
 
 T = TypeVar("T")
 _TIERS = ("flex", "priority")  # tiers that have an effect

@@ -8,7 +8,7 @@ from coordinator.api.routes import add_routes, post
 from coordinator.stateful import conversations, endpoint, stored_responses
 from coordinator.stateful.compact import compact_conversation
 from coordinator.stateful.operations import OPERATIONS
-from coordinator.stateful.store import STORE, ResponseStore
+from coordinator.stateful.storage.store import STORE, ResponseStore
 from coordinator.stateful.websocket import respond_over_websocket
 
 _RESPONSE = (

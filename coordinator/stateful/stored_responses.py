@@ -11,8 +11,8 @@ from coordinator.api.context import TRACE
 from coordinator.api.responses.objects import DeletedResponse
 from coordinator.stateful.follow import follow
 from coordinator.stateful.pages import check_include, page_of, whole_number
-from coordinator.stateful.store import STORE
-from coordinator.stateful.stored import StoredResponse
+from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.stored import StoredResponse
 from pdserve.errors import InvalidRequest
 
 _JSON = "application/json"

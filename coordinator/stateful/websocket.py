@@ -29,8 +29,8 @@ from coordinator.stateful.asked import asked_by
 from coordinator.stateful.plan import Planned, plan_response
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
-from coordinator.stateful.store import STORE
-from coordinator.stateful.stored import StoredResponse
+from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.stored import StoredResponse
 from pdserve.errors import BuffersFull, ConnectionExpired, NodeDraining
 
 MAX_AGE_S = 3600.0  # maximum age of a connection

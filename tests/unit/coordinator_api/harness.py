@@ -16,7 +16,7 @@ from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.stateful.routes import add_stateful_routes
-from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
 from pdserve.slo import ServiceClasses

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coordinator.stateful.again import go_on
-from coordinator.stateful.order import MAX_RUNS
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.store_file import StoreFile
+from coordinator.stateful.storage.order import MAX_RUNS
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.store_file import StoreFile
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, waits_for
 from tests.unit.coordinator_api.harness import Harness, client_of, served
 

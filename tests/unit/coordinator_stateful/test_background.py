@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.storage.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
 from tests.unit.coordinator_api.fakes import (
     MODEL,

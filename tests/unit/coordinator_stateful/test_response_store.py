@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api.responses.items import CallOutputItem
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import ResponseNotFound
 
 

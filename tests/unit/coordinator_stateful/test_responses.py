@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.storage.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
 from tests.unit.coordinator_api.answer.test_tools import CALL
 from tests.unit.coordinator_api.fakes import (

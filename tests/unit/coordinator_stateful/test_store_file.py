@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.api.responses.items import CallOutputItem
-from coordinator.stateful.opening import open_store
-from coordinator.stateful.order import Order
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.store_file import VERSION, StoreFile
-from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
+from coordinator.stateful.storage.opening import open_store
+from coordinator.stateful.storage.order import Order
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.store_file import VERSION, StoreFile
+from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import ConfigError, ResponseNotFound, StoreUnavailable
 from tests.unit.coordinator_stateful.test_response_store import has
 
@@ -162,7 +162,7 @@ async def test_a_write_that_fails_is_told_and_made_up_for(
 async def test_two_coordinators_cannot_have_one_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.stateful.store_file._BUSY_S", 0.05)
+    monkeypatch.setattr("coordinator.stateful.storage.store_file._BUSY_S", 0.05)
     store = reopened(path)
     with pytest.raises(ConfigError, match=r"locked; name another file with `answers\.store`"):
         StoreFile(path)

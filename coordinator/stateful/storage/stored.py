@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.order import Order
+from coordinator.stateful.storage.order import Order
 from pdserve.errors import ItemNotFound
 
 RESPONSE_ID = "resp_{}"

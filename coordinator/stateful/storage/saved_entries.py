@@ -8,8 +8,8 @@ from copy import copy
 import msgspec
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.order import Order
-from coordinator.stateful.stored import EventLog, Stored, StoredConversation, StoredResponse
+from coordinator.stateful.storage.order import Order
+from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversation, StoredResponse
 
 
 class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):

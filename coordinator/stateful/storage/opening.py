@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.stateful.store import ResponseStore
-from coordinator.stateful.store_file import StoreFile
+from coordinator.stateful.storage.store import ResponseStore
+from coordinator.stateful.storage.store_file import StoreFile
 from pdserve.errors import ConfigError
 from pdserve.process.user_cache import state_folder
 from pdserve.settings.config import STORE_IN_MEMORY

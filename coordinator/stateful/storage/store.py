@@ -8,9 +8,14 @@ from collections import OrderedDict
 from aiohttp import web
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.saved_entries import decoded, encoder_of
-from coordinator.stateful.store_file import StoreFile
-from coordinator.stateful.stored import RESPONSE_ID, Stored, StoredConversation, StoredResponse
+from coordinator.stateful.storage.saved_entries import decoded, encoder_of
+from coordinator.stateful.storage.store_file import StoreFile
+from coordinator.stateful.storage.stored import (
+    RESPONSE_ID,
+    Stored,
+    StoredConversation,
+    StoredResponse,
+)
 from pdserve.errors import (
     ConversationNotFound,
     InvalidRequest,
