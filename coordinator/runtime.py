@@ -47,6 +47,7 @@ from pdserve.settings.config import CoordinatorConfig
 from pdserve.slo import AUTO, ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server
+from pdserve.wire.security import Security, check_exposure
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Coordinator:
             ConfigError: an address cannot be listened on.
         """
         config = self._config
+        check_exposure(config.security, config.nodes_host)
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
         beginning = asyncio.create_task(self._model.tokenizer.begin())
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
@@ -161,7 +163,7 @@ class Coordinator:
         service = CoordinatorService(
             self._registry, self._flow, self._model.model_id, welcome, timeouts
         )
-        nodes = Server(timeouts.liveness_s)
+        nodes = Server(timeouts.liveness_s, Security.of(config.security))
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
         return nodes
 

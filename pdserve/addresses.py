@@ -21,6 +21,14 @@ def loopback(host: str) -> str:
     return "::1" if ":" in host else "127.0.0.1"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or IP address, without brackets or port, is of this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def check_addresses(addresses: Sequence[str]) -> None:
     """Check that each can be dialled, and that none occurs twice.
 

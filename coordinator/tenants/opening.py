@@ -9,8 +9,8 @@ from coordinator.tenants.identity import OWNER
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Ledger
-from coordinator.tenants.loopback import is_loopback
 from coordinator.tenants.tenants import Tenants
+from pdserve.addresses import is_loopback
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.settings.api_key import API_KEY_VARIABLE

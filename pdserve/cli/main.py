@@ -72,6 +72,7 @@ def build_parser() -> FlagParser:
     _add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
     _add_role_flags(add("role", "move a node to the other pool", _role))
     _add_key_flags(add("key", "create an API key for a tenant", _key))
+    _add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -127,6 +128,27 @@ def _add_role_flags(parser: FlagParser) -> None:
 
 def _add_key_flags(parser: FlagParser) -> None:
     parser.add_argument("tenant", metavar="TENANT", help="name of the tenant in the key file")
+
+
+def _add_certs_flags(parser: FlagParser) -> None:
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="has, or gets, the CA; and a directory per role"
+    )
+    parser.add_argument(
+        "--role",
+        choices=["coordinator", "node"],
+        required=True,
+        help="what the certificate's owner may be",
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="name or IP address that the certificate is for too; may be repeated",
+    )
+    parser.add_argument(
+        "--days", type=int, default=90, help="how long it is valid (default: %(default)s)"
+    )
 
 
 def _add_usage_flags(parser: FlagParser) -> None:
@@ -228,6 +250,12 @@ def _key(arguments: argparse.Namespace) -> int:
     from pdserve.cli import key
 
     return key.run(arguments.tenant)
+
+
+def _certs(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import certs
+
+    return certs.run(arguments.directory, arguments.role, arguments.host, arguments.days)
 
 
 def _usage(arguments: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
 from pdserve.simulated_link import link_between, parse_link
+from pdserve.wire.security import Security
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ def make_parts(
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
     exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
     watch_transfers(metrics, exporter.statistics, puller.statistics)
-    sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
+    security = Security.of(config.security)
+    sessions = Sessions(
+        node_id, incarnation, identity, puller, clock, config.timeouts, security=security
+    )
     pool = BlockPool(
         memory.num_blocks,
         identity.layout.block_size,

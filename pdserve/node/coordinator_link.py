@@ -36,6 +36,7 @@ from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
 from pdserve.wire.patience import patience
+from pdserve.wire.security import OPEN, Security
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class CoordinatorLink:
         receiver: LegReceiver,
         timeouts: NodeTimeouts,
         on_attached: Callable[[CoordinatorLink], None] = _send_nothing,
+        security: Security = OPEN,
     ) -> None:
         self.address = address
         self._hello = hello
@@ -102,6 +104,7 @@ class CoordinatorLink:
         self._receiver = receiver
         self._timeouts = timeouts
         self._on_attached = on_attached
+        self._security = security
         self._outbox: Outbox | None = None  # None while not attached
         self._stream: Stream | None = None
         self._is_leaving = False
@@ -167,8 +170,9 @@ class CoordinatorLink:
             log.warning("coordinator %s did not read the last messages", self.address)
 
     async def _attach(self) -> None:
-        async with open_channel(self.address, self._timeouts.liveness_s) as channel:
-            stream = CoordinatorStub(channel).Attach()
+        liveness_s, security = self._timeouts.liveness_s, self._security
+        async with open_channel(self.address, liveness_s, security, "coordinator") as channel:
+            stream = CoordinatorStub(channel).Attach(metadata=security.metadata)
             async with patience(self._timeouts.connect_s):
                 await stream.write(FROM_NODE.wrap(self._hello()))
                 welcome = FROM_COORDINATOR.unwrap(await self._read(stream))
@@ -230,9 +234,9 @@ async def _raise_status(stream: Stream) -> None:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    return (
-        isinstance(error, grpc.aio.AioRpcError)
-        and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
     )
 
 

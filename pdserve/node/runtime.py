@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
-from pdserve.addresses import format_address
+from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
@@ -65,6 +65,7 @@ from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState,
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
+from pdserve.wire.security import Security, check_exposure
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     Raises:
         PdserveError: it cannot start; says why.
     """
+    check_exposure(config.security, config.host)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
@@ -133,7 +135,8 @@ class Node:
         self._model = model
         self._state = NodeState.LOADING
         self._sick_reason = ""
-        self._server = Server(config.timeouts.liveness_s)
+        self._security = Security.of(config.security)
+        self._server = Server(config.timeouts.liveness_s, self._security)
         self._memory = memory = make_kv_memory(config, role, model)
         self.loading = Loading(config, cores, model, memory)
         self._parts = parts = make_parts(
@@ -182,6 +185,8 @@ class Node:
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
         port = await self._server.start(host, config.port)
+        if config.security.tls_dir and not is_loopback(host):
+            log.warning("certificates protect gRPC; KV between machines is not encrypted")
         hello = self._hello(format_address(host, port), format_address(host, metrics_port))
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         for address in config.coordinators:
@@ -192,6 +197,7 @@ class Node:
                 self._services,
                 config.timeouts,
                 on_attached=self._attached,
+                security=self._security,
             )
             self._links.append(link)
             self._joining.append(asyncio.create_task(link.run()))

@@ -7,14 +7,16 @@ value; nothing here is ever assigned to.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.entry_points import Kind
-from pdserve.settings.flag_groups import COORDINATOR, NODE, Groups
+from pdserve.settings.flag_groups import COORDINATOR, NODE
+from pdserve.settings.security import SecurityConfig
+from pdserve.settings.struct import ConfigStruct as ConfigStruct
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
@@ -45,21 +47,7 @@ DECODE_POLICIES = Kind("decode policy", "pdserve.decode_policies", get_args(Deco
 ROUTERS = Kind("router", "pdserve.routers", get_args(RouterName))
 
 
-C = TypeVar("C", bound="ConfigStruct")
-
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
-
-
-class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
-
-    # The settings that are flags, in groups; None: all are, in a group for each section.
-    flag_groups: ClassVar[Groups | None] = None
-
-    def part(self, struct: type[C]) -> C:
-        """The fields that `struct`, a process's part of these settings, has too."""
-        names = struct.__struct_fields__
-        return struct(**{name: getattr(self, name) for name in names})
 
 
 class WeightsConfig(ConfigStruct, frozen=True):
@@ -333,6 +321,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
+    security: SecurityConfig = SecurityConfig()
     timeouts: NodeTimeouts = NodeTimeouts()
 
     def __post_init__(self) -> None:
@@ -412,7 +401,7 @@ class AccessConfig(ConfigStruct, frozen=True):
     cors_origins: Annotated[
         list[str],
         Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),
-    ] = []
+    ] = msgspec.field(default_factory=list)
     usage_db: Annotated[
         str, Meta(description="SQLite file to record usage in; empty: not recorded")
     ] = ""
@@ -441,6 +430,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
+    security: SecurityConfig = SecurityConfig()
     timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
 
     @property

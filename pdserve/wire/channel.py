@@ -8,6 +8,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
+from pdserve.wire.security import OPEN, Role, Security, role_name
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
 
@@ -39,9 +40,17 @@ def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def open_channel(address: str, liveness_s: float) -> grpc.aio.Channel:
-    """A plaintext channel to `host:port`, with short backoffs. The caller reconnects."""
-    options = [
+def open_channel(
+    address: str, liveness_s: float, security: Security = OPEN, peer: Role = "node"
+) -> grpc.aio.Channel:
+    """A channel to `host:port`, a process of role `peer`, with short backoffs.
+
+    The caller reconnects; with certificates, it then shows those that are in the files by then.
+
+    Raises:
+        ConfigError: a certificate or key cannot be read.
+    """
+    options: list[tuple[str, int | str]] = [
         *_COMMON,
         *_keepalive(liveness_s),
         ("grpc.use_local_subchannel_pool", 1),
@@ -49,15 +58,21 @@ def open_channel(address: str, liveness_s: float) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
+    credentials = security.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", role_name(peer)))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class Server:
     """A gRPC server with the standard health service, which first reports NOT_SERVING."""
 
-    def __init__(self, liveness_s: float) -> None:
+    def __init__(self, liveness_s: float, security: Security = OPEN) -> None:
+        self._security = security
         self.grpc = grpc.aio.server(
-            options=[*_COMMON, *_keepalive(liveness_s), ("grpc.so_reuseport", 0)]
+            interceptors=security.gate(),
+            options=[*_COMMON, *_keepalive(liveness_s), ("grpc.so_reuseport", 0)],
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -70,8 +85,12 @@ class Server:
         """
         await self.set_serving(False)
         address = format_address(host, port)
+        credentials = self._security.server_credentials()
         try:
-            bound = self.grpc.add_insecure_port(address)
+            if credentials is None:
+                bound = self.grpc.add_insecure_port(address)
+            else:
+                bound = self.grpc.add_secure_port(address, credentials)
         except RuntimeError as error:  # gRPC does not say which of the two
             raise ConfigError(
                 f"cannot listen on {address}: the port is in use, or the address is not one of "

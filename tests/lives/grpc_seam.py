@@ -21,7 +21,7 @@ class Channel:
         self._address = address
 
     def stream_stream(self, path: str, **_: Any) -> Callable[[], Connection]:
-        def call() -> Connection:
+        def call(**_: Any) -> Connection:
             connection = self._network.connect(self._address, path.rpartition("/")[2])
             self.calls.append(connection)
             return connection

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
-from coordinator.tenants.loopback import is_loopback
+from pdserve.addresses import is_loopback
 from pdserve.errors import PermissionDenied
 from pdserve.settings.api_key import API_KEY_VARIABLE
 

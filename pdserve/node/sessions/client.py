@@ -38,6 +38,7 @@ from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, Sender, running
 from pdserve.wire.patience import patience
+from pdserve.wire.security import OPEN, Security
 from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 
@@ -151,6 +152,7 @@ class Sessions:
         puller: Puller,
         clock: Clock,
         timeouts: NodeTimeouts,
+        security: Security = OPEN,
     ) -> None:
         self._node_id = node_id
         self._incarnation = incarnation
@@ -158,6 +160,7 @@ class Sessions:
         self._puller = puller
         self._clock = clock
         self._timeouts = timeouts
+        self._security = security
         self._opening: dict[str, asyncio.Future[Session]] = {}  # incarnation |-> session
         self._failed: dict[str, float] = {}  # incarnation |-> time, of the last `liveness_s`
         self._tasks: set[asyncio.Task[None]] = set()
@@ -233,8 +236,9 @@ class Sessions:
                 opening.result().lose(lost)
 
     async def _converse(self, peer: NodeAddress, opening: asyncio.Future[Session]) -> None:
-        async with open_channel(peer.session_address, self._timeouts.liveness_s) as channel:
-            stream = KvSessionStub(channel).Open()
+        liveness_s, security = self._timeouts.liveness_s, self._security
+        async with open_channel(peer.session_address, liveness_s, security) as channel:
+            stream = KvSessionStub(channel).Open(metadata=security.metadata)
             async with patience(self._timeouts.connect_s):
                 await stream.write(FROM_PULLER.wrap(self._hello(peer)))
                 welcome = FROM_EXPORTER.unwrap(await self._read(stream))

@@ -1,0 +1,223 @@
+"""Who may talk to whom between processes: certificates (mTLS), a join token, or neither.
+
+A certificate says what its owner is by a DNS name among its SANs, `coordinator.pdserve` or
+`node.pdserve`, and not where it is: nodes come and go at any address. So a client verifies that its
+server's certificate has the name of the role that it dialled, and a server that its client's has
+one of a node. A node's certificate cannot act as a coordinator.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import grpc
+import grpc.aio
+
+from pdserve.addresses import is_loopback
+from pdserve.errors import ConfigError
+from pdserve.settings.security import SecurityConfig
+
+log = logging.getLogger(__name__)
+
+Role = Literal["coordinator", "node"]
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager names them
+TOKEN_HEADER: Final = "pdserve-join-token"
+_LEAST_TOKEN = 16  # characters
+
+
+def role_name(role: Role) -> str:
+    """The DNS name that a certificate of this role has."""
+    return f"{role}.pdserve"
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a process shows to others, and asks of them. The default: nothing at all."""
+
+    tls_dir: Path | None = None
+    token: str = ""
+
+    @staticmethod
+    def of(config: SecurityConfig) -> Security:
+        """Read what the settings name.
+
+        Raises:
+            ConfigError: a file cannot be read or used; says which, and why.
+        """
+        tls_dir = Path(config.tls_dir) if config.tls_dir else None
+        token = _read_token(Path(config.join_token_file)) if config.join_token_file else ""
+        if tls_dir is not None:
+            _check_keys(tls_dir)
+        return Security(tls_dir, token)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What a call carries to be accepted."""
+        return ((TOKEN_HEADER, self.token),) if self.token else ()
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Credentials that ask for a certificate, and are read anew when the files change."""
+        if self.tls_dir is None:
+            return None
+        files = _ServerFiles(self.tls_dir)
+        first = files.configuration()
+        return grpc.dynamic_ssl_server_credentials(first, files.changed, True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """Credentials for one channel, from the files as they are now.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        if self.tls_dir is None:
+            return None
+        ca, certificate, key = _read_keys(self.tls_dir)
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def gate(self) -> list[grpc.aio.ServerInterceptor]:
+        """What refuses calls of those who may not make them."""
+        return [_Gate(self)] if self.token or self.tls_dir is not None else []
+
+
+OPEN: Final = Security()
+
+
+def check_exposure(config: SecurityConfig, host: str) -> None:
+    """Check that only those can attach who may, if others can reach `host`.
+
+    Raises:
+        ConfigError: there are neither certificates nor a join token; says what would be right.
+    """
+    if not (is_loopback(host) or config.tls_dir or config.join_token_file or config.insecure):
+        raise ConfigError(
+            f"anybody who reaches {host} could join the cluster and read its prompts: name "
+            "certificates (--set security.tls_dir=DIR, made by pdserve certs) or a shared secret "
+            "(--set security.join_token_file=FILE), or say --set security.insecure=true if only "
+            "trusted machines can reach it"
+        )
+
+
+class _ServerFiles:
+    """The files of a server's credentials, watched at every handshake."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen = _stamp(directory)
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        ca, certificate, key = _read_keys(self._directory)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new files, or None to go on with the ones in use."""
+        try:
+            stamp = _stamp(self._directory)
+            if stamp == self._seen:
+                return None
+            _check_keys(self._directory)  # they may have been written half: then the old ones stay
+            configuration = self.configuration()
+        except (ConfigError, OSError) as error:
+            log.error("the new certificates cannot be used, the old ones stay in use: %s", error)
+            return None
+        self._seen = stamp
+        log.info("certificates in %s reloaded", self._directory)
+        return configuration
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Refuses streams without the join token, or with a certificate that is not a node's."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """Guard what nodes call; health checks tell nothing and stay open."""
+        handler = await continuation(details)
+        if handler is None or handler.stream_stream is None:
+            return handler
+
+        async def guarded(requests: object, context: Any) -> None:
+            if refusal := self._refusal(context):
+                log.warning("refused %s: %s", context.peer(), refusal)
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+            await handler.stream_stream(requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(
+            guarded, handler.request_deserializer, handler.response_serializer
+        )
+
+    def _refusal(self, context: Any) -> str:
+        """Why a call may not be made; empty if it may."""
+        if self._security.tls_dir is not None:
+            names = context.auth_context().get("x509_subject_alternative_name", ())
+            if role_name("node").encode() not in names:
+                return (
+                    f"the certificate is for {_text(names)}, not for {role_name('node')}: use one "
+                    "made by pdserve certs --role node"
+                )
+        if not self._security.token:
+            return ""
+        shown = dict(context.invocation_metadata()).get(TOKEN_HEADER)
+        if shown is None:
+            return "no join token was shown: set security.join_token_file to the cluster's"
+        if not hmac.compare_digest(str(shown).encode(), self._security.token.encode()):
+            return "the join token is not the cluster's: compare security.join_token_file"
+        return ""
+
+
+def _text(names: Iterable[bytes]) -> str:
+    return ", ".join(name.decode(errors="replace") for name in names) or "nobody"
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the join token cannot be read: {error}") from error
+    if len(token) < _LEAST_TOKEN or not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            f"the join token in {path} must be at least {_LEAST_TOKEN} printable ASCII characters "
+            "in one line, such as those of: openssl rand -hex 32"
+        )
+    return token
+
+
+def _read_keys(directory: Path) -> tuple[bytes, bytes, bytes]:
+    try:
+        ca, certificate, key = (
+            (directory / name).read_bytes() for name in (CA_FILE, CERT_FILE, KEY_FILE)
+        )
+    except OSError as error:
+        raise ConfigError(f"a certificate or key cannot be read: {error}") from error
+    return ca, certificate, key
+
+
+def _check_keys(directory: Path) -> None:
+    """Check that the files are certificates, and that the key is the certificate's.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    _read_keys(directory)
+    try:
+        context = ssl.create_default_context(cafile=directory / CA_FILE)
+        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
+        ) from error
+
+
+def _stamp(directory: Path) -> tuple[tuple[int, int], ...]:
+    found = (path.stat() for path in (directory / n for n in (CA_FILE, CERT_FILE, KEY_FILE)))
+    return tuple((stat.st_mtime_ns, stat.st_ino) for stat in found)
