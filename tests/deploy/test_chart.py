@@ -31,8 +31,8 @@ VALUES: dict[str, Document] = {
     "five coordinators": {"coordinator": {"replicas": 5}},
     "other ports": {
         "coordinator": {"port": 80, "grpcPort": 9001},
-        "prefill": {"port": 9002, "metricsPort": 9003},
-        "decode": {"port": 9004, "metricsPort": 9005},
+        "prefill": {"port": 9002, "metricsPort": 9003, "kvPort": 9010},
+        "decode": {"port": 9004, "metricsPort": 9005, "kvPort": 9020},
     },
     "colocated": {"mode": "colocated", "decode": {"replicas": 4}},
     "adaptive": {"mode": "adaptive"},
@@ -154,21 +154,16 @@ def test_the_parts_find_each_other(chart: Renderer, name: str) -> None:
     coordinator = config_of("coordinator", parts["coordinator"])
     assert isinstance(coordinator, CoordinatorConfig)
     service = parts["coordinator"]["spec"]["serviceName"]
-    host = parts["coordinator"]["metadata"]["name"]
-    expected = [
-        f"{host}-{number}.{service}:{coordinator.grpc_port}"
-        for number in range(parts["coordinator"]["spec"]["replicas"])
-    ]
     (headless,) = (d for d in documents if d["spec" if "spec" in d else "data"].get("clusterIP"))
     assert headless["metadata"]["name"] == service
     assert headless["spec"]["publishNotReadyAddresses"], "without nodes none would ever be ready"
     for pool in ("prefill", "decode"):
         node = config_of(pool, parts[pool])
         assert isinstance(node, NodeConfig)
-        assert node.coordinators == expected
+        assert node.coordinators == [f"{service}:{coordinator.grpc_port}"], "a name for all"
         (container,) = pod_of(parts[pool])["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports == {"grpc": node.port, "metrics": node.metrics_port}
+        assert ports == {"grpc": node.port, "metrics": node.metrics_port, "kv": node.kv_port}
         assert container["readinessProbe"]["grpc"]["port"] == node.port
         assert node.host == "10.0.0.7"
 

@@ -28,16 +28,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
 {{- end -}}
 
-{{/* The gRPC addresses of all coordinators, by the names that their StatefulSet gives them. */}}
-{{- define "pdserve.coordinators" -}}
-{{- $name := include "pdserve.name" . -}}
-{{- $port := int .Values.coordinator.grpcPort -}}
-{{- range $i := until (int .Values.coordinator.replicas) -}}
-{{- if $i }},{{ end -}}
-{{ $name }}-coordinator-{{ $i }}.{{ $name }}-coordinators:{{ $port }}
-{{- end -}}
-{{- end -}}
-
 {{/* --set arguments of a map of settings. */}}
 {{- define "pdserve.settings" -}}
 {{- range $name, $value := . }}
