@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
-from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
+from pdserve.errors import AlreadyAttached, ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
@@ -66,9 +66,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             hello.layout.check()
             check_key(hello.introduction_key)
             self._check_id(hello)
+            self._check_way(hello)
             self._check_model(hello)
         except NodeIdTaken as error:  # the node logs it, and tries again soon
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
+        except AlreadyAttached as error:  # no fault, so nothing is logged
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
@@ -152,6 +155,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 f"a node with the id {hello.node_id!r} is attached already, at "
                 f"{member.hello.session_address}: give each node its own node_id (a restarted "
                 "node is let in as soon as its former process is gone)"
+            )
+
+    def _check_way(self, hello: NodeHello) -> None:
+        """Check that the node does not come by a second address of this coordinator.
+
+        Each stream would replace the other for ever. A stream that the node has given up is
+        replaced, also where its end has not been noticed here.
+
+        Raises:
+            AlreadyAttached: it is a member by a stream that it knows of.
+        """
+        member = self._registry.find(hello.node_id)
+        if member is not None and self._welcome.incarnation in hello.attached_to:
+            raise AlreadyAttached(
+                f"{hello.node_id} is attached to this coordinator already, by another of its "
+                "addresses: one is enough"
             )
 
     def _check_model(self, hello: NodeHello) -> None:

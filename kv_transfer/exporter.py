@@ -105,8 +105,11 @@ class Exporter:
         """The most blocks of one ticket; more KV takes several tickets."""
         return max_blocks(self.layout.num_kv_heads if self._with_checksums else 0)
 
-    async def start(self, host: str, advertised_host: str | None = None) -> None:
+    async def start(self, host: str, advertised_host: str = "", port: int = 0) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
+
+        The first TCP port is `port`, each kind of transport has its own from there on; for port 0
+        all are any free ones.
 
         The offer of a transport that this process cannot serve has a reason instead of an address.
         If this raises, also by cancellation, nothing is left running.
@@ -116,21 +119,24 @@ class Exporter:
         """
         try:
             for kind in self._kinds:
-                self.offers.append(await self._offer(kind, host, advertised_host or host))
+                self.offers.append(await self._offer(kind, host, advertised_host or host, port))
         except BaseException:
             await self.close()
             raise
         for offer in self.offers:
             log.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
 
-    async def _offer(self, kind: TransportKind, host: str, advertised_host: str) -> TransportOffer:
+    async def _offer(
+        self, kind: TransportKind, host: str, advertised_host: str, first_port: int
+    ) -> TransportOffer:
         obstacle = kind.obstacle(self.pool)
         if obstacle is not None:
             return TransportOffer(name=kind.name, unavailable=obstacle)
         server = kind.server(self)
         self._servers.append(server)
         try:
-            return await server.start(host, advertised_host)
+            port = first_port and first_port + kind.port_offset
+            return await server.start(host, advertised_host, port)
         except TransportUnavailable as error:
             return TransportOffer(name=kind.name, unavailable=error.message)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
 
+_HOST = re.compile(r"[^\s\[\]:/,]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # without a port
 _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|[^\s\[\]:/,]+):(\d{1,5})")
 
 
@@ -56,14 +57,20 @@ def _is_ipv6(in_brackets: str | None) -> bool:
     return True
 
 
-def check_own_host(host: str) -> None:
-    """Check that others can reach this process at `host`, which it tells them.
+def check_own_host(host: str, advertised: str) -> None:
+    """Check that others can reach this process at what it tells them: `advertised`, else `host`.
 
     Raises:
-        ValueError: it stands for every address of this machine.
+        ValueError: it stands for every address of this machine, or is no host.
     """
-    if host in ANY_HOST:
+    if advertised:
+        if advertised in ANY_HOST or not _HOST.fullmatch(advertised):
+            raise ValueError(
+                f'`advertise` is "{advertised}": write a name or an address without a port, '
+                "by which other nodes reach this one"
+            )
+    elif host in ANY_HOST:
         raise ValueError(
             f'`host` is "{host}", which is no address that other nodes can reach: name the one '
-            "that this machine has in their network"
+            "that this machine has in their network, as `host` or as `advertise`"
         )

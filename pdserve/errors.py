@@ -55,6 +55,7 @@
         ├── NodeDraining
         ├── NodeSick                 a node cannot compute any more; says why
         ├── NodeIdTaken              another process is attached under a node's id
+        ├── AlreadyAttached          a node comes by a second address of a coordinator
         ├── RoleRefused              a node cannot, or must not, change pools
         ├── StaleIncarnation         a message names an earlier incarnation of a process
         └── MalformedMessage         a peer violated the protocol
@@ -414,6 +415,12 @@ class NodeIdTaken(ClusterError):
     """A node cannot attach while another process is attached under its id."""
 
     code = "node_id_taken"
+
+
+class AlreadyAttached(ClusterError):
+    """A node comes by a second address of a coordinator to which it is attached."""
+
+    code = "already_attached"
 
 
 class RoleRefused(ClusterError):

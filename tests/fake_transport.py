@@ -59,7 +59,7 @@ class FakeServer:
         self._source = source
         self._endpoint = endpoint
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         """Cannot fail."""
         self._network.sources[self._endpoint] = self._source
         return TransportOffer(name="fake", endpoint=self._endpoint)

@@ -62,6 +62,7 @@ class TransportKind:
     idle: Callable[[KvPool], str | None] = lambda _: None
     # Nodes of one domain reach each other, as far as can be told without trying; "": all do.
     domain: Callable[[KvPool], str] = _everywhere
+    port_offset: int = 0  # its port is that far from the first one of all transports
 
     def obstacle(self, pool: KvPool) -> str | None:
         """Why this process cannot use it for this pool; None: it can."""
@@ -93,8 +94,16 @@ KINDS = (  # best first
         ucx_missing,
         _ucx_is_idle,
         _ucx_domain,
+        port_offset=2,
     ),
-    TransportKind("nccl", NcclServer, NcclTransport, frozenset({"cuda"}), cuda.nccl_missing),
+    TransportKind(
+        "nccl",
+        NcclServer,
+        NcclTransport,
+        frozenset({"cuda"}),
+        cuda.nccl_missing,
+        port_offset=1,
+    ),
     TransportKind("tcp", TcpServer, TcpTransport, frozenset({"cpu"})),
 )
 

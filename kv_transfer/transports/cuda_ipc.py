@@ -46,7 +46,7 @@ class CudaIpcServer:
         self._pool = device_pool(source.pool)
         self._share: PoolShare | None = None
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         """As TransportServer.start; both hosts are ignored."""
         pool = self._pool
         try:

@@ -81,8 +81,10 @@ class Source(Protocol):
 class TransportServer(Protocol):
     """The exporter's end. No input may crash or block the process."""
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         """Start serving, on `host` if the transport uses a network; returns the offer.
+
+        It listens on `port`, or on any free one for port 0.
 
         Raises:
             OSError: the address cannot be bound.

@@ -35,6 +35,7 @@ from kv_transfer.transports.frames import (
 )
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import resolve, wait_readable
+from pdserve.addresses import format_address
 from pdserve.errors import (
     AccessDenied,
     LayoutMismatch,
@@ -122,15 +123,15 @@ class PullServer:
         self._acceptor: Acceptor | None = None
         self._connections: dict[_Connection, None] = {}  # ordered: oldest first
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Listen on a free port of `host`."""
-        family, address = await resolve(host, 0)
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
+        """Listen on a port of `host`; 0: on any free one."""
+        family, address = await resolve(host, port)
         listener = socket.create_server(
             address, family=family, backlog=self._limits.max_connections
         )
         self._acceptor = Acceptor(listener, self._admit)
         port = listener.getsockname()[1]
-        return TransportOffer(name=self._name, endpoint=f"{advertised_host}:{port}")
+        return TransportOffer(name=self._name, endpoint=format_address(advertised_host, port))
 
     async def close(self) -> None:
         """End all connections, even in the middle of a pull."""

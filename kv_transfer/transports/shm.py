@@ -27,7 +27,7 @@ class ShmServer:
         pool = cpu_pool(source.pool)
         self._share = PoolShare(source, PoolDescription(pool.num_blocks, pool.block_bytes), pool.fd)
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         """As TransportServer.start; both hosts are ignored."""
         return TransportOffer(name="shm", endpoint=await self._share.start())
 

@@ -29,9 +29,9 @@ class TcpServer:
         self._threads = CopyThreads(num_threads, "kv-send")
         self._server = PullServer("tcp", source, self._open_payload, self._limits, self._threads)
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Listen on a free port of `host`."""
-        return await self._server.start(host, advertised_host)
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
+        """Listen on a port of `host`; 0: on any free one."""
+        return await self._server.start(host, advertised_host, port)
 
     async def close(self) -> None:
         """End all connections, even in the middle of a pull."""

@@ -105,6 +105,7 @@ class CoordinatorLink:
         self._timeouts = timeouts
         self._on_attached = on_attached
         self._security = security
+        self.coordinator = ""  # its incarnation, as it said last
         self._outbox: Outbox | None = None  # None while not attached
         self._stream: Stream | None = None
         self._is_leaving = False
@@ -181,6 +182,7 @@ class CoordinatorLink:
                     f"a coordinator sends Welcome first, not {type(welcome).__name__}"
                 )
             log.info("attached to coordinator %s (%s)", welcome.coordinator_id, self.address)
+            self.coordinator = welcome.incarnation
             self._stream = stream
             self._drain_seen.clear()
             self._outbox = outbox = Outbox()

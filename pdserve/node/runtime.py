@@ -28,6 +28,7 @@ from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
+from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
@@ -149,7 +150,7 @@ class Node:
         services.on_step(self._correct_perf)
         self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces))
         self._links: list[CoordinatorLink] = []
-        self._joining: list[asyncio.Task[None]] = []
+        self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)
         self._perf_feed = PerfFeed(self._links, parts.pull_costs, config.engine)
         if memory.kind != "private":  # otherwise no node could pull these blocks
@@ -180,27 +181,19 @@ class Node:
         if parts.tier is not None:
             parts.tier.start()
         try:
-            await parts.exporter.start(host)
+            await parts.exporter.start(host, config.advertise, config.kv_port)
             metrics_port = await self._metrics_server.start(host, config.metrics_port)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
+        reached = config.advertise or host
         port = await self._server.start(host, config.port)
-        if config.security.tls_dir and not is_loopback(host):
+        if config.security.tls_dir and not is_loopback(reached):
             log.warning("certificates protect gRPC; KV between machines is not encrypted")
-        hello = self._hello(format_address(host, port), format_address(host, metrics_port))
+        hello = self._hello(format_address(reached, port), format_address(reached, metrics_port))
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
-        for address in config.coordinators:
-            link = CoordinatorLink(
-                address,
-                lambda: replace(hello, role=self._services.role),
-                self._load_report,
-                self._services,
-                config.timeouts,
-                on_attached=self._attached,
-                security=self._security,
-            )
-            self._links.append(link)
-            self._joining.append(asyncio.create_task(link.run()))
+        self._coordinators = Coordinators(
+            self._links, config.coordinators, lambda address: self._make_link(address, hello)
+        )
 
     async def load(self) -> ModelRunner:
         """Load the weights and profile steps, in the thread that will compute them.
@@ -262,10 +255,10 @@ class Node:
         log.error("%s is sick: %s", self._parts.node_id, sick, exc_info=sick.__cause__)
         self._sick_reason = " ".join(sick.message.split())[:MOST_REASON]
         await self._enter(NodeState.SICK)
-        await asyncio.gather(*(link.leave() for link in self._links))
-        await self._server.stop(grace_s=0.0)
-        if self._joining:  # the coordinators have read it all when they close the streams
-            await asyncio.wait(self._joining, timeout=LEAVE_S)
+        if self._coordinators is not None:
+            await self._coordinators.leave()
+            await self._server.stop(grace_s=0.0)
+            await self._coordinators.wait_left(LEAVE_S)
         role = self._services.role.name.lower()
         sys.stderr.write(f"pdserve {role}: error: {self._sick_reason}\n")
         sys.stderr.flush()
@@ -280,12 +273,12 @@ class Node:
     async def close(self) -> None:
         """Stop everything. Peers see their streams end."""
         await self._services.close()
-        await asyncio.gather(*(link.leave() for link in self._links))
+        if self._coordinators is not None:
+            await self._coordinators.leave()
         await self._server.stop(grace_s=0.1)
         await self._metrics_server.close()
-        _, pending = await asyncio.wait(self._joining, timeout=1.0) if self._joining else ((), ())
-        for task in pending:
-            task.cancel()
+        if self._coordinators is not None:
+            await self._coordinators.wait_left(LEAVE_S)
         await self._prefixes.close()
         if self._parts.tier is not None:
             await self._parts.tier.close()
@@ -311,6 +304,21 @@ class Node:
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
             transports=self._parts.exporter.reaches,
+        )
+
+    def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:
+        def say_hello() -> NodeHello:
+            attached_to = [link.coordinator for link in self._links if link.is_attached]
+            return replace(hello, role=self._services.role, attached_to=attached_to)
+
+        return CoordinatorLink(
+            address,
+            say_hello,
+            self._load_report,
+            self._services,
+            self._config.timeouts,
+            on_attached=self._attached,
+            security=self._security,
         )
 
     def _load_report(self) -> LoadReport:

@@ -79,6 +79,7 @@ class NodeHello(Message, frozen=True):
     introduction_key: bytes = b""  # with which coordinators vouch for pullers; a secret
     prefill_refusal: str = ""  # why the node can never be a prefill node; empty: it can
     transports: list[TransportReach] = []  # over which its KV can move, to it and from it
+    attached_to: list[str] = []  # incarnations of coordinators, over other streams
 
 
 class Welcome(Message, frozen=True):

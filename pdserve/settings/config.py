@@ -26,6 +26,7 @@ Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
 Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
 Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
 Port = Annotated[int, Meta(ge=0, le=65535)]
+KvPort = Annotated[int, Meta(ge=0, le=65533)]  # the first of three
 Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated", "adaptive"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
@@ -300,13 +301,13 @@ class NodeConfig(ConfigStruct, frozen=True):
     node_id: Annotated[
         str, Meta(description="unique name (default: the role and a random number)")
     ] = ""
-    host: Annotated[str, Meta(description="address to listen on, which peers can reach")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, Meta(description="address to listen on, for peers")] = "127.0.0.1"
+    advertise: Annotated[str, Meta(description="name or address to tell peers; empty: host")] = ""
     port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 0
+    kv_port: Annotated[KvPort, Meta(description="KV port: tcp, +1 nccl, +2 ucx; 0: any")] = 0
     metrics_port: Annotated[Port, Meta(description="HTTP port of /metrics; 0: any free port")] = 0
     coordinators: Annotated[
-        list[str], Meta(min_length=1, description="gRPC host:port of every coordinator")
+        list[str], Meta(min_length=1, description="gRPC host:port of coordinators or a name of all")
     ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
     transports: Annotated[
         list[TransportName],
@@ -326,7 +327,7 @@ class NodeConfig(ConfigStruct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
-        check_own_host(self.host)
+        check_own_host(self.host, self.advertise)
         check_addresses(self.coordinators)
 
 

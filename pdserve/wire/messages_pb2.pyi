@@ -290,7 +290,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +305,7 @@ class NodeHello(_message.Message):
     INTRODUCTION_KEY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_TO_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -319,7 +320,8 @@ class NodeHello(_message.Message):
     introduction_key: bytes
     prefill_refusal: str
     transports: _containers.RepeatedCompositeFieldContainer[TransportReach]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ...) -> None: ...
+    attached_to: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason")

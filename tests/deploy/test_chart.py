@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -31,8 +33,8 @@ VALUES: dict[str, Document] = {
     "five coordinators": {"coordinator": {"replicas": 5}},
     "other ports": {
         "coordinator": {"port": 80, "grpcPort": 9001},
-        "prefill": {"port": 9002, "metricsPort": 9003},
-        "decode": {"port": 9004, "metricsPort": 9005},
+        "prefill": {"port": 9002, "metricsPort": 9003, "kvPort": 9010},
+        "decode": {"port": 9004, "metricsPort": 9005, "kvPort": 9020},
     },
     "colocated": {"mode": "colocated", "decode": {"replicas": 4}},
     "adaptive": {"mode": "adaptive"},
@@ -50,6 +52,7 @@ VALUES: dict[str, Document] = {
     "a cache that is there": {"model": {"name": "/models/m", "cache": {"existingClaim": "models"}}},
     "tenants": {"auth": {"keyFileSecret": "tenants"}},
     "a key of one's own": {"auth": {"apiKeySecret": "key"}},
+    "a join token of one's own": {"auth": {"joinTokenSecret": "join"}},
     "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
     "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
     "settings": {
@@ -154,21 +157,16 @@ def test_the_parts_find_each_other(chart: Renderer, name: str) -> None:
     coordinator = config_of("coordinator", parts["coordinator"])
     assert isinstance(coordinator, CoordinatorConfig)
     service = parts["coordinator"]["spec"]["serviceName"]
-    host = parts["coordinator"]["metadata"]["name"]
-    expected = [
-        f"{host}-{number}.{service}:{coordinator.grpc_port}"
-        for number in range(parts["coordinator"]["spec"]["replicas"])
-    ]
     (headless,) = (d for d in documents if d["spec" if "spec" in d else "data"].get("clusterIP"))
     assert headless["metadata"]["name"] == service
     assert headless["spec"]["publishNotReadyAddresses"], "without nodes none would ever be ready"
     for pool in ("prefill", "decode"):
         node = config_of(pool, parts[pool])
         assert isinstance(node, NodeConfig)
-        assert node.coordinators == expected
+        assert node.coordinators == [f"{service}:{coordinator.grpc_port}"], "a name for all"
         (container,) = pod_of(parts[pool])["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports == {"grpc": node.port, "metrics": node.metrics_port}
+        assert ports == {"grpc": node.port, "metrics": node.metrics_port, "kv": node.kv_port}
         assert container["readinessProbe"]["grpc"]["port"] == node.port
         assert node.host == "10.0.0.7"
 
@@ -226,6 +224,20 @@ def test_only_nodes_reach_what_is_not_for_clients(chart: Renderer) -> None:
     assert public["from"] == VALUES["known clients"]["networkPolicy"]["clients"]
     assert internal["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "test"
     assert internal["ports"][0]["port"] == 8001
+
+
+def test_nodes_join_with_the_token_that_coordinators_want(chart: Renderer) -> None:
+    documents = chart.render()
+    (secret,) = (d for d in documents if d["metadata"]["name"] == "test-join-token")
+    assert len(base64.b64decode(secret["data"]["token"])) == 40
+    for part, document in workloads(documents).items():
+        token = Path(config_of(part, document).security.join_token_file)
+        volumes = {volume["name"]: volume for volume in pod_of(document)["volumes"]}
+        (container,) = pod_of(document)["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        mounted = volumes[mounts[str(token.parent)]]
+        assert mounted["secret"]["secretName"] == "test-join-token"
+        assert token.name in secret["data"]
 
 
 def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> None:

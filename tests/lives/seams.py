@@ -15,7 +15,7 @@ from unittest.mock import patch
 import kv_transfer.puller
 from pdserve.clock import SystemClock
 from pdserve.engine import engine
-from pdserve.node import assembly, coordinator_link, engine_watch, runtime
+from pdserve.node import assembly, coordinator_link, coordinators, engine_watch, runtime
 from pdserve.node.sessions import client
 from tests.lives.grpc_seam import Server, open_channel
 from tests.lives.loop import PROCESS
@@ -53,6 +53,10 @@ class _InlineThreads:
         """There are no threads."""
 
 
+async def _look_up(address: str) -> list[str]:
+    return [address]
+
+
 class _NoMetricsServer:
     def __init__(self, exposition: object) -> None:
         pass
@@ -74,6 +78,7 @@ def seams(network: Network, pulls: Pulls, random: Random) -> Iterator[None]:
         (kv_transfer.puller, "time", SimpleNamespace(perf_counter=_now)),
         (kv_transfer.puller, "CopyThreads", _InlineThreads),
         (coordinator_link, "open_channel", lambda address, *_: open_channel(network, address)),
+        (coordinators, "look_up", _look_up),
         (client, "open_channel", lambda address, *_: open_channel(network, address)),
         (engine, "StepThread", LifeThread),
         (assembly, "choose_kinds", lambda names, pool: [pulls.kind()]),

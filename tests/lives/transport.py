@@ -52,7 +52,7 @@ class _Server:
         self._pulls = pulls
         self._source = source
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         process = PROCESS.get()
         assert process is not None
         self._pulls.sources[self._source.name] = process, self._source

@@ -22,7 +22,8 @@ def test_an_ipv6_host_is_put_in_brackets() -> None:
 def test_sound_addresses_are_accepted() -> None:
     check_addresses(SOUND)
     for host in ("127.0.0.1", "::1", "node-1"):
-        check_own_host(host)
+        check_own_host(host, "")
+        check_own_host("0.0.0.0", advertised=host)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,8 @@ def test_what_cannot_be_dialled_is_refused_with_an_example(address: str) -> None
         ({"coordinators": ["host:80", "host:80"]}, '"host:80" is given twice'),
         ({"host": "0.0.0.0"}, "no address that other nodes can reach"),
         ({"host": "::"}, "no address that other nodes can reach"),
+        ({"advertise": "0.0.0.0"}, "write a name or an address without a port"),
+        ({"advertise": "node-7:1"}, "write a name or an address without a port"),
     ],
 )
 def test_a_node_config_with_such_an_address_is_refused(

@@ -47,9 +47,12 @@ class NcclServer:
         self._endings = Endings()
         self._server = PullServer("nccl", source, self._open_payload, limits, self._threads)
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Listen on a free port of `host`; the offer's metadata is the GPU's PCI address."""
-        offer = await self._server.start(host, advertised_host)
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
+        """Listen on a port of `host`; 0: on any free one.
+
+        The offer's metadata is the GPU's PCI address.
+        """
+        offer = await self._server.start(host, advertised_host, port)
         return msgspec.structs.replace(offer, metadata=self._driver.bus_id.encode())
 
     async def close(self) -> None:

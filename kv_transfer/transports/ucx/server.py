@@ -24,6 +24,7 @@ from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import receive_exactly, resolve, wait_readable
 from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
+from pdserve.addresses import format_address
 from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import TransportOffer
 
@@ -49,16 +50,16 @@ class UcxServer:
         self._num_connecting = 0
         self._polling: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Register the pool, and listen for control connections on a free port of `host`."""
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
+        """Register the pool, and listen for control connections on a port of `host`; 0: any."""
         offer = await self._on_thread(self._register)
-        family, address = await resolve(host, 0)
+        family, address = await resolve(host, port)
         listener = socket.create_server(address, family=family, backlog=_MAX_PULLERS)
         self._acceptor = Acceptor(listener, self._admit)
         port = listener.getsockname()[1]
         return TransportOffer(
             name="ucx",
-            endpoint=f"{advertised_host}:{port}",
+            endpoint=format_address(advertised_host, port),
             metadata=msgspec.msgpack.encode(offer),
         )
 

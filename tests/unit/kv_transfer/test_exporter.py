@@ -171,6 +171,21 @@ def test_a_pool_must_have_the_layouts_blocks() -> None:
     pool.close()
 
 
+async def test_it_listens_on_the_ports_that_it_is_given() -> None:
+    pool = make_pool(SMALL, 8)
+    kinds = choose_kinds(["shm", "tcp"], pool)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = Exporter("p0", "life-1", IDENTITY, pool, ManualClock(), kinds)
+        with pytest.raises(OSError, match="in use"):
+            await taken.start("127.0.0.1", port=port)
+    exporter = Exporter("p0", "life-1", IDENTITY, pool, ManualClock(), kinds)
+    await exporter.start("127.0.0.1", "fd00::7", port)
+    assert exporter.welcome().offers[1].endpoint == f"[fd00::7]:{port}"
+    await exporter.close()
+    pool.close()
+
+
 async def test_offers_exist_while_it_is_started() -> None:
     pool = make_pool(SMALL, 8)
     kinds = choose_kinds(["shm", "tcp"], pool)
@@ -208,7 +223,7 @@ class Server:
         self._error = error
         self.num_closes = 0
 
-    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+    async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         if self._hangs:
             await asyncio.Event().wait()
         return TransportOffer(name="s")

@@ -64,13 +64,13 @@ def hello(node_id: str = "d", **changes: object) -> NodeHello:
 class Coordinator:
     """The gRPC half of a coordinator."""
 
-    def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, timeouts: Timeouts = TIMEOUTS, incarnation: str = "1") -> None:
         self.registry = Registry()
         router = Router(self.registry, "colocated")
         admission = Admission(WaitingLine[RunningRequest](8))
         self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
-        welcome = Welcome(coordinator_id="c", incarnation="1")
+        welcome = Welcome(coordinator_id="c", incarnation=incarnation)
         service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
         self.port = 0

@@ -24,18 +24,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.auth.apiKeySecret | default (printf "%s-api-key" (include "pdserve.name" .)) -}}
 {{- end -}}
 
-{{- define "pdserve.modelClaim" -}}
-{{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
+{{/* Secret with what nodes show to join. */}}
+{{- define "pdserve.joinTokenSecret" -}}
+{{- .Values.auth.joinTokenSecret | default (printf "%s-join-token" (include "pdserve.name" .)) -}}
 {{- end -}}
 
-{{/* The gRPC addresses of all coordinators, by the names that their StatefulSet gives them. */}}
-{{- define "pdserve.coordinators" -}}
-{{- $name := include "pdserve.name" . -}}
-{{- $port := int .Values.coordinator.grpcPort -}}
-{{- range $i := until (int .Values.coordinator.replicas) -}}
-{{- if $i }},{{ end -}}
-{{ $name }}-coordinator-{{ $i }}.{{ $name }}-coordinators:{{ $port }}
-{{- end -}}
+{{- define "pdserve.modelClaim" -}}
+{{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
 {{- end -}}
 
 {{/* --set arguments of a map of settings. */}}
@@ -113,6 +108,8 @@ affinity:
   emptyDir: {}
 - name: cache
   emptyDir: {}
+- name: join
+  secret: { secretName: {{ include "pdserve.joinTokenSecret" . }} }
 - name: models
 {{- if or .Values.model.cache.size .Values.model.cache.existingClaim }}
   persistentVolumeClaim: { claimName: {{ include "pdserve.modelClaim" . }} }
@@ -125,4 +122,5 @@ affinity:
 - { name: tmp, mountPath: /tmp }
 - { name: cache, mountPath: /cache }
 - { name: models, mountPath: /models }
+- { name: join, mountPath: /etc/pdserve/join, readOnly: true }
 {{- end -}}
