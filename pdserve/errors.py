@@ -186,11 +186,7 @@ class StoreUnavailable(CapacityError):
 
 
 class Overloaded(CapacityError):
-    """Refused before any work was done, because it could not be served in time.
-
-    `retry_after_s` is when a retry is predicted to succeed; 0 if that is unknown, infinite if none
-    ever will.
-    """
+    """Refused before any work was done; `retry_after_s`: 0 if unknown, infinite if hopeless."""
 
     code = "overloaded"
 
