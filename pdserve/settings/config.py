@@ -387,6 +387,9 @@ class AccessConfig(ConfigStruct, frozen=True):
         list[str],
         Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),
     ] = []
+    page: Annotated[
+        bool, Meta(description="serve a page at / that shows the cluster to operators")
+    ] = True
     usage_db: Annotated[
         str, Meta(description="SQLite file to record usage in; empty: not recorded")
     ] = ""
