@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from coordinator.api.observer import RequestSummary
 from coordinator.attainment import attainment
 from pdserve.metrics import CoordinatorMetrics
@@ -11,8 +13,14 @@ from pdserve.protocol import Slo
 class MetricsObserver:
     """A `coordinator.api.observer.Observer` that records to Prometheus metrics."""
 
-    def __init__(self, metrics: CoordinatorMetrics) -> None:
+    def __init__(
+        self,
+        metrics: CoordinatorMetrics,
+        on_finished: Sequence[Callable[[RequestSummary], None]] = (),
+    ) -> None:
+        """Each of `on_finished` is told of each call, too."""
         self._metrics = metrics
+        self._on_finished = on_finished
 
     def first_token(self, ttft_s: float) -> None:
         """Record the TTFT."""
@@ -32,6 +40,8 @@ class MetricsObserver:
             self._metrics.tpot.observe(summary.tpot_s)
         if summary.slo is not None:
             self._observe_class(summary, summary.slo)
+        for told in self._on_finished:
+            told(summary)
 
     def _observe_class(self, summary: RequestSummary, slo: Slo) -> None:
         """Record attainment, TTFT and TPOT by class."""

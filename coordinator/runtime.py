@@ -18,6 +18,10 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.measured_promises import MeasuredPromises
+from coordinator.page.history import History
+from coordinator.page.live import Live
+from coordinator.page.routes import add_page_routes
+from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, rebalance
@@ -68,6 +72,7 @@ class Coordinator:
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
+        self._history = History()
         line = WaitingLine[RunningRequest](config.routing.max_waiting)
         admission = Admission(
             line,
@@ -89,7 +94,9 @@ class Coordinator:
             model=model.name,
             request_s=config.timeouts.request_s,
             resume_s=config.timeouts.resume_s,
+            on_ended=self._history.journey_ended,
         )
+        self._live = Live(self._flow.status, self._history)
         self._loads = PoolLoads(
             self._registry,
             admission,
@@ -97,6 +104,7 @@ class Coordinator:
             SystemClock(),
         )
         self._loads.watch(self._metrics)
+        self._drains = Drains(self._registry, config.mode)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)
         self._ready = asyncio.Event()  # once a request could be served
         self._registry.on_changed(self._look_ready)
@@ -123,7 +131,7 @@ class Coordinator:
             freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
-                async with self._rebalancing():
+                async with self._rebalancing(), self._live.running():
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                     await signals.drain.wait()
@@ -142,7 +150,7 @@ class Coordinator:
             self._model.tokenizer,
             [self._model.name],
             config=_api_config(self._config),
-            observer=MetricsObserver(self._metrics),
+            observer=MetricsObserver(self._metrics, [self._history.call_ended]),
             metrics=Exposition(self._metrics.pieces).text,
             classes=classes,
             tenants=tenants,
@@ -150,7 +158,9 @@ class Coordinator:
         )
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
-        add_admin_routes(app, self._changes)
+        add_admin_routes(app, self._changes, self._drains)
+        if config.access.page:
+            add_page_routes(app, self._live)
         return app
 
     def _make_node_server(self) -> Server:

@@ -1,4 +1,4 @@
-"""Endpoints that change the cluster: POST /admin/role sets a node's role."""
+"""Endpoints that change the cluster: a node's role, and whether it goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
+from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 
 _CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)
+_DRAINS = web.AppKey("DRAINS", Drains)
 
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,19 @@ class RoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool  # False: the node already had that role
 
 
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /admin/drain."""
+
+    node: str
+    force: bool = False  # even if this leaves the node's pool empty
+
+
+class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to POST /admin/drain: the node was told, and says so in its next report."""
+
+    node: str
+
+
 _CHANGE_ROLE = Operation(
     method="post",
     tag="Cluster",
@@ -49,10 +64,31 @@ _CHANGE_ROLE = Operation(
 )
 
 
-def add_admin_routes(app: web.Application, changes: RoleChanges) -> None:
-    """Add the endpoint that changes roles. If API keys are in use, only operators may call it."""
-    app[_CHANGES] = changes
-    add_routes(app, [post("/admin/role", change_role)], [_CHANGE_ROLE])
+_DRAIN = Operation(
+    method="post",
+    tag="Cluster",
+    path="/admin/drain",
+    name="drainNode",
+    summary="Have a node finish what it runs, or move it elsewhere, and end.",
+    body=DrainRequest,
+    examples=({"node": "decode-0"},),
+    answer=DrainAnswer,
+    errors=(400, 401, 403, 404, 408, 409, 413, 415, 417, 503),
+)
+
+
+def add_admin_routes(app: web.Application, changes: RoleChanges, drains: Drains) -> None:
+    """Add what changes the cluster. If API keys are in use, only operators may call it."""
+    app[_CHANGES], app[_DRAINS] = changes, drains
+    routes = [post("/admin/role", change_role), post("/admin/drain", drain_node)]
+    add_routes(app, routes, [_CHANGE_ROLE, _DRAIN])
+
+
+async def drain_node(request: web.Request) -> web.Response:
+    """POST /admin/drain: answer once the node has been told."""
+    body = await read_request(request, DrainRequest, request.app[CONTEXT].config)
+    request.app[_DRAINS].order(body.node, force=body.force)
+    return json_answer(DrainAnswer(node=body.node))
 
 
 async def change_role(request: web.Request) -> web.Response:

@@ -114,7 +114,9 @@ class Dispatcher:
 
         The siblings are sent again with it.
         """
+        now_s = self._clock.now()
         for answer in (running, *running.depending):
+            answer.journey.interrupted(reason, now_s)
             del self.by_leg[answer.request.request_id]
             self._admission.interrupted(answer.request_id)
             answer.interrupt(reason)
@@ -126,3 +128,9 @@ class Dispatcher:
         if running.request_id not in self._admission:  # else it is still the same request
             self._admission.dispatched(running.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()
+        running.journey.sent(
+            placement.prefill.node_id if placement.prefill else "",
+            placement.decode.node_id if placement.decode else "",
+            now_s,
+            is_resumed=running.has_token_one,
+        )

@@ -8,7 +8,7 @@ decides whether both legs are sent at once (`dispatcher`), the request waits in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from coordinator.admission import Admission, Admit, Refuse
@@ -21,6 +21,7 @@ from coordinator.requests.claims import Claims
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
+from coordinator.requests.journey import Journey
 from coordinator.requests.leg_errors import error_of, is_of_the_request
 from coordinator.requests.line_keeper import LineKeeper
 from coordinator.requests.moves import Moves
@@ -66,7 +67,9 @@ class Flow:
         request_s: float,
         resume_s: float,
         clock: Clock | None = None,
+        on_ended: Callable[[Journey], None] = lambda journey: None,
     ) -> None:
+        """`on_ended` gets the journey of each request that has ended."""
         self._registry = registry
         self._router = router
         self._admission = admission
@@ -74,6 +77,7 @@ class Flow:
         self._model = model
         self._request_s = request_s
         self._clock = clock or SystemClock()
+        self._on_ended = on_ended
         self._running: dict[str, RunningRequest] = {}
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
@@ -212,6 +216,7 @@ class Flow:
             num_tokens += len(event.token_ids)
             if event.times is not None:
                 self._observe_times(event.times, running.dispatch, sender)
+                running.journey.reported(event.times, sender.node_id)
             running.deliver(event, sender)
         self._metrics.output_tokens.inc(num_tokens)
 
@@ -263,6 +268,7 @@ class Flow:
         self, event: TokenEvent, running: RunningRequest, dispatch: Dispatch, sender: Member
     ) -> None:
         """Handle token 1, before it is delivered: its prompt's siblings can begin now."""
+        running.journey.token_one(event.cached_tokens, self._clock.now())
         for sibling in running.siblings_to_begin:
             try:
                 self._dispatcher.follow(sibling, dispatch.slo)
@@ -279,8 +285,11 @@ class Flow:
         self._claims.ended(running)
         self._admission.line.leave(request_id)
         num_tokens = running.num_tokens if by_itself else 0
-        self._admission.ended(request_id, self._clock.now(), num_tokens)
+        now_s = self._clock.now()
+        self._admission.ended(request_id, now_s, num_tokens)
         self._line_keeper.look()
+        running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
+        self._on_ended(running.journey)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
         if dispatch.prefill is sender or dispatch.prefill is None:

@@ -23,6 +23,7 @@ from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member
+from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
@@ -90,6 +91,13 @@ class RunningRequest:
         if self._life:
             self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
         self.prompt = prompt  # kept: a waiting request is placed repeatedly
+        self.journey = Journey(
+            request.request_id,
+            request.slo.name,
+            len(request.token_ids),
+            started_s - request.waited_s,
+            started_s,
+        )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
@@ -233,6 +241,7 @@ class RunningRequest:
         if self._has_ended:
             return
         self._showing.show(error)
+        self.journey.error = error.code
         if self.dispatch is not None:
             self._tell_nodes(self.dispatch, error.message)
         self._leave(by_itself=False)

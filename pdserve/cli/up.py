@@ -30,7 +30,7 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     cluster = Cluster(config, on_line=screen.line, command=command)
     signals = StopSignals()
     try:
-        if not await finishes_before(signals.drain, _start(cluster, screen)):
+        if not await finishes_before(signals.drain, _start(cluster, screen, config)):
             return FORCED
         await finishes_before(signals.drain, Restarts(cluster, screen.say).run())
         screen.say(f"stopping, for {config.timeouts.drain_s:g} s at most; Ctrl-C kills")
@@ -45,13 +45,14 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     return FAILED if bad_ends else OK
 
 
-async def _start(cluster: Cluster, screen: UpScreen) -> None:
+async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> None:
     await cluster.spawn()
     if cluster.crowding:
         screen.say(cluster.crowding)
     with screen.loading(cluster.node_names) as bars:
         await cluster.wait_ready(bars.show)
-    print(invitation(cluster.url, await cluster.status()), flush=True)
+    status = await cluster.status()
+    print(invitation(cluster.url, status, has_page=config.access.page), flush=True)
 
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:

@@ -83,8 +83,8 @@ class LoadingBars:
                 self._console.print(f"{name:<{_NAME_WIDTH}}| ready", highlight=False)
 
 
-def invitation(url: str, status: ClusterStatus) -> str:
-    """The cluster's address, and an example request."""
+def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> str:
+    """The cluster's address, that of its page, and an example request."""
     body = json.dumps(
         {
             "model": status.model,
@@ -93,8 +93,9 @@ def invitation(url: str, status: ClusterStatus) -> str:
             "stream": True,
         }
     )
+    page = f", watch it at {url}/" if has_page else ""
     return (
-        f"{status.model} is served at {url} ({status.mode}); try\n\n"
+        f"{status.model} is served at {url} ({status.mode}){page}; try\n\n"
         f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}\n"
     )

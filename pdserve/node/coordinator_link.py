@@ -20,6 +20,7 @@ from pdserve.protocol import (
     CancelLeg,
     Claim,
     DecodeLeg,
+    Drain,
     DrainSeen,
     LoadReport,
     NodeHello,
@@ -70,6 +71,10 @@ class LegReceiver(Protocol):
 
     def set_role(self, role: NodeRole) -> None:
         """Change to this pool if that is possible; legs in progress are finished."""
+        ...
+
+    def drain(self) -> None:
+        """Begin to drain, as after SIGTERM."""
         ...
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
@@ -217,6 +222,8 @@ class CoordinatorLink:
                 self._receiver.claim(message, self)
             case SetRole(role=role):
                 self._receiver.set_role(role)
+            case Drain():
+                self._receiver.drain()
             case DrainSeen():
                 self._drain_seen.set()
             case other:

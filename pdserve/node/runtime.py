@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -104,7 +105,7 @@ async def _live(
     make: ServiceFactories,
 ) -> None:
     signals = StopSignals()
-    node = Node(config, role, cores, model, tier_blocks, make)
+    node = Node(config, role, cores, model, tier_blocks, make, on_drain=signals.drain.set)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -131,6 +132,8 @@ class Node:
         model: NodeModel,
         tier_blocks: FileBlocks | None,
         make: ServiceFactories,
+        *,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._model = model
@@ -144,7 +147,12 @@ class Node:
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
         self._services = services = Services(
-            parts, make, role, prefill_refusal=prefill_refusal(memory), on_role=self._report_load
+            parts,
+            make,
+            role,
+            prefill_refusal=prefill_refusal(memory),
+            on_role=self._report_load,
+            on_drain=on_drain,
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)

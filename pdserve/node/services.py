@@ -49,7 +49,7 @@ class Services:
     """Receives legs (`coordinator_link.LegReceiver`) and the engine's steps (`StepObserver`).
 
     `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
-    when the role has changed.
+    when the role has changed, `on_drain` when a coordinator asks the node to drain.
     """
 
     def __init__(
@@ -60,11 +60,13 @@ class Services:
         *,
         prefill_refusal: str = "",
         on_role: Callable[[], None] = lambda: None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self.role = role
         self.prefill_refusal = prefill_refusal
         self._parts = parts
         self._on_role = on_role
+        self._on_drain = on_drain
         self._prefill = make.prefill(parts)
         self._decode = make.decode(parts)
         self._prefill_role = PrefillRolePolicy(
@@ -181,6 +183,11 @@ class Services:
         for request_id in self.legs.of(link):
             if not self._orphans.take_in(request_id):
                 self.cancel_leg(request_id, "its coordinator is gone")
+
+    def drain(self) -> None:
+        """As LegReceiver.drain."""
+        log.info("%s was asked to drain", self._parts.node_id)
+        self._on_drain()
 
     def set_role(self, role: NodeRole) -> None:
         """As LegReceiver.set_role; a node that cannot change logs why."""

@@ -37,6 +37,7 @@ from pdserve.protocol.message import (
     Message,
 )
 from pdserve.protocol.nodes import (
+    Drain,
     DrainSeen,
     KvEvents,
     KvTier,
@@ -80,6 +81,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "DecodeLeg",
+    "Drain",
     "DrainSeen",
     "ExporterWelcome",
     "FinishReason",

@@ -95,6 +95,10 @@ class SetRole(Message, frozen=True):
     role: NodeRole
 
 
+class Drain(Message, frozen=True):
+    """Finish what runs and end, as after SIGTERM."""
+
+
 class DrainSeen(Message, frozen=True):
     """Acknowledges a report of DRAINING: no further leg follows on this stream."""
 

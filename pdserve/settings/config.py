@@ -403,6 +403,7 @@ class AccessConfig(ConfigStruct, frozen=True):
         list[str],
         Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),
     ] = msgspec.field(default_factory=list)
+    page: Annotated[bool, Meta(description="serve a page at / that shows the cluster")] = True
     usage_db: Annotated[
         str, Meta(description="SQLite file to record usage in; empty: not recorded")
     ] = ""

@@ -38,7 +38,7 @@ COORDINATOR: Final[Groups] = {
         "max_inflight",
         "max_waiting",
     ),
-    "access": ("key_file", "cors_origins", "usage_db"),
+    "access": ("key_file", "cors_origins", "usage_db", "page"),
     "performance": ("cpus",),
 }
 

@@ -40,7 +40,7 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ..., perf: _Optional[_Union[_messages_pb2.PerfReport, _Mapping]] = ..., prefetched: _Optional[_Union[_messages_pb2.Prefetched, _Mapping]] = ..., claimed: _Optional[_Union[_messages_pb2.Claimed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch", "claim")
+    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch", "claim", "drain")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class CoordinatorMessage(_message.Message):
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     welcome: _messages_pb2.Welcome
     prefill: _messages_pb2.PrefillLeg
     decode: _messages_pb2.DecodeLeg
@@ -57,4 +58,5 @@ class CoordinatorMessage(_message.Message):
     set_role: _messages_pb2.SetRole
     prefetch: _messages_pb2.Prefetch
     claim: _messages_pb2.Claim
-    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ..., claim: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ...) -> None: ...
+    drain: _messages_pb2.Drain
+    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ..., claim: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., drain: _Optional[_Union[_messages_pb2.Drain, _Mapping]] = ...) -> None: ...

@@ -28,6 +28,7 @@ FROM_COORDINATOR = Envelope(
         "set_role": protocol.SetRole,
         "prefetch": protocol.Prefetch,
         "claim": protocol.Claim,
+        "drain": protocol.Drain,
     },
 )
 FROM_PULLER = Envelope(

@@ -269,6 +269,10 @@ class SetRole(_message.Message):
     role: int
     def __init__(self, role: _Optional[int] = ...) -> None: ...
 
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DrainSeen(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -156,6 +156,9 @@ class SimulatedNode:
     def set_role(self, role: NodeRole) -> None:
         """Ignore the request: a simulated node keeps its role."""
 
+    def drain(self) -> None:
+        """As LegReceiver.drain: it is never asked to."""
+
     def coordinator_lost(self, link: CoordinatorLink) -> None:
         """As LegReceiver."""
         for request_id in self._legs.of(link):

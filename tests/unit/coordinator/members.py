@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
 from coordinator.admission import Admission
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
+from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import Clock
@@ -38,6 +40,7 @@ def made_flow(
     clock: Clock | None = None,
     request_s: float = 60.0,
     resume_s: float = 30.0,
+    on_ended: Callable[[Journey], None] = lambda journey: None,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()
@@ -50,6 +53,7 @@ def made_flow(
         request_s=request_s,
         resume_s=resume_s,
         clock=clock,
+        on_ended=on_ended,
     )
 
 

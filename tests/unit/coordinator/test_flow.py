@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import permutations
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
+from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
@@ -53,6 +54,7 @@ class Nodes:
         mode: Mode = "disaggregated",
         policy: RouterName = "predicted",
         max_inflight: int = 8,
+        on_ended: Callable[[Journey], None] = lambda journey: None,
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
@@ -60,7 +62,12 @@ class Nodes:
         router = Router(self.registry, mode, policy, self.clock)
         admission = Admission(WaitingLine[RunningRequest](2), max_inflight=max_inflight)
         self.flow = made_flow(
-            self.registry, router, admission, metrics=self.metrics, clock=self.clock
+            self.registry,
+            router,
+            admission,
+            metrics=self.metrics,
+            clock=self.clock,
+            on_ended=on_ended,
         )
 
     def join(

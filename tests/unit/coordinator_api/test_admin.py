@@ -11,11 +11,12 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Member, Registry
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import NodeRole, SetRole
-from tests.unit.coordinator.members import join, report
+from pdserve.protocol import Drain, NodeRole, SetRole
+from tests.unit.coordinator.members import RecordingOutbox, join, report
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -49,7 +50,8 @@ def registry() -> Iterator[Registry]:
 @asynccontextmanager
 async def served(registry: Registry) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
-    add_admin_routes(app, RoleChanges(registry, "disaggregated", CoordinatorMetrics()))
+    changes = RoleChanges(registry, "disaggregated", CoordinatorMetrics())
+    add_admin_routes(app, changes, Drains(registry, "disaggregated"))
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app) as server,
@@ -100,3 +102,32 @@ async def test_a_pool_can_be_emptied_by_force(registry: Registry) -> None:
     async with served(registry) as client, client.post("/admin/role", json=body) as response:
         assert response.status == 200
     assert registry.ready(P) == []
+
+
+async def test_a_node_is_told_to_drain(registry: Registry) -> None:
+    told = RecordingOutbox()
+    member = registry.find("d0")
+    assert member is not None
+    member.outbox = told  # type: ignore[assignment]
+    async with (
+        served(registry) as client,
+        client.post("/admin/drain", json={"node": "d0"}) as response,
+    ):
+        assert (response.status, await response.json()) == (200, {"node": "d0"})
+    assert told.sent == [Drain()]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "says"),
+    [
+        ({"node": "x"}, 404, "node_not_found", "attached: d0, d1, deaf, p0"),
+        ({"node": "p0"}, 409, "role_refused", "the only ready prefill node"),
+    ],
+)
+async def test_a_drain_that_is_refused(
+    registry: Registry, body: dict[str, str], status: int, code: str, says: str
+) -> None:
+    async with served(registry) as client, client.post("/admin/drain", json=body) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (status, code)
+    assert says in error["message"]

@@ -108,6 +108,9 @@ class Receiver:
     def set_role(self, role: NodeRole) -> None:
         self.role = role
 
+    def drain(self) -> None:
+        self.state = NodeState.DRAINING
+
     def coordinator_lost(self, link: CoordinatorLink) -> None:
         self.num_losses += 1
         for request_id in self.legs.of(link):

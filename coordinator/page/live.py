@@ -1,0 +1,114 @@
+"""GET /admin/live: the state of the cluster as a stream of events, for the page.
+
+The first event has everything that is kept, the others, one a second, what is new. They are made
+once for all who watch, and not at all while nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api.answer.sse import SseStream, framed
+from coordinator.api.context import CONTEXT
+from coordinator.page.history import PERIOD_S, History, JourneyView, Period
+from pdserve import __version__
+from pdserve.errors import Overloaded
+from pdserve.protocol.status import ClusterStatus
+
+NEWS_S: Final = 1.0
+MOST_VIEWERS: Final = 32
+_MOST_JOURNEYS: Final = 20  # newest, in one event
+_MOST_UNREAD: Final = 8  # events; a client that reads nothing ends sooner, by its stall time-out
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """One event: the first one has the periods that are over, later ones those that ended since."""
+
+    version: str
+    status: ClusterStatus
+    periods: list[Period]
+    current: Period  # not over
+    period_s: float
+    journeys: list[JourneyView]  # oldest first
+
+
+class Live:
+    """Keeps the history, and tells those who watch."""
+
+    def __init__(self, status: Callable[[], ClusterStatus], history: History) -> None:
+        self._status = status
+        self._history = history
+        self._viewers: set[asyncio.Queue[bytes]] = set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the time meanwhile."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        """GET /admin/live: tell the client everything, and then the news until it leaves.
+
+        One that reads too slowly is left: when it comes back, it gets everything anew.
+        """
+        context = request.app[CONTEXT]
+        if len(self._viewers) >= MOST_VIEWERS:
+            raise Overloaded(f"{MOST_VIEWERS} pages watch this coordinator already: close one")
+        stream = SseStream(request, context.config.stall_timeout_s)
+        news: asyncio.Queue[bytes] = asyncio.Queue()
+        self._viewers.add(news)
+        try:
+            await stream.open(request, {})
+            await stream.send([self._everything()])
+            while not context.tasks.is_draining and news.qsize() < _MOST_UNREAD:
+                await stream.send([await news.get()])
+        finally:
+            self._viewers.discard(news)
+        await stream.close()
+        return stream.response
+
+    async def _run(self) -> None:
+        """Driven by time: what it tells are states, and rates."""
+        num_ticks, num_told = 0, self._history.num_journeys
+        while True:
+            await asyncio.sleep(NEWS_S)
+            num_ticks += 1
+            is_over = num_ticks % round(PERIOD_S / NEWS_S) == 0
+            if is_over:
+                self._history.end_period(self._status())
+            if self._viewers:
+                self._tell(
+                    self._news(list(self._history.periods)[-1:] if is_over else [], num_told)
+                )
+            num_told = self._history.num_journeys
+
+    def _tell(self, event: bytes) -> None:
+        for news in self._viewers:
+            news.put_nowait(event)
+
+    def _everything(self) -> bytes:
+        return self._news(list(self._history.periods), 0, most_journeys=None)
+
+    def _news(
+        self, periods: list[Period], num_told: int, most_journeys: int | None = _MOST_JOURNEYS
+    ) -> bytes:
+        status = self._status()
+        journeys = self._history.journeys_since(num_told)
+        news = News(
+            version=__version__,
+            status=status,
+            periods=periods,
+            current=self._history.current(status),
+            period_s=PERIOD_S,
+            journeys=journeys if most_journeys is None else journeys[-most_journeys:],
+        )
+        return framed(msgspec.json.encode(news))

@@ -1,0 +1,46 @@
+"""Asks a node to drain, as SIGTERM at its own machine would."""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator.pools.role_changes import NEEDED
+from coordinator.registry import Registry
+from pdserve.errors import NodeNotFound, RoleRefused
+from pdserve.protocol import Drain
+from pdserve.settings.config import Mode
+
+log = logging.getLogger(__name__)
+
+
+class Drains:
+    """What operators may take from one coordinator's members."""
+
+    def __init__(self, registry: Registry, mode: Mode) -> None:
+        self._registry = registry
+        self._mode = mode
+
+    def order(self, node_id: str, *, force: bool = False) -> None:
+        """Have a node finish what it runs, or move it elsewhere, and end.
+
+        With `force`, its pool may become empty. What runs the node may start it again.
+
+        Raises:
+            NodeNotFound: there is no such node; lists the attached ones.
+            RoleRefused: the mode needs its pool, and no other node of it is ready.
+        """
+        member = self._registry.find(node_id)
+        if member is None:
+            names = ", ".join(sorted(member.node_id for member in self._registry))
+            raise NodeNotFound(
+                f'there is no node "{node_id}"; attached: {names or "none"}', param="node"
+            )
+        others = [other for other in self._registry.ready(member.role) if other is not member]
+        if not force and not others and member.role in NEEDED[self._mode]:
+            name = member.role.name.lower()
+            raise RoleRefused(
+                f"{node_id} is the only ready {name} node, and {self._mode} mode needs one: "
+                "use force to drain it all the same"
+            )
+        log.info("%s is to drain", node_id)
+        member.send(Drain())
