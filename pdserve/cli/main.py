@@ -20,6 +20,7 @@ from pdserve.process.exit_codes import FORCED, OK, exit_code_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
+from pdserve.simulation.simulate.config import SimulateConfig
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
@@ -76,6 +77,10 @@ def build_parser() -> FlagParser:
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(
+        add("simulate", "predict what a cluster does with a load, by simulation", _simulate),
+        SimulateConfig,
+    )
     bench = commands.add_parser("bench", help="run a benchmark")
     add_benches(bench)
     demo = add("demo", "start a cluster, ask the demo model some questions, stop it again", _demo)
@@ -274,6 +279,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    config = config_from(SimulateConfig, arguments)
+    from pdserve.cli.conditions import conditions
+    from pdserve.simulation.simulate import run as simulate
+
+    return simulate.run(config, conditions(config))
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -76,11 +76,12 @@ class Cluster:
         self._next: Call | None = None
         self._front: Front | None = None
         self._seen: Seen = _nobody_looks
+        self.call_seconds = 0.0  # that calls have spent here; over the time, calls in flight
         for node in nodes:
             node.world = self
 
     def run(self, front: Front, calls: Iterable[Call], seen: Seen) -> None:
-        """Simulate these calls, in order of time, until all have ended, or until `stop`.
+        """Simulate these calls, in order of time, until all have ended, or until `Events.stop`.
 
         They are read as they arrive, so that neither they nor their outcomes need memory for long.
         When all have ended, every node must be empty.
@@ -89,21 +90,18 @@ class Cluster:
         self._arriving = iter(calls)
         self._await_next()
         self.events.run()
-        if self._next is not None:
-            return  # stopped
+        if self.events.is_stopped:
+            return
         stuck = list(self._outcomes)
         assert not stuck, f"{len(stuck)} calls never ended, among them {stuck[:3]}"
         for node in self.nodes:
             node.check_idle()
 
-    def stop(self) -> list[Outcome]:
-        """Stop here; return what is known of the calls in progress."""
-        self.events.stop()
+    def unfinished(self) -> list[Outcome]:
+        """Return what is known of the calls in progress, after `Events.stop`."""
         for node in self.nodes:
             node.sync()
-        unfinished, self._outcomes = list(self._outcomes.values()), {}
-        self._next = self._next or next(self._arriving, None)
-        return unfinished
+        return list(self._outcomes.values())
 
     def _await_next(self) -> None:
         self._next = next(self._arriving, None)
@@ -222,6 +220,7 @@ class Cluster:
         if has_ended:
             del self._journeys[call.call_id]
             self._front.ended(call)
+            self.call_seconds += now_s - call.at_s
             self._seen(self._outcomes.pop(call.call_id))
         else:
             journey.silent_until_s = self._front.silent_until_s(call, len(times_s))

@@ -28,6 +28,7 @@ class Events:
         self.clock = VirtualClock()
         self._calendar: list[tuple[float, int, Action]] = []  # a heap
         self._numbers = count()
+        self.is_stopped = False
 
     @property
     def now_s(self) -> float:
@@ -45,10 +46,10 @@ class Events:
     def run(self, until_s: float = inf) -> None:
         """Run the events up to this time, including those scheduled meanwhile."""
         calendar, clock = self._calendar, self.clock
-        while calendar and calendar[0][0] <= until_s:
+        while calendar and calendar[0][0] <= until_s and not self.is_stopped:
             clock.now_s, _, action = heappop(calendar)
             action()
 
     def stop(self) -> None:
-        """Drop all events, so that `run` returns."""
-        self._calendar.clear()
+        """Have `run` return after the present event."""
+        self.is_stopped = True

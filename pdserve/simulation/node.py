@@ -97,6 +97,7 @@ class Node:
         self.num_pinned_blocks = 0  # held for decode nodes to pull
         self.num_steps = 0
         self.busy_s = 0.0
+        self.largest_batch = 0  # most requests that decoded in one step
         self.world: World | None = None
         self.perf = believed or machine.perf()
         self.pool = BlockPool(machine.num_blocks, machine.block_size)
@@ -174,6 +175,8 @@ class Node:
             return
         self._is_stepping = True
         shape = shape_of(rows)
+        if shape.decode_context and shape.num_sampled > self.largest_batch:
+            self.largest_batch = shape.num_sampled
         if self._repeats and shape.is_decode and self._is_steady(rows):
             stride = self._make_stride(rows, shape)
             if stride.last > 0:

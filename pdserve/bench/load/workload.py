@@ -32,8 +32,26 @@ class TimedRequest:
     num_output: int  # exact number of output tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A request without its tokens, and the time at which it is due."""
+
+    at_s: float
+    kind: str
+    number: int  # among the requests of its workload
+    num_prompt: int
+    num_output: int
+    blocks: Sequence[int] = ()  # ids of the prompt's blocks, if others may share them
+
+
 class Workload(Protocol):
     """Generates requests for any rate."""
+
+    block_tokens: int  # of the blocks that sketches name
+
+    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
+        """Yield the requests of `timed`, one by one and without their tokens."""
+        ...
 
     def timed(self, rate: float, count: int) -> list[TimedRequest]:
         """Return the first `count` requests, or all there are, at `rate` requests per second."""
@@ -47,19 +65,25 @@ class Workload(Protocol):
 class SyntheticWorkload:
     """A scenario's mixture of requests, arriving as a Poisson process."""
 
+    block_tokens = 1  # no prompts share any
+
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._scenario = scenario
         self._seed = seed
 
     def timed(self, rate: float, count: int) -> list[TimedRequest]:
         """As Workload.timed."""
+        return [self._filled(sketch) for sketch in self.sketched(rate, count)]
+
+    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
+        """As Workload.sketched."""
         times = poisson_times(rate, count, [self._seed, _ARRIVALS])
-        return [self._request(*numbered) for numbered in zip(times, self._kinds(), strict=False)]
+        return map(self._sketch, times, self._kinds())
 
     def first(self, count: int) -> list[TimedRequest]:
         """As Workload.first."""
         kinds = self._kinds()
-        return [self._request(0.0, next(kinds)) for _ in range(count)]
+        return [self._filled(self._sketch(0.0, next(kinds))) for _ in range(count)]
 
     def _kinds(self) -> Iterator[tuple[int, Kind]]:
         """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
@@ -71,12 +95,15 @@ class SyntheticWorkload:
                 yield number, deck[card]
                 number += 1
 
-    def _request(self, at_s: float, numbered: tuple[int, Kind]) -> TimedRequest:
+    def _sketch(self, at_s: float, numbered: tuple[int, Kind]) -> Sketch:
         number, kind = numbered
         rng = np.random.default_rng([self._seed, _LENGTHS, number])
         num_prompt, num_output = draw(kind.prompt, rng), draw(kind.output, rng)
-        prompt = random_ids(num_prompt, [self._seed, _TOKENS, number])
-        return TimedRequest(at_s, kind.name, prompt, num_output)
+        return Sketch(at_s, kind.name, number, num_prompt, num_output)
+
+    def _filled(self, sketch: Sketch) -> TimedRequest:
+        prompt = random_ids(sketch.num_prompt, [self._seed, _TOKENS, sketch.number])
+        return TimedRequest(sketch.at_s, sketch.kind, prompt, sketch.num_output)
 
 
 class TraceWorkload:
@@ -94,30 +121,39 @@ class TraceWorkload:
         self._rows = rows
         self._seed = seed
         self._most_tokens = most_tokens
-        self._block_tokens = max(1, round(MOONCAKE_BLOCK * factor))
-        self.factor = self._block_tokens / MOONCAKE_BLOCK
+        self.block_tokens = max(1, round(MOONCAKE_BLOCK * factor))
+        self.factor = self.block_tokens / MOONCAKE_BLOCK
         self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
 
     def timed(self, rate: float, count: int) -> list[TimedRequest]:
         """As Workload.timed. Raises ConfigError as `mean_rate`."""
+        return [self._filled(sketch) for sketch in self.sketched(rate, count)]
+
+    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
+        """As Workload.sketched. Raises ConfigError as `mean_rate`."""
         rows = self._rows[:count]
         slower = mean_rate(rows) / rate
-        return [self._request(i, row, row.at_s * slower) for i, row in enumerate(rows)]
+        return (self._sketch(i, row, row.at_s * slower) for i, row in enumerate(rows))
 
     def first(self, count: int) -> list[TimedRequest]:
         """As Workload.first."""
-        return [self._request(i, row, 0.0) for i, row in enumerate(self._rows[:count])]
+        rows = self._rows[:count]
+        return [self._filled(self._sketch(i, row, 0.0)) for i, row in enumerate(rows)]
 
-    def _request(self, number: int, row: TraceRow, at_s: float) -> TimedRequest:
+    def _sketch(self, number: int, row: TraceRow, at_s: float) -> Sketch:
         num_prompt, num_output = self._scaled(row)
         num_output = min(num_output, self._most_tokens - 1)
         num_prompt = min(num_prompt, self._most_tokens - num_output)
-        if row.blocks:
-            blocks = [random_ids(self._block_tokens, [self._seed, _BLOCKS, b]) for b in row.blocks]
-            prompt = [token for block in blocks for token in block][:num_prompt]
+        return Sketch(at_s, "trace", number, num_prompt, num_output, row.blocks)
+
+    def _filled(self, sketch: Sketch) -> TimedRequest:
+        if sketch.blocks:
+            seeds = [[self._seed, _BLOCKS, block] for block in sketch.blocks]
+            blocks = [random_ids(self.block_tokens, seed) for seed in seeds]
+            prompt = [token for block in blocks for token in block][: sketch.num_prompt]
         else:
-            prompt = random_ids(num_prompt, [self._seed, _TOKENS, number])
-        return TimedRequest(at_s, "trace", prompt, num_output)
+            prompt = random_ids(sketch.num_prompt, [self._seed, _TOKENS, sketch.number])
+        return TimedRequest(sketch.at_s, sketch.kind, prompt, sketch.num_output)
 
     def _scaled(self, row: TraceRow) -> tuple[int, int]:
         return max(1, int(row.num_prompt * self.factor)), max(1, int(row.num_output * self.factor))

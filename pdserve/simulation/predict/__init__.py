@@ -1,0 +1,1 @@
+"""What `simulate` and `plan` share: deployments under a load, scored as `pdserve bench` does."""

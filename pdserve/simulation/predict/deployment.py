@@ -1,0 +1,195 @@
+"""A deployment: how many nodes of each kind in which mode, run under a load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.goodput import RatePoint
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.slo_score import Score
+from pdserve.calibration import Calibration
+from pdserve.protocol import NodeRole, Slo
+from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.coordinator import Coordinator
+from pdserve.simulation.events import Events
+from pdserve.simulation.host import Host
+from pdserve.simulation.machine import Machine, scaled
+from pdserve.simulation.node import Node
+from pdserve.simulation.outcome import Outcome
+from pdserve.simulation.predict.load import Question, Ranged, call_of, calls_of
+from pdserve.simulation.predict.tally import Tally
+from pdserve.simulation.step_times import ResidualScatter
+
+_APART_S = 1.0  # between two requests to an idle cluster
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """Nodes of each role, and the mode; co-located, all of them decode."""
+
+    mode: Mode
+    prefill: int
+    decode: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of both roles."""
+        return self.prefill + self.decode
+
+    @property
+    def text(self) -> str:
+        """For people: "disaggregated 1P2D", "colocated 3"."""
+        if self.mode == "colocated":
+            return f"colocated {self.num_nodes}"
+        return f"{self.mode} {self.prefill}P{self.decode}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """What all simulations of an answer have in common."""
+
+    calibration: Calibration
+    policy: PolicyConfig
+    ranges: Ranged
+    one_host: bool  # all nodes share one memory bus
+    admission: bool
+    target: float
+    slower: float = 1.0  # factor on the times of steps
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: the score of `pdserve bench compare`, and what the nodes did."""
+
+    rate: float
+    score: Score
+    seconds: float  # simulated
+    cpu_s: float  # that the simulation took
+    busy: dict[str, float]  # node |-> share of the time that it computed
+    largest_batch: int
+    in_flight: float  # requests in the cluster, on average
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stopped_early: bool  # the target was out of reach: the rest was not simulated
+
+    @property
+    def point(self) -> RatePoint:
+        """The point of the attainment curve."""
+        return RatePoint(self.rate, [(kind.met, kind.sent) for kind in self.score.kinds.values()])
+
+
+def run(
+    rig: Rig, deployment: Deployment, case: CompareCase, rate: float, count: int,
+    promise: Promise, seed: int,
+) -> Result:  # fmt: skip
+    """Simulate `count` requests of a workload at this rate.
+
+    Raises:
+        CalibrationError: something lies outside of what was calibrated, and must not.
+    """
+    began_s = time.process_time()
+    cluster, front = _cluster(rig, deployment, seed)
+    tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
+    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally)
+    for outcome in cluster.unfinished():
+        tally.note(outcome)
+    seconds = cluster.events.now_s
+    rig.ranges.check_batches([node.largest_batch for node in cluster.nodes])
+    scored = tally.score(rig.target)
+    return Result(
+        rate=rate,
+        score=scored,
+        seconds=seconds,
+        cpu_s=time.process_time() - began_s,
+        busy={node.name: node.busy_s / seconds for node in cluster.nodes},
+        largest_batch=max(node.largest_batch for node in cluster.nodes),
+        in_flight=cluster.call_seconds / seconds,
+        prompt_tokens=tally.num_prompt_tokens,
+        cached_tokens=tally.num_cached_tokens,
+        output_tokens=tally.num_output_tokens,
+        stopped_early=tally.stopped_early,
+    )
+
+
+def runs_of(
+    rig: Rig, deployment: Deployment, question: Question, rate: float, promise: Promise,
+    num_seeds: int, longer: float = 1.0,
+) -> list[Result]:  # fmt: skip
+    """Simulate a rate with several seeds, whose requests differ. Raises as `run`."""
+    results = []
+    for seed in range(num_seeds):
+        case = question.case(rig.calibration, seed, longer)
+        count = case.whole_decks(question.count)
+        results.append(run(rig, deployment, case, rate, count, promise, seed))
+    return results
+
+
+def idle_latencies(
+    rig: Rig, deployment: Deployment, case: CompareCase, count: int, seed: int
+) -> tuple[float, float]:
+    """Return (the slowest TTFT, the median TPOT), in seconds, of requests sent one at a time."""
+    cluster, front = _cluster(rig, deployment, seed)
+    outcomes: list[Outcome] = []
+    cluster.run(front, _one_by_one(rig, case, count), outcomes.append)
+    tpots_s = sorted(outcome.tpot_s for outcome in outcomes)
+    return max(outcome.ttft_s for outcome in outcomes), tpots_s[len(tpots_s) // 2]
+
+
+def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
+    perf, budget, at_s = (
+        Machine.of(rig.calibration).perf(),
+        rig.calibration.limits.token_budget,
+        0.0,
+    )
+    for sketch in case.workload.sketched(1.0, count):
+        rig.ranges.check(sketch)
+        yield call_of(sketch, at_s, case.workload.block_tokens, Slo())
+        num_tokens = sketch.num_prompt + sketch.num_output
+        alone_s = perf.prefill_s(sketch.num_prompt, 0, budget)
+        alone_s += sketch.num_output * perf.decode_s(1, num_tokens)
+        at_s += 2 * rig.slower * alone_s + _APART_S
+
+
+def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
+    calibration, events = rig.calibration, Events()
+    machine = _machine(rig)
+    host = Host("shared", calibration.host) if rig.one_host and deployment.num_nodes > 1 else None
+    is_colocated = deployment.mode == "colocated"
+    num_prefill = 0 if is_colocated else deployment.prefill
+    roles = [NodeRole.PREFILL] * num_prefill
+    roles += [NodeRole.DECODE] * (deployment.num_nodes - num_prefill)
+    nodes = [
+        Node(
+            f"{role.name.lower()}-{number}",
+            role,
+            machine,
+            events,
+            rig.policy,
+            host=host,
+            scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
+        )
+        for number, role in enumerate(roles)
+    ]
+    cluster = Cluster(events, nodes)
+    return cluster, Coordinator(cluster, deployment.mode, admission=rig.admission)
+
+
+def _machine(rig: Rig) -> Machine:
+    machine = Machine.of(rig.calibration)
+    if rig.slower == 1.0:
+        return machine
+    costs = {region: scaled(of, rig.slower) for region, of in machine.step_costs.items()}
+    return replace(machine, costs=scaled(machine.costs, rig.slower), true_costs=costs)
+
+
+def _most_late(case: CompareCase, count: int, target: float) -> dict[str, float]:
+    """Return kind |-> how many may be late at most, of all that are sent."""
+    scenario = case.scenario
+    cards = {k.name: k.cards for k in scenario.kinds} if scenario else {"trace": case.deck}
+    return {kind: (1 - target) * count * of / case.deck for kind, of in cards.items()}

@@ -1,0 +1,139 @@
+"""The calls of a workload: the very requests that `pdserve bench compare` would send, unmade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.bench.compare.cases import CompareCase, made_up, replayed
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.scenarios import ScenarioName
+from pdserve.bench.load.traces import read_trace
+from pdserve.bench.load.workload import Sketch
+from pdserve.calibration import Calibration, Range
+from pdserve.errors import CalibrationError
+from pdserve.protocol import Slo
+from pdserve.simulation.call import Call
+from pdserve.simulation.machine import Machine
+from pdserve.simulation.prompts import KnownPrompt
+
+_HOLD = 0.9  # share of the TTFT for which token 1 may be held back, as service classes have it
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which requests, how many of them, and in what form."""
+
+    trace: str  # file; empty: the scenario
+    scenario: ScenarioName
+    length_scale: float  # 0: chosen to fit the model
+    count: int
+
+    def case(self, calibration: Calibration, seed: int, longer: float = 1.0) -> CompareCase:
+        """Return the workload for a seed; `longer` is a factor on its lengths.
+
+        Raises:
+            ConfigError: the trace cannot be read, or requests do not fit the model.
+        """
+        longest = most_tokens(calibration)
+        if self.trace:
+            path = Path(self.trace)
+            case = replayed(path.stem, read_trace(path, seed), longest, self.length_scale, seed)
+            if longer == 1.0:
+                return case
+            rows = read_trace(path, seed)
+            return replayed(path.stem, rows, longest, case.length_factor * longer, seed)
+        scale = self.length_scale or 1.0
+        return made_up(self.scenario, longest, scale * longer, seed)
+
+
+def most_tokens(calibration: Calibration) -> int:
+    """Return the most tokens of a request that such a node can hold."""
+    limits = calibration.limits
+    return min(limits.max_model_len, limits.num_blocks * calibration.shape.block_size)
+
+
+def calls_of(
+    case: CompareCase,
+    rate: float,
+    count: int,
+    promise: Promise | None,
+    ranges: Ranged,
+) -> Iterator[Call]:
+    """Yield the calls of a workload at this rate, in order of time.
+
+    Raises:
+        CalibrationError: a call lies outside of what was measured, and that is not allowed.
+    """
+    slo = Slo()
+    if promise is not None:
+        hold_s = _HOLD * promise.ttft_s
+        slo = Slo(ttft_s=promise.ttft_s, tpot_s=promise.tpot_s, hold_s=hold_s)
+    for sketch in case.workload.sketched(rate, count):
+        ranges.check(sketch)
+        yield call_of(sketch, sketch.at_s, case.workload.block_tokens, slo)
+
+
+def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo) -> Call:
+    """Return the call that a sketch stands for; its client limits the answer to its length."""
+    prompt = KnownPrompt(sketch.number, sketch.num_prompt, sketch.blocks, block_tokens)
+    return Call(
+        call_id=f"{sketch.kind}-{sketch.number}",
+        at_s=at_s,
+        token_ids=prompt,
+        num_output=sketch.num_output,
+        slo=slo,
+        most_output=1,
+        kind=sketch.kind,
+    )
+
+
+def capacity(calibration: Calibration, question: Question, num_nodes: int) -> float:
+    """Return roughly the rate that so many nodes can serve, per second: where to search first."""
+    case, perf = question.case(calibration, 0), Machine.of(calibration).perf()
+    batch, budget = min(8, calibration.limits.max_batch_size), calibration.limits.token_budget
+    sketches = list(case.workload.sketched(1.0, case.whole_decks(100)))
+    seconds = 0.0
+    for sketch in sketches:
+        context = batch * (sketch.num_prompt + sketch.num_output)
+        seconds += perf.prefill_s(sketch.num_prompt, 0, budget)
+        seconds += sketch.num_output * perf.decode_s(batch, context) / batch
+    return num_nodes * len(sketches) / seconds
+
+
+class Ranged:
+    """Compares what is simulated with the ranges of the calibration."""
+
+    def __init__(self, calibration: Calibration, *, extrapolates: bool) -> None:
+        """`extrapolates`: what lies outside is counted, and otherwise refused."""
+        self._ranges = calibration.ranges
+        self._extrapolates = extrapolates
+        self.outside: dict[str, tuple[int, int]] = {}  # what |-> the least and the most of it
+
+    def check(self, sketch: Sketch) -> None:
+        """Check a request.
+
+        Raises:
+            CalibrationError: it lies outside, and that is not allowed.
+        """
+        self._within("prompt_tokens", sketch.num_prompt, self._ranges.prompt_tokens)
+        self._within("context", sketch.num_prompt + sketch.num_output, self._ranges.context)
+
+    def check_batches(self, largest: Sequence[int]) -> None:
+        """Check the largest decode batch of each node. Raises as `check`."""
+        for size in largest:
+            if size:
+                self._within("batch", size, self._ranges.batch)
+
+    def _within(self, what: str, value: int, measured: Range) -> None:
+        if measured.least <= value <= measured.most:
+            return
+        if not self._extrapolates:
+            raise CalibrationError(
+                f"{what} {value} is outside of what was calibrated, {measured.least} to "
+                f"{measured.most}: calibrate a wider range, change the load (--length-scale, "
+                "--rates), or give --extrapolate and take the answer with that much more doubt"
+            )
+        least, most = self.outside.get(what, (value, value))
+        self.outside[what] = min(least, value), max(most, value)

@@ -1,0 +1,1 @@
+"""`pdserve simulate`: what a cluster would do with a load."""

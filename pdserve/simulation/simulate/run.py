@@ -1,0 +1,107 @@
+"""`pdserve simulate`: deployments under a load, without the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pdserve.bench.compare.goodput import Goodput
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.traces import mean_rate, read_trace
+from pdserve.bench.output import print_json, print_tables
+from pdserve.process.exit_codes import OK
+from pdserve.simulation.predict.answer import (
+    Card,
+    card_of,
+    load_calibration,
+    promise_of,
+    question_of,
+    rig_of,
+)
+from pdserve.simulation.predict.deployment import Deployment, Result, Rig, runs_of
+from pdserve.simulation.predict.goodput import Runs, find_goodput
+from pdserve.simulation.predict.load import Question, capacity
+from pdserve.simulation.simulate.config import SimulateConfig
+
+_CLOSE = 1.05
+
+
+class ModeAnswer(msgspec.Struct, frozen=True):
+    """One deployment: its runs by rate, and its goodput if that was searched for."""
+
+    deployment: Deployment
+    goodput: Goodput | None
+    rows: list[Result]
+
+
+class SimulateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `pdserve simulate`."""
+
+    card: Card
+    load: str
+    promise: Promise
+    target: float
+    modes: list[ModeAnswer]
+
+    @property
+    def speed(self) -> float:
+        """Simulated seconds per second of one core."""
+        rows = [row for mode in self.modes for row in mode.rows]
+        return sum(row.seconds for row in rows) / sum(row.cpu_s for row in rows)
+
+
+def run(config: SimulateConfig, setup: dict[str, object]) -> int:
+    """Simulate and print; the exit code.
+
+    Raises:
+        ConfigError: settings contradict each other, or the load is outside of the calibration.
+    """
+    config.check()
+    report = answer(config)
+    if config.json:
+        print_json(report, setup)
+    else:
+        from pdserve.simulation.simulate.table import tables
+
+        print_tables(tables(report))
+    return OK
+
+
+def answer(config: SimulateConfig) -> SimulateReport:
+    """Simulate all that is asked for. Raises as `run`."""
+    calibration = load_calibration(config.calibration)
+    question, rig = question_of(config), rig_of(config, calibration, admission=config.admission)
+    deployments = [Deployment(mode, config.prefill, config.decode) for mode in config.modes]
+    case = question.case(calibration, 0)
+    promise = promise_of(config, rig, case, deployments)
+    rates = config.rates
+    if config.scale:
+        rates = [config.scale * mean_rate(read_trace(Path(config.trace), 0)[: config.requests])]
+    modes = [_answer_for(config, rig, d, question, promise, rates) for d in deployments]
+    return SimulateReport(
+        card=card_of(config, rig),
+        load=f"{case.name}: {case.shows}",
+        promise=promise,
+        target=config.target,
+        modes=modes,
+    )
+
+
+def _answer_for(
+    config: SimulateConfig,
+    rig: Rig,
+    deployment: Deployment,
+    question: Question,
+    promise: Promise,
+    rates: Sequence[float],
+) -> ModeAnswer:
+    def runs_at(rate: float) -> Runs:
+        return runs_of(rig, deployment, question, rate, promise, config.seeds)
+
+    if rates:
+        return ModeAnswer(deployment, None, [row for rate in rates for row in runs_at(rate)])
+    start = capacity(rig.calibration, question, deployment.num_nodes) / 2
+    goodput, runs = find_goodput(runs_at, start, config.target, _CLOSE)
+    return ModeAnswer(deployment, goodput, [row for rows in runs for row in rows])

@@ -1,0 +1,145 @@
+"""`pdserve simulate`: what it asks, refuses and answers, and that it scores as `bench compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pdserve.bench.load.outcome import Outcome as Sent
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.slo_score import score
+from pdserve.bench.load.workload import Sketch
+from pdserve.calibration import Calibration, Range, Residuals, write_calibration
+from pdserve.cli.main import main
+from pdserve.errors import CalibrationError
+from pdserve.protocol import NodeRole, Slo
+from pdserve.settings.config import PolicyConfig
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.coordinator import Coordinator
+from pdserve.simulation.events import Events
+from pdserve.simulation.machine import Machine
+from pdserve.simulation.node import Node
+from pdserve.simulation.outcome import Outcome
+from pdserve.simulation.predict.answer import load_calibration
+from pdserve.simulation.predict.deployment import Deployment, Rig, run
+from pdserve.simulation.predict.load import Question, Ranged, call_of
+from pdserve.simulation.predict.tally import Tally
+from pdserve.simulation.prompts import KnownPrompt
+from tests.simulation.scenarios import disaggregated
+from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
+
+CORE = load_calibration("core-53m")
+NOISY = msgspec.structs.replace(
+    CORE, residuals=Residuals(prefill=[0.9, 1.1], decode=[0.95, 1.05], mixed=[1.0, 1.2])
+)
+PAIR = Deployment("disaggregated", 1, 1)
+QUESTION = Question(trace="", scenario="conversation", length_scale=0.0, count=60)
+PROMISE = Promise(2.0, 0.02)
+
+
+def rig(calibration: Calibration = NOISY, *, extrapolates: bool = False) -> Rig:
+    return Rig(
+        calibration=calibration,
+        policy=PolicyConfig(),
+        ranges=Ranged(calibration, extrapolates=extrapolates),
+        one_host=False,
+        admission=False,
+        target=0.9,
+    )
+
+
+def test_a_simulation_is_scored_as_a_live_run() -> None:
+    """The same calls as a client would have seen them, all their tokens kept."""
+    slo, tight = Slo(ttft_s=1.0, tpot_s=0.05), Promise(0.5, 0.03)
+    load = merged(
+        calls("a", poisson(3, 20, 1), lognormal(400, 0.9, 4000), lognormal(80, 0.5, 300), slo),
+        calls("b", poisson(0.5, 20, 2), fixed(6000), fixed(1), slo),
+    )
+    simulated = disaggregated(load, PolicyConfig()).score.outcomes
+    tally = Tally(tight, {"": 1e9}, lambda: None)
+    for outcome in simulated:
+        tally(outcome)
+    sent = [
+        Sent(
+            kind="", due_s=o.call.at_s, sent_s=o.call.at_s, num_prompt=len(o.call.token_ids),
+            num_output=o.call.num_output, arrivals_s=o.token_times_s,
+            num_received=len(o.token_times_s), end="finished",
+        )
+        for o in simulated
+    ]  # fmt: skip
+    ours, theirs = tally.score(0.9), score(sent, tight, 0.9)
+    assert 0 < theirs.attainment < 1
+    for percentile in ("p50", "p90", "p99"):
+        exact = getattr(theirs.itl_ms, percentile)
+        assert getattr(ours.itl_ms, percentile) == pytest.approx(exact, rel=0.006)
+    assert msgspec.structs.replace(ours, itl_ms=theirs.itl_ms) == theirs
+
+
+def test_the_seed_decides_all() -> None:
+    case = QUESTION.case(NOISY, 3)
+    once, again, other = (run(rig(), PAIR, case, 2.0, 60, PROMISE, s) for s in (1, 1, 2))
+    assert once.score == again.score
+    assert once.score != other.score
+
+
+def test_a_hopeless_rate_is_not_simulated_to_its_end() -> None:
+    case = QUESTION.case(NOISY, 0)
+    result = run(rig(), PAIR, case, 100.0, 400, PROMISE, 0)
+    assert result.stopped_early
+    assert result.score.attainment < 0.9
+    assert result.score.unfinished > 0
+
+
+def test_what_was_not_calibrated_is_refused_or_marked() -> None:
+    narrow = msgspec.structs.replace(
+        NOISY, ranges=msgspec.structs.replace(NOISY.ranges, batch=Range(1, 2))
+    )
+    case = QUESTION.case(narrow, 0)
+    with pytest.raises(CalibrationError, match=r"batch \d+ is outside of .* 1 to 2"):
+        run(rig(narrow), PAIR, case, 6.0, 60, PROMISE, 0)
+    marked = rig(narrow, extrapolates=True)
+    run(marked, PAIR, case, 6.0, 60, PROMISE, 0)
+    assert marked.ranges.outside["batch"][1] > 2
+
+
+def test_known_prompts_share_the_blocks_that_a_trace_says_they_share() -> None:
+    """Blocks of 512 tokens in the trace, of 64 on the node; the last one is partial."""
+    events = Events()
+    nodes = [Node("decode-0", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig())]
+    cluster = Cluster(events, nodes)
+    seen: list[Outcome] = []
+    sketches = [
+        Sketch(0.0, "t", 0, 1200, 3, (7, 8, 9)),
+        Sketch(20.0, "t", 1, 1200, 3, (7, 8, 10)),
+        Sketch(40.0, "t", 2, 1200, 3),
+    ]
+    load = [call_of(sketch, sketch.at_s, 512, Slo()) for sketch in sketches]
+    cluster.run(Coordinator(cluster, "colocated"), load, seen.append)
+    assert [outcome.num_cached_tokens for outcome in seen] == [0, 1024, 0]
+    one, other = (KnownPrompt(n, 1200, (7, 8, last), 512) for n, last in ((0, 9), (1, 10)))
+    assert one[:1024] == other[:1024]
+    assert one[1024:] != other[1024:]
+
+
+def test_the_command_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, node = tmp_path / "small.jsonl", tmp_path / "node.json"
+    rows = [
+        {"timestamp": 3000 * i, "input_length": 600, "output_length": 20, "hash_ids": [0, i + 1]}
+        for i in range(12)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    write_calibration(NOISY, node)
+    command = ["simulate", "--trace", str(trace), "--calibration", str(node), "--scale", "2"]
+    assert main([*command, "--modes", "adaptive", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["modes"][0]["rows"]
+    assert row["score"]["finished"] == 12
+    assert row["cached_tokens"] > 0
+    assert report["card"]["device"] == CORE.device
+    assert main([*command, "--modes", "adaptive"]) == 0
+    assert "held-out errors of its step times: prefill unknown" in capsys.readouterr().out
+    assert main([*command[:3], "--calibration", str(trace)]) == 2
+    assert "is not a calibration" in capsys.readouterr().err
