@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -119,6 +120,11 @@ async def test_two_machines(
         r"^((?:PDSERVE_API_KEY=\S+ )?pdserve (?:coord|prefill|dec).*)", text, re.M
     )
     assert len(commands) == 3
+    join = text.partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    (tmp_path / "join.toml").write_text(join)
+    (tmp_path / "small.toml").write_text(join + SMALL_NODE)
+    monkeypatch.chdir(tmp_path)
     http, grpc = ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")
     ports = {"8000": http.port, "8001": grpc.port}
     lines: list[str] = []
@@ -130,9 +136,10 @@ async def test_two_machines(
             there = re.sub(r"800[01]", lambda found: str(ports[found[0]]), there)
             key, _, flags = there.partition("pdserve ")
             words = [*OWN_COMMAND, *shlex.split(flags), f"--model={tiny_checkpoint}"]
-            if not key:
-                (tmp_path / "small.toml").write_text(SMALL_NODE)
-                words.append(f"--config={tmp_path / 'small.toml'}")
+            if key:
+                words += [f"--port={http.port}", f"--grpc-port={grpc.port}"]
+            else:
+                words[words.index("join.toml")] = "small.toml"
             for name, _, value in (word.partition("=") for word in key.split()):
                 monkeypatch.setenv(name, value)
             child = ForkedChild(
@@ -176,7 +183,7 @@ async def test_a_comparison(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    listed = re.findall(r"\]\(([\w/.]+)\)", (EXAMPLES / "README.md").read_text())
+    listed = re.findall(r"\]\((\w[\w/.]*)\)", (EXAMPLES / "README.md").read_text())
     files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     named = {str(path.relative_to(EXAMPLES)) for path in files} - {"README.md"}
     assert named == set(listed)

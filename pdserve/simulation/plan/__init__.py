@@ -1,1 +1,0 @@
-"""`pdserve plan`: which cluster a load needs, and what it costs."""
