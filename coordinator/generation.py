@@ -27,6 +27,8 @@ class GenerationRequest:
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`
     is_claimable: bool = False  # made under a key: another coordinator would give it the same id
+    conversation: int | None = None  # 32 bits, the same for all its turns; None: it stands alone
+    revision: str = ""  # whose nodes are to serve it, while there are any; empty: any
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
 
     @property

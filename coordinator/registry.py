@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 import msgspec
 
@@ -30,6 +31,9 @@ from pdserve.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
+KvReach: TypeAlias = tuple[str, TransportReach]
+"""The KV of a revision, and the nodes that one transport of its holder reaches."""
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -40,11 +44,12 @@ class Member:
     load: LoadReport
     slot: int = 0  # unique among members
     perf: PerfReport | None = None  # None: the node has not reported its profile yet
-    reaches: frozenset[TransportReach] = field(init=False)
+    reaches: frozenset[KvReach] = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the set of transports, which is compared with that of other nodes."""
-        self.reaches = frozenset(self.hello.transports)
+        hello = self.hello
+        self.reaches = frozenset((hello.revision, reach) for reach in hello.transports)
 
     @property
     def node_id(self) -> str:
@@ -66,8 +71,8 @@ class Member:
         """Whether others can pull KV from the node: also while it drains."""
         return self.load.state in (NodeState.READY, NodeState.DRAINING)
 
-    def shares_transport(self, other: Member) -> bool:
-        """Return whether KV can move between the two nodes."""
+    def exchanges_kv(self, other: Member) -> bool:
+        """Return whether KV can move between the two nodes: of one revision, by one transport."""
         return not self.reaches.isdisjoint(other.reaches)
 
     def address_for(self, puller: Member) -> NodeAddress:

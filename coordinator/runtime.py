@@ -28,6 +28,7 @@ from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
+from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
@@ -48,6 +49,7 @@ from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.values import parse_shares
 from pdserve.slo import AUTO, ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server
@@ -86,6 +88,9 @@ class Coordinator:
 
         Shares(self._registry, (share_line, tenants.share))
         router = Router(self._registry, config.mode, config.routing.router)
+        self._revisions = Revisions(
+            self._registry, router.can_route, parse_shares(config.routing.revision_shares)
+        )
         self._flow = Flow(
             self._registry,
             router,
@@ -94,6 +99,7 @@ class Coordinator:
             model=model.name,
             request_s=config.timeouts.request_s,
             resume_s=config.timeouts.resume_s,
+            revision_of=self._revisions.choose,
             on_ended=self._history.journey_ended,
         )
         self._live = Live(self._flow.status, self._history)
@@ -158,7 +164,7 @@ class Coordinator:
         )
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
-        add_admin_routes(app, self._changes, self._drains)
+        add_admin_routes(app, self._changes, self._drains, self._revisions)
         if config.access.page:
             add_page_routes(app, self._live)
         return app
@@ -171,7 +177,7 @@ class Coordinator:
             incarnation=token_hex(8),
         )
         service = CoordinatorService(
-            self._registry, self._flow, self._model.model_id, welcome, timeouts
+            self._registry, self._flow, self._revisions, self._model.model_id, welcome, timeouts
         )
         nodes = Server(timeouts.liveness_s, Security.of(config.security))
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)

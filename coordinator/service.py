@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
+from coordinator.revisions import Revisions
 from pdserve.errors import AlreadyAttached, ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
-from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
     Claimed,
     DrainSeen,
@@ -35,7 +35,6 @@ from pdserve.wire.outbox import Outbox, running
 from pdserve.wire.patience import patience
 
 log = logging.getLogger(__name__)
-_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape
 
 Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
@@ -47,12 +46,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self,
         registry: Registry,
         flow: Flow,
+        revisions: Revisions,
         model_id: str,
         welcome: Welcome,
         timeouts: SharedTimeouts,
     ) -> None:
         self._registry = registry
         self._flow = flow
+        self._revisions = revisions
         self._model_id = model_id
         self._welcome = welcome
         self._timeouts = timeouts
@@ -68,6 +69,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._check_id(hello)
             self._check_way(hello)
             self._check_model(hello)
+            self._revisions.check(hello)
         except NodeIdTaken as error:  # the node logs it, and tries again soon
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except AlreadyAttached as error:  # no fault, so nothing is logged
@@ -174,29 +176,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             )
 
     def _check_model(self, hello: NodeHello) -> None:
-        """Check that the node serves our model, and that it could exchange KV with all members.
-
-        Raises:
-            ConfigError: it serves another model, or its weights or its data type differ.
-        """
+        """Check that the node serves our model. Raises ConfigError."""
         if hello.model_id != self._model_id:
             raise ConfigError(
                 f"{hello.node_id} serves {hello.model_id!r}, this coordinator "
                 f"{self._model_id!r}: start both with the same --model"
             )
-        others = [m.hello for m in self._registry if m.node_id != hello.node_id]
-        for other in others:
-            if other.revision != hello.revision:
-                raise ConfigError(
-                    f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
-                    f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
-                    "arithmetic of their kernels (then give all of them the same engine.kernels)"
-                )
-            if other.layout.model_shape != hello.layout.model_shape:
-                raise ConfigError(
-                    f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
-                    f"({other.layout.describe()}): {_advice(hello.layout, other.layout)}"
-                )
 
     async def _first(self, context: Context) -> NodeMessages | None:
         within_s = self._timeouts.connect_s
@@ -214,15 +199,6 @@ async def _read(context: Context) -> NodeMessages | None:
     except DecodeError as error:
         raise MalformedMessage("a message cannot be decoded as NodeMessages") from error
     return None if proto is grpc.aio.EOF else proto
-
-
-def _advice(one: KvLayout, other: KvLayout) -> str:
-    """What differs between the model shapes of two layouts, and how both get the same."""
-    pairs = zip(_MODEL_SHAPE, one.model_shape, other.model_shape, strict=True)
-    differing = [name for name, a, b in pairs if a != b]
-    if differing == ["dtype"]:
-        return "start both with the same --dtype"
-    return f"they differ in {', '.join(differing)}: start both with the same checkpoint"
 
 
 def _heard_nothing(within_s: float) -> MalformedMessage:

@@ -1,4 +1,4 @@
-"""Endpoints that change the cluster: a node's role, and whether it goes on."""
+"""Endpoints that change the cluster: roles of nodes, drains, and which revisions serve."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
+from coordinator.revisions import Revisions
 from pdserve.protocol import NodeRole
 
 _CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)
 _DRAINS = web.AppKey("DRAINS", Drains)
+_REVISIONS = web.AppKey("REVISIONS", Revisions)
+
+RevisionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +55,19 @@ class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
+class SharesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /admin/revisions."""
+
+    shares: dict[RevisionPrefix, Annotated[float, Meta(ge=0)]] | None = None  # None: only asked
+
+
+class SharesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to POST /admin/revisions."""
+
+    shares: dict[str, float]  # by the first characters of a revision
+    attached: list[str]  # the revisions of the nodes
+
+
 _CHANGE_ROLE = Operation(
     method="post",
     tag="Cluster",
@@ -77,11 +94,39 @@ _DRAIN = Operation(
 )
 
 
-def add_admin_routes(app: web.Application, changes: RoleChanges, drains: Drains) -> None:
+_SHARE = Operation(
+    method="post",
+    tag="Cluster",
+    path="/admin/revisions",
+    name="shareRevisions",
+    summary="Serve revisions of the model side by side, each with a share of the conversations.",
+    body=SharesRequest,
+    examples=({"shares": {"4f0c": 0.9, "d81a": 0.1}},),
+    answer=SharesAnswer,
+    errors=(400, 401, 403, 404, 408, 413, 415, 417, 503),
+)
+
+
+def add_admin_routes(
+    app: web.Application, changes: RoleChanges, drains: Drains, revisions: Revisions
+) -> None:
     """Add what changes the cluster. If API keys are in use, only operators may call it."""
-    app[_CHANGES], app[_DRAINS] = changes, drains
-    routes = [post("/admin/role", change_role), post("/admin/drain", drain_node)]
-    add_routes(app, routes, [_CHANGE_ROLE, _DRAIN])
+    app[_CHANGES], app[_DRAINS], app[_REVISIONS] = changes, drains, revisions
+    routes = [
+        post("/admin/role", change_role),
+        post("/admin/drain", drain_node),
+        post("/admin/revisions", share_revisions),
+    ]
+    add_routes(app, routes, [_CHANGE_ROLE, _DRAIN, _SHARE])
+
+
+async def share_revisions(request: web.Request) -> web.Response:
+    """POST /admin/revisions: answer with the shares from now on; without `shares`, change none."""
+    body = await read_request(request, SharesRequest, request.app[CONTEXT].config)
+    revisions = request.app[_REVISIONS]
+    if body.shares is not None:
+        revisions.set(body.shares)
+    return json_answer(SharesAnswer(shares=revisions.shares, attached=revisions.attached))
 
 
 async def drain_node(request: web.Request) -> web.Response:

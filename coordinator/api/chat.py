@@ -21,7 +21,7 @@ from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.plan.generations import for_prompt, generations
 from coordinator.api.plan.parts import PartsPlan, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
-from coordinator.api.prompt.chat import chat_prompt, echoed_text
+from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
 from coordinator.api.read.body import read_request
 from coordinator.api.read.chat import ChatRequest, checked
 from coordinator.api.read.terms import ServiceTerms, service_terms
@@ -117,7 +117,15 @@ async def plan_chat(
     return ChatPlan(
         prompt=prompt.token_ids,
         parts=parts,
-        requests=generations(answer_id, prompt.token_ids, sampling, terms, now_s, num_choices),
+        requests=generations(
+            answer_id,
+            prompt.token_ids,
+            sampling,
+            terms,
+            now_s,
+            num_choices,
+            conversation_of(body.messages),
+        ),
         text=replace(text_options(body), kept_ids=parts.kept_ids),
         is_streaming=bool(body.stream),
     )

@@ -14,17 +14,17 @@ from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
-from coordinator.registry import Member, Registry
+from coordinator.registry import KvReach, Member, Registry
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import NodeRole, TransportReach
+from pdserve.protocol import NodeRole
 
 KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
 
 # Nodes of a pool with the same transports have the same partners.
-_Kind: TypeAlias = tuple[NodeRole, frozenset[TransportReach]]
+_Kind: TypeAlias = tuple[NodeRole, frozenset[KvReach]]
 _REASONS: dict[NodeRole, Reason] = {NodeRole.PREFILL: "ttft", NodeRole.DECODE: "tpot"}
 
 

@@ -129,7 +129,7 @@ class PrefixIndex:
             (index, member)
             for index in order[:_SOURCES_LOOKED_AT].tolist()
             if (member := self._holdings[int(hits.slots[index])].member).exports_kv
-            and member.shares_transport(puller)
+            and member.exchanges_kv(puller)
         ]
         # Among equals, prefer KV in the pool (no load from the host tier), then the least queue.
         ready.sort(key=lambda s: (-gains[s[0]], -hits.in_pool[s[0]], s[1].load.queued_tokens))

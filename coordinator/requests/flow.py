@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from coordinator.admission import Admission, Admit, Refuse
@@ -67,9 +68,14 @@ class Flow:
         request_s: float,
         resume_s: float,
         clock: Clock | None = None,
+        revision_of: Callable[[GenerationRequest], str] = lambda request: "",
         on_ended: Callable[[Journey], None] = lambda journey: None,
     ) -> None:
-        """`on_ended` gets the journey of each request that has ended."""
+        """
+        Args:
+            revision_of: which revision a new request is for; empty: any.
+            on_ended: gets the journey of each request that has ended.
+        """
         self._registry = registry
         self._router = router
         self._admission = admission
@@ -77,6 +83,7 @@ class Flow:
         self._model = model
         self._request_s = request_s
         self._clock = clock or SystemClock()
+        self._revision_of = revision_of
         self._on_ended = on_ended
         self._running: dict[str, RunningRequest] = {}
         self._prefix_watch = PrefixWatch(metrics, self._clock)
@@ -153,6 +160,8 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
             RequestQuarantined: nodes have died of its prompt lately.
         """
+        if revision := self._revision_of(requests[0]):
+            requests = [replace(request, revision=revision) for request in requests]
         request = requests[0]
         self._check_length(request)
         self._resumes.quarantine.check(request)

@@ -183,6 +183,14 @@ class Resumes:
                 continue  # it waits for one
             del self._waiting[request_id]
             running.waits_to_resume = False
+            if running.request.revision not in ("", placement.revision):
+                log.warning(
+                    "%s goes on at revision %s, which computes its KV again: there are no nodes of "
+                    "its own, %s",
+                    request_id,
+                    placement.revision,
+                    running.request.revision,
+                )
             self._under_way.add(request_id)
             if is_suspect:
                 self._on_trial = request_id

@@ -30,7 +30,7 @@ class Fleet(SlotArrays):
         self.members: list[Member | None] = []
         self.tables = StepTables()
         self._perfs: list[PerfReport] = []  # by slot: the profiles in the arrays
-        self._ready: dict[NodeRole | None, Ints] = {}  # cache, by pool
+        self._ready: dict[tuple[NodeRole | None, str], Ints] = {}  # cache, by pool and revision
         n = self.capacity
         self.role: Ints = np.zeros(n, np.int64)  # 0: not ready for legs
         self.is_profiled = np.zeros(n, np.bool_)
@@ -59,13 +59,24 @@ class Fleet(SlotArrays):
         for ones in (self.block_size, self.prefill_ratio, self.decode_ratio):
             ones[former:] = 1
 
-    def ready(self, role: NodeRole | None) -> Ints:
-        """Return the slots of a pool's members that accept new legs; None: of both pools."""
-        slots = self._ready.get(role)
+    def ready(self, role: NodeRole | None, revision: str = "") -> Ints:
+        """Return the slots of a pool's members that accept new legs; None: of both pools.
+
+        Of those that serve a revision, if one is given.
+        """
+        slots = self._ready.get((role, revision))
         if slots is None:
             is_ready = self.role > 0 if role is None else self.role == role
-            slots = self._ready[role] = np.flatnonzero(is_ready)
+            slots = self.serving(np.flatnonzero(is_ready), revision)
+            self._ready[role, revision] = slots
         return slots
+
+    def serving(self, slots: Ints, revision: str) -> Ints:
+        """Return those of the members' slots that serve a revision; empty: all of them."""
+        if not revision:
+            return slots
+        serves = [self.member(slot).hello.revision == revision for slot in slots.tolist()]
+        return slots if all(serves) else slots[serves]
 
     def member(self, slot: int) -> Member:
         """Return the member that owns a slot."""

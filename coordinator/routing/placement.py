@@ -35,6 +35,13 @@ class Placement:
         return self.ttft_s - self.idle_ttft_s
 
     @property
+    def revision(self) -> str:
+        """The revision that its nodes serve."""
+        node = self.decode or self.prefill
+        assert node is not None
+        return node.hello.revision
+
+    @property
     def side(self) -> str:
         """Which nodes do the work: "pair", "local" or "prefill"; for people and metrics."""
         if self.prefill is None:

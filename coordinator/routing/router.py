@@ -65,15 +65,15 @@ class Router:
 
     # ---- placing -------------------------------------------------------------------------------
 
-    def can_route(self) -> bool:
-        """Return whether there are ready nodes in all pools that the mode needs."""
+    def can_route(self, revision: str = "") -> bool:
+        """Return whether there are ready nodes in all pools that the mode needs, of a revision."""
         match self.mode:
             case "disaggregated":
-                return len(self.pairs.prefills_to_try()) > 0
+                return len(self.fleet.serving(self.pairs.prefills_to_try(), revision)) > 0
             case "colocated":
-                return len(self.fleet.ready(NodeRole.DECODE)) > 0
+                return len(self.fleet.ready(NodeRole.DECODE, revision)) > 0
             case "adaptive":
-                return len(self.fleet.ready(None)) > 0
+                return len(self.fleet.ready(None, revision)) > 0
 
     def place(self, request: GenerationRequest) -> Placement:
         """Choose nodes for a request; one that wants a single token needs no decode node.
@@ -86,12 +86,14 @@ class Router:
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
+        if request.revision and not self.can_route(request.revision):
+            request = replace(request, revision="")
         outlook = self._outlook(request, prompt)
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
-            return self._local(outlook, self._slots(self._decode_role))
+            return self._local(outlook, self._slots(self._decode_role, request.revision))
         match self.mode:
             case "colocated":
-                return self._local(outlook, self._slots(NodeRole.DECODE))
+                return self._local(outlook, self._slots(NodeRole.DECODE, request.revision))
             case "disaggregated":
                 return self._pair(outlook)
             case "adaptive":
@@ -99,7 +101,7 @@ class Router:
 
     def place_elsewhere(self, request: GenerationRequest, prompt: PromptHashes) -> Placement | None:
         """Choose the node that a running stream could move to; None if none has a place for it."""
-        slots = self.fleet.ready(self._decode_role)
+        slots = self.fleet.ready(self._decode_role, request.revision)
         if len(slots) == 0:
             return None
         outlook = self._outlook(request, prompt)
@@ -176,10 +178,12 @@ class Router:
 
     def _adaptive(self, outlook: Outlook) -> Placement:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
-        anywhere, prefills = self._slots(None), self.pairs.prefills()
+        revision = outlook.request.revision
+        anywhere = self._slots(None, revision)
+        prefills = self.fleet.serving(self.pairs.prefills(), revision)
         if len(prefills) == 0:  # there is no pair
             return self._local(outlook, anywhere)
-        decodes = self.fleet.ready(NodeRole.DECODE)
+        decodes = self.fleet.ready(NodeRole.DECODE, revision)
         looked_at = {
             *least(outlook.rough_cost, anywhere, FEW),
             *least(outlook.ttft_s, prefills, FEW),
@@ -252,24 +256,25 @@ class Router:
         """Return the ready nodes that a request could decode on, if it were placed like this."""
         if self.mode != "adaptive" and placement.prefill is not None:
             return self.pairs.decodes(placement.prefill.slot)
-        return self.fleet.ready(self._decode_role)
+        return self.fleet.ready(self._decode_role, placement.revision)
 
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""
+        revision = outlook.request.revision
         if outlook.ends_with_token_1:
-            return self._slots(NodeRole.PREFILL)
-        prefills = self.pairs.prefills()
+            return self._slots(NodeRole.PREFILL, revision)
+        prefills = self.fleet.serving(self.pairs.prefills(), revision)
         if len(prefills) == 0:  # even where all handoffs failed, they must be tried
-            prefills = self.pairs.prefills_to_try()
+            prefills = self.fleet.serving(self.pairs.prefills_to_try(), revision)
         if len(prefills) == 0:
             for role in NodeRole:
                 self._slots(role)
             raise self.pairs.obstacle()
         return prefills
 
-    def _slots(self, role: NodeRole | None) -> Ints:
+    def _slots(self, role: NodeRole | None, revision: str = "") -> Ints:
         """Return the ready nodes of a pool, or of both."""
-        slots = self.fleet.ready(role)
+        slots = self.fleet.ready(role, revision)
         if len(slots) == 0:
             attached = sum(1 for m in self._registry if role is None or m.role is role)
             name = f"{role.name.lower()} node" if role else "node"

@@ -72,6 +72,14 @@ def build_parser() -> FlagParser:
     )
     _add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
     _add_role_flags(add("role", "move a node to the other pool", _role))
+    revisions = add("revisions", "show or share out which revisions of the model serve", _revisions)
+    revisions.add_argument(
+        "shares",
+        metavar="REVISION=SHARE",
+        nargs="*",
+        help="first characters of a revision, and its share of the conversations; none: only show",
+    )
+    _add_url_flag(revisions)
     _add_key_flags(add("key", "create an API key for a tenant", _key))
     _add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
@@ -249,6 +257,12 @@ def _role(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout_s,
         force=arguments.force,
     )
+
+
+def _revisions(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import revisions
+
+    return revisions.run(arguments.url, arguments.shares)
 
 
 def _key(arguments: argparse.Namespace) -> int:

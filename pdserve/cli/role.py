@@ -6,9 +6,8 @@ import asyncio
 
 import msgspec
 
-from pdserve.cluster.coordinator_http import key_headers, request
+from pdserve.cluster.admin import post_admin
 from pdserve.cluster.status import fetch_status
-from pdserve.errors import ClusterError, from_code
 from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
@@ -17,15 +16,6 @@ _SLACK_S = 2.0  # for the answer, after the coordinator's own deadline
 
 class _Answer(msgspec.Struct, frozen=True):
     changed: bool
-
-
-class _Detail(msgspec.Struct, frozen=True):
-    message: str
-    code: str | None = None
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    error: _Detail
 
 
 def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> int:
@@ -39,30 +29,12 @@ def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> 
 
 async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bool) -> int:
     body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
-    answer = await _post(url, body, timeout_s)
+    answer = await post_admin(
+        url, "/admin/role", body, answer=_Answer, timeout_s=timeout_s + _SLACK_S
+    )
     status = await fetch_status(url)
     print(_told(status, node_id, role, changed=answer.changed))
     return OK
-
-
-async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
-    code, content = await request(
-        "POST",
-        url,
-        "/admin/role",
-        timeout_s=timeout_s + _SLACK_S,
-        headers=key_headers(),
-        body=body,
-    )
-    try:
-        if code == 200:
-            return msgspec.json.decode(content, type=_Answer)
-        failure = msgspec.json.decode(content, type=_Failure).error
-    except msgspec.DecodeError as error:
-        raise ClusterError(
-            f"{url}/admin/role answers {code}, but not in a coordinator's form: {error}"
-        ) from error
-    raise from_code(failure.code or "cluster_error", failure.message)
 
 
 def _told(status: ClusterStatus, node_id: str, role: str, *, changed: bool) -> str:

@@ -40,6 +40,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     reason: str = ""  # why it is sick
     loading_progress: float  # 0..1
     incarnation: str
+    revision: str = ""  # the weights, as quantized, and the arithmetic of the kernels
     session_address: str
     metrics_address: str
     num_blocks: int

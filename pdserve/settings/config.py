@@ -17,6 +17,7 @@ from pdserve.entry_points import Kind
 from pdserve.settings.flag_groups import COORDINATOR, NODE
 from pdserve.settings.security import SecurityConfig
 from pdserve.settings.struct import ConfigStruct as ConfigStruct
+from pdserve.settings.values import parse_shares
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
@@ -355,14 +356,22 @@ class RoutingConfig(ConfigStruct, frozen=True):
     max_waiting: Annotated[
         Requests, Meta(description="maximum requests without a promise that wait for capacity")
     ] = 1024
+    revision_shares: Annotated[
+        list[str],
+        Meta(
+            description="revisions of the model to serve side by side: the first characters of "
+            "each, and its share of the conversations, such as 4f0c=0.9; empty: one revision"
+        ),
+    ] = msgspec.field(default_factory=list)
     rebalance: Annotated[
         bool,
         Meta(description="move nodes between pools when load shifts (single coordinator only)"),
     ] = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if there is no router of that name."""
+        """Raise ValueError, which becomes a ConfigError, where a name or a share is wrong."""
         ROUTERS.check(self.router)
+        parse_shares(self.revision_shares)
 
 
 STORE_IN_MEMORY = "memory"  # an `answers.store`

@@ -1,9 +1,10 @@
-"""Values that are written as text in configs: sizes in bytes, and lists of cores."""
+"""Values that are written as text in configs: sizes in bytes, lists of cores, and shares."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 
 from pdserve.errors import ConfigError
 
@@ -47,3 +48,21 @@ def format_cpus(cores: Sequence[int]) -> str:
             parts.append(str(core) if i == start else f"{cores[start]}-{core}")
             start = i + 1
     return ",".join(parts)
+
+
+def parse_shares(texts: Sequence[str]) -> dict[str, float]:
+    """Return the shares of revisions, each by the first characters of the revision.
+
+    Raises:
+        ValueError: a text is not of the form REVISION=SHARE; says which.
+    """
+    shares = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            shares[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name or not 0 <= shares[name] < inf:
+            raise ValueError(f"{text!r} is no share: write REVISION=SHARE, such as 4f0c=0.9")
+    return shares

@@ -51,25 +51,25 @@ def test_up_passes_the_others_on(flag: Setting) -> None:
     assert given in reached
 
 
-CHOSEN_BY_NAME = {  # others may be installed, so these are texts
+OF_A_FORM = {  # of those that are texts: other policies may be installed
     "policy.prefill_policy": "fcfs-budget",
     "policy.decode_policy": "max-batch",
     "routing.router": "least-loaded",
+    "routing.revision_shares": ["4f0c=1"],
+    "handoff.links": ["* * delay=1"],
 }
 
 
 def another_value(flag: Setting) -> Any:
     """A valid value that is not the default."""
-    if flag.name in CHOSEN_BY_NAME:
-        return CHOSEN_BY_NAME[flag.name]
+    if flag.name in OF_A_FORM:
+        return OF_A_FORM[flag.name]
     if get_origin(flag.kind) is not list and (choices := get_args(flag.kind)):
         return next(choice for choice in choices if choice != flag.default)
     if flag.kind is bool:
         return not flag.default
     if flag.kind in (int, float):
         return flag.default + flag.kind(1) if flag.default >= 1 else flag.kind(flag.default * 1.5)
-    if flag.name == "handoff.links":
-        return ["* * delay=1"]
     return ["1"] if flag.is_list else "1"
 
 

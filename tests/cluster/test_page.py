@@ -99,8 +99,8 @@ async def test_it_shows_the_cluster_and_what_becomes_of_requests(
     ) == ["prefill-0 ready", "decode-0 ready", "decode-1 ready"]
     assert await page.run("return document.querySelector('#serving').textContent") == "serving"
     output = await client.complete(make_prompt(600, "shown"), 20)
-    nodes = await page.until("document.querySelector('.journey .id')?.textContent")
-    assert nodes == f"prefill-0 → {output.decode_node}"
+    newest = "document.querySelector('.journey .id')?.textContent"
+    await page.until(f"{newest} === 'prefill-0 → {output.decode_node}'")
     await page.press(".journey > button", "\ue007")  # Enter
     lanes = "[...document.querySelectorAll('.way .lane b')].map(b => b.textContent)"
     assert await page.run(f"return {lanes}") == ["coordinator", "prefill-0", output.decode_node]

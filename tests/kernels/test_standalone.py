@@ -20,6 +20,7 @@ ARM_FLAGS = [
     f"-DCMAKE_CXX_COMPILER={ARM_COMPILER}",
     "-DCMAKE_EXE_LINKER_FLAGS=-static",
 ]
+FAST_COMPILE = "-DCMAKE_CXX_FLAGS_RELEASE=-O1"  # the other kernel tests check what is installed
 
 
 def missing(*programs: str) -> list[str]:
@@ -59,15 +60,14 @@ def variants(*command: str | Path) -> list[str]:
 @pytest.fixture(scope="module")
 def arm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need(ARM_COMPILER, EMULATOR)
-    return build(tmp_path_factory.mktemp("arm"), *ARM_FLAGS)
+    return build(tmp_path_factory.mktemp("arm"), FAST_COMPILE, *ARM_FLAGS)
 
 
 def test_on_this_machine(tmp_path: Path) -> None:
-    """Hardly optimised: the other kernel tests check what is installed."""
     if not missing(ARM_COMPILER, EMULATOR):
         pytest.skip("the same checks run for Arm, and compiling them twice takes too long")
     need("c++")
-    program = build(tmp_path, "-DCMAKE_CXX_FLAGS_RELEASE=-O1")
+    program = build(tmp_path, FAST_COMPILE)
     assert variants(program)[-1] in ("portable", "neon")
 
 

@@ -9,6 +9,7 @@ from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
+from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.metrics import CoordinatorMetrics
@@ -53,8 +54,9 @@ class CoordinatorProcess(Process):
             resume_s=timeouts.resume_s,
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
+        revisions = Revisions(self.registry, self.router.can_route, {})
         welcome = Welcome(coordinator_id=ADDRESS, incarnation="1")
-        service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
+        service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
         self._server = Server(self._network)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
 

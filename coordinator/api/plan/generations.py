@@ -63,9 +63,11 @@ def generations(
     terms: ServiceTerms,
     now_s: float,
     num_answers: int = 1,
+    conversation: int | None = None,
 ) -> list[GenerationRequest]:
     """Return the requests for the answers to one prompt. Raises DeadlineExceeded.
 
+    `conversation` is the same for all turns of one, of 32 bits; None: the prompt stands alone.
     Nodes do not keep log-probabilities, so a stream that has some cannot be claimed.
     """
     has_scores = sampling.logprobs is not None or sampling.prompt_logprobs is not None
@@ -77,6 +79,7 @@ def generations(
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
+        conversation=conversation,
         is_claimable=terms.keyed is not None and not has_scores,
     )
     return [first, *(_another(first, choice) for choice in range(1, num_answers))]

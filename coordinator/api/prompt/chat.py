@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 from msgspec import structs
@@ -18,6 +19,7 @@ from pdserve.errors import InvalidRequest
 
 MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
 
+_ENCODER = msgspec.msgpack.Encoder()
 _TEMPLATE_ROLES = {"developer": "system"}
 
 
@@ -51,6 +53,12 @@ async def encode_chat(
             "messages",
         )
     return token_ids
+
+
+def conversation_of(messages: Sequence[Message]) -> int:
+    """Return 32 bits that all turns of a conversation have in common: of how the user begins it."""
+    first = next((m for m in messages if m.role == "user"), messages[0])
+    return crc32(_ENCODER.encode(first.content))
 
 
 def echoed_text(request: ChatRequest) -> str:

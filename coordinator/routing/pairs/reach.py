@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from coordinator.registry import Member, Registry
+from coordinator.registry import KvReach, Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Ints
 from coordinator.routing.pairs.health import NOTHING, Avoided, PairHealth
 from pdserve.errors import NoNodeAvailable
-from pdserve.protocol import NodeRole, TransportReach
+from pdserve.protocol import NodeRole
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Pairs:
         self._avoided: Avoided = NOTHING  # as well
         self._prefills: Ints | None = None
         self._decodes: dict[int, Ints] = {}  # by slot
-        self._partners: dict[tuple[frozenset[TransportReach], NodeRole], Ints] = {}
+        self._partners: dict[tuple[frozenset[KvReach], NodeRole], Ints] = {}
         self._looked_at: dict[Member, NodeRole] = {}  # ready nodes, and the roles they had
         registry.on_changed(self._changed)
         registry.on_lost(self._lost)
@@ -97,7 +97,7 @@ class Pairs:
         slots = self._partners.get(key)
         if slots is None:
             ready = self._fleet.ready(role)
-            shares = [self._fleet.member(s).shares_transport(member) for s in ready.tolist()]
+            shares = [self._fleet.member(s).exchanges_kv(member) for s in ready.tolist()]
             slots = self._partners[key] = ready if all(shares) else ready[shares]
         return slots
 
@@ -111,7 +111,7 @@ class Pairs:
 
     def _offer(self, role: NodeRole) -> str:
         members = [self._fleet.member(slot) for slot in self._fleet.ready(role).tolist()]
-        reaches = sorted({(r.name, r.domain != "") for m in members for r in m.reaches})
+        reaches = sorted({(r.name, r.domain != "") for m in members for _, r in m.reaches})
         names = [f"{name} (within a host)" if is_local else name for name, is_local in reaches]
         return " and ".join(names) or "none"
 

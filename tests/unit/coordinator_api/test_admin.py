@@ -14,6 +14,7 @@ from coordinator.api.admin import add_admin_routes
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Member, Registry
+from coordinator.revisions import Revisions
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeRole, SetRole
 from tests.unit.coordinator.members import RecordingOutbox, join, report
@@ -51,7 +52,8 @@ def registry() -> Iterator[Registry]:
 async def served(registry: Registry) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
     changes = RoleChanges(registry, "disaggregated", CoordinatorMetrics())
-    add_admin_routes(app, changes, Drains(registry, "disaggregated"))
+    revisions = Revisions(registry, lambda revision: True, {})
+    add_admin_routes(app, changes, Drains(registry, "disaggregated"), revisions)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app) as server,

@@ -27,6 +27,7 @@ from coordinator.page.routes import add_page_routes
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Registry
+from coordinator.revisions import Revisions
 from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer
@@ -48,7 +49,8 @@ def app(*, with_page: bool = True) -> web.Application:
     add_stateful_routes(made)
     registry, mode = Registry(), "disaggregated"
     changes = RoleChanges(registry, mode, CoordinatorMetrics())
-    add_admin_routes(made, changes, Drains(registry, mode))
+    revisions = Revisions(registry, lambda revision: True, {})
+    add_admin_routes(made, changes, Drains(registry, mode), revisions)
     if with_page:
         add_page_routes(made, Live(FakeGenerator().status, History()))
     return made

@@ -70,6 +70,7 @@ class Nodes:
         perf: PerfReport | None = PERF,
         host: str = "",
         transports: Sequence[TransportReach] = EVERYWHERE,
+        revision: str = "r",
     ) -> Member:
         """Without `host` on one of its own."""
         hello = node_hello(
@@ -79,6 +80,7 @@ class Nodes:
             num_blocks=NUM_BLOCKS,
             max_model_len=4096,
             transports=list(transports),
+            revision=revision,
         )
         member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
         if perf is not None:
@@ -101,6 +103,7 @@ class Nodes:
         max_tokens: int = 11,
         slo: Slo = NO_PROMISE,
         priority: int = 0,
+        revision: str = "",
     ) -> GenerationRequest:
         """With an answer as long as it may be, so that its length is known."""
         self._num_requests += 1
@@ -109,6 +112,7 @@ class Nodes:
             request_id=f"r{self._num_requests}",
             token_ids=token_ids,
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            revision=revision,
             slo=msgspec.structs.replace(slo, priority=priority or slo.priority),
         )
 

@@ -79,7 +79,7 @@ def test_another_answer_goes_to_a_node_that_can_pull_the_same_prompt() -> None:
         for _ in range(3):
             sibling = nodes.router.place_sibling(nodes.request(), first)
             assert sibling.decode is not None
-            assert sibling.decode.shares_transport(first.prefill)
+            assert sibling.decode.exchanges_kv(first.prefill)
 
 
 def test_without_any_pair_the_error_says_what_each_pool_has() -> None:
@@ -105,7 +105,7 @@ def test_in_adaptive_mode_one_node_serves_what_cannot_be_handed_off() -> None:
     for prompt in (10, 2000) * 10:
         placement = nodes.send(prompt).placement
         if placement.prefill is not None and placement.decode is not None:
-            assert placement.prefill.shares_transport(placement.decode)
+            assert placement.prefill.exchanges_kv(placement.decode)
 
 
 def test_nodes_that_come_go_and_change_pools_change_the_pairs() -> None:

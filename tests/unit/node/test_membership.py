@@ -18,6 +18,7 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
 from coordinator.requests.running import RunningRequest
+from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.errors import MalformedMessage, NodeLost
@@ -70,8 +71,9 @@ class Coordinator:
         admission = Admission(WaitingLine[RunningRequest](8))
         self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
+        revisions = Revisions(self.registry, router.can_route, {})
         welcome = Welcome(coordinator_id="c", incarnation=incarnation)
-        service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
+        service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
         self.port = 0
 

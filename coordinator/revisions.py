@@ -1,0 +1,130 @@
+"""Two revisions of a model behind one endpoint, for a rollout: which nodes join, and who gets what.
+
+A revision is what KV depends on: the weights, as quantized, and the arithmetic of the kernels. All
+nodes serve the same one, unless shares name several, each by the first characters of its name.
+Then each conversation goes to one of those that can serve now, in proportion to their shares: all
+of its turns, as long as the shares stay. A request stays with its revision, and KV never moves from
+one to the other. Where no node of its revision is left, it is computed again by another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Registry
+from pdserve.errors import ConfigError, InvalidRequest
+from pdserve.kv_layout import KvLayout
+from pdserve.protocol import NodeHello
+
+log = logging.getLogger(__name__)
+_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape
+_HASHES = 1 << 32
+
+
+class Revisions:
+    """The revisions that one coordinator serves."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        can_serve: Callable[[str], bool],
+        shares: Mapping[str, float],
+    ) -> None:
+        """
+        Args:
+            registry: the nodes.
+            can_serve: whether there are ready nodes of a revision in all pools that are needed.
+            shares: by the first characters of a revision; their sum is the whole. Empty: there is
+                one revision, that of the first node.
+        """
+        self._registry = registry
+        self._can_serve = can_serve
+        self.shares: dict[str, float] = dict(shares)
+
+    @property
+    def attached(self) -> list[str]:
+        """The revisions of all members, sorted."""
+        return sorted({member.hello.revision for member in self._registry})
+
+    def share(self, revision: str) -> float | None:
+        """Return the share of a revision; None: it is not named, or no shares are given."""
+        return max(
+            (share for prefix, share in self.shares.items() if revision.startswith(prefix)),
+            default=None,
+        )
+
+    def set(self, shares: Mapping[str, float]) -> None:
+        """Share conversations in another way from now on; what runs stays where it is.
+
+        Raises:
+            InvalidRequest: nodes are attached of several revisions, one of which is not named.
+        """
+        unnamed = [r for r in self.attached if not any(r.startswith(name) for name in shares)]
+        if unnamed and len(self.attached) > 1:
+            raise InvalidRequest(
+                f"nodes of revision {unnamed[0]!r} are attached: give it a share, which may be 0, "
+                "or stop them first",
+                "shares",
+            )
+        self.shares = dict(shares)
+        log.info("shares of the revisions: %s", self.shares or "none")
+
+    def check(self, hello: NodeHello) -> None:
+        """Check that a node's revision is served, and that it can exchange KV with its equals.
+
+        Raises:
+            ConfigError: it would be another revision than that of all others, or its KV differs.
+        """
+        others = [m.hello for m in self._registry if m.node_id != hello.node_id]
+        for other in others:
+            if other.revision == hello.revision:
+                _check_layout(hello, other)
+            elif self.share(hello.revision) is None:
+                raise ConfigError(
+                    f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
+                    f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
+                    "arithmetic of their kernels (then give all of them the same engine.kernels); "
+                    "to serve both side by side, give each a share (pdserve revisions)"
+                )
+
+    def choose(self, request: GenerationRequest) -> str:
+        """Return the revision that a new request is for; empty: any."""
+        if not self.shares:
+            return ""
+        served = [(r, self.share(r) or 0.0) for r in self.attached if self._can_serve(r)]
+        whole = sum(share for _, share in served)
+        if whole == 0:
+            return ""  # better served by what has no share than by nobody
+        point = whole * _point(request)
+        for revision, share in served:
+            point -= share
+            if point < 0:
+                return revision
+        return served[-1][0]
+
+
+def _point(request: GenerationRequest) -> float:
+    """The same number of [0, 1) for all turns of a conversation, at each coordinator."""
+    if request.conversation is None:
+        return crc32(request.request_id.encode()) / _HASHES
+    return request.conversation / _HASHES
+
+
+def _check_layout(hello: NodeHello, other: NodeHello) -> None:
+    if other.layout.model_shape != hello.layout.model_shape:
+        raise ConfigError(
+            f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
+            f"({other.layout.describe()}): {_advice(hello.layout, other.layout)}"
+        )
+
+
+def _advice(one: KvLayout, other: KvLayout) -> str:
+    """What differs between the model shapes of two layouts, and how both get the same."""
+    pairs = zip(_MODEL_SHAPE, one.model_shape, other.model_shape, strict=True)
+    differing = [name for name, a, b in pairs if a != b]
+    if differing == ["dtype"]:
+        return "start both with the same --dtype"
+    return f"they differ in {', '.join(differing)}: start both with the same checkpoint"
