@@ -122,6 +122,15 @@ class Registry:
         """Number of coordinators that use these nodes, as far as a node has told."""
         return max((member.load.num_coordinators for member in self), default=1) or 1
 
+    def are_led_by(self, incarnation: str) -> bool:
+        """Return whether this coordinator may do what only one of those of these nodes may do.
+
+        Each node names the first of the coordinators that it is attached to. All members have to
+        name the same one: so two coordinators that share a node never both lead.
+        """
+        leaders = {m.load.leader for m in self if m.load.leader or m.load.num_coordinators > 1}
+        return leaders <= {incarnation}
+
     def find(self, node_id: str) -> Member | None:
         """Return the member with this node id, if there is one."""
         return self._members.get(node_id)

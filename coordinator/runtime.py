@@ -23,7 +23,7 @@ from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
-from coordinator.pools.rebalancer import Rebalancer
+from coordinator.pools.rebalancer import Rebalancer, Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
@@ -71,6 +71,7 @@ class Coordinator:
         self._config = config
         self._model = model
         self._registry = Registry()
+        self._incarnation = token_hex(8)
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
@@ -174,7 +175,7 @@ class Coordinator:
         config, timeouts = self._config, self._config.timeouts
         welcome = Welcome(
             coordinator_id=format_address(config.nodes_host, config.grpc_port),
-            incarnation=token_hex(8),
+            incarnation=self._incarnation,
         )
         service = CoordinatorService(
             self._registry, self._flow, self._revisions, self._model.model_id, welcome, timeouts
@@ -194,9 +195,14 @@ class Coordinator:
             yield
             return
         rebalancer = Rebalancer(SystemClock())
+
+        def decide() -> Turn | None:
+            turn = rebalancer.tick(self._loads.look())
+            return turn if self._registry.are_led_by(self._incarnation) else None
+
         task = asyncio.create_task(
             rebalance(
-                lambda: rebalancer.tick(self._loads.look()),
+                decide,
                 self._changes,
                 self._config.timeouts.heartbeat_s,
             )

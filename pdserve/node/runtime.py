@@ -332,8 +332,13 @@ class Node:
     def _load_report(self) -> LoadReport:
         parts, progress = self._parts, self.loading.progress
         report = load_report(self._services, parts.perf, self._state, progress, parts.clock.now())
-        attached = sum(link.is_attached for link in self._links)
-        return replace(report, reason=self._sick_reason, num_coordinators=attached)
+        attached = [link.coordinator for link in self._links if link.is_attached]
+        return replace(
+            report,
+            reason=self._sick_reason,
+            num_coordinators=len(attached),
+            leader=min(attached, default=""),
+        )
 
     def _attached(self, link: CoordinatorLink) -> None:
         self._perf_feed.attached(link)

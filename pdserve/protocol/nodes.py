@@ -130,6 +130,7 @@ class LoadReport(Message, frozen=True):
     links: list[LinkState] = []  # open sessions over which this node pulls
     reason: str = ""  # why the node is SICK: a `Sickness`, a colon, and what happened
     num_coordinators: int = 1  # to which the node is attached
+    leader: str = ""  # incarnation of that one of them which may do what only one may do
 
     def check(self) -> None:
         """Check a report that a node has sent.

@@ -365,7 +365,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(default_factory=list)
     rebalance: Annotated[
         bool,
-        Meta(description="move nodes between pools when load shifts (single coordinator only)"),
+        Meta(description="move nodes between pools when load shifts; one coordinator does so"),
     ] = False
 
     def __post_init__(self) -> None:

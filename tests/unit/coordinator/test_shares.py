@@ -28,3 +28,19 @@ def test_listeners_hear_of_each_change_once() -> None:
     assert heard == [2, 1]
     registry.remove(first)
     assert registry.num_coordinators == 1
+
+
+def test_all_nodes_name_the_one_that_leads() -> None:
+    registry = Registry()
+    assert registry.are_led_by("a"), "there is nobody else"
+    first, second = (join(registry, name, NodeRole.DECODE) for name in "de")
+    for member in (first, second):
+        registry.report(member, replace(member.load, num_coordinators=2, leader="a"))
+    assert registry.are_led_by("a")
+    assert not registry.are_led_by("b")
+    registry.report(second, replace(second.load, leader="b"))
+    assert not any(registry.are_led_by(name) for name in "ab"), "they do not agree"
+    registry.report(second, replace(second.load, leader=""))
+    assert not registry.are_led_by("a"), "it does not say, and has two"
+    registry.report(second, replace(second.load, num_coordinators=1))
+    assert registry.are_led_by("a")
