@@ -47,6 +47,11 @@ class Call:
         """Whether the answer comes as events."""
         return bool(self.body.get("stream"))
 
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the answer is made without the client, which asks for it."""
+        return bool(self.body.get("background"))
+
 
 def _chat(random: Random, number: int, **fields: Any) -> tuple[str, Body]:
     topics = ("a fox and a hen", "the sea", "a king", "an old clock", "two friends")
@@ -92,6 +97,7 @@ KINDS: Final[dict[str, Make]] = {
     ),
     "unary": lambda r, n: _completion(r, n, seed=n, n=2, **_DRAWN, **_LONG),
     "response": lambda r, n: _response(r, n, seed=n, stream=True, **_DRAWN),
+    "background": lambda r, n: _response(r, n, seed=n, background=True, **_DRAWN),
     "short": lambda r, n: _chat(r, n, temperature=0, max_tokens=r.choice([1, 2])),
 }
 

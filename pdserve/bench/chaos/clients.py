@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from typing import Final
 
@@ -36,6 +37,7 @@ class Heard(msgspec.Struct):
     is_broken: bool = False  # no error was heard: the connection ended before the answer
     is_keyed: bool = False
     last_id: str = ""  # of the last event that was heard whole
+    response_id: str = ""  # of a response that is made in the background
     num_returns: int = 0
     has_left: bool = False
     heard_s: list[float] = []  # when something came
@@ -65,10 +67,10 @@ async def _is_heard(session: aiohttp.ClientSession, url: str, call: Call, heard:
     """Hear what is still missing; returns False if it broke, and the client should come back."""
     heard.error, heard.is_broken = "", False
     try:
-        async with session.post(
-            url + call.path, json=call.body, headers=_headers(call, heard)
-        ) as response:
+        async with _asked(session, url + call.path, call, heard) as response:
             heard.status = response.status
+            if response.status == 200 and call.is_in_background:
+                return _is_made(heard, await response.read())
             if response.status != 200 or not call.is_streamed:
                 _take_whole(heard, await response.read())
             else:
@@ -76,9 +78,33 @@ async def _is_heard(session: aiohttp.ClientSession, url: str, call: Call, heard:
     except aiohttp.ClientError as error:
         heard.error, heard.is_broken = type(error).__name__, True
         heard.num_returns += 1
-        return not call.key
-    is_refused = heard.status == _UNAVAILABLE and heard.num_returns > 0
-    return not (call.key and (is_refused or heard.error.startswith(_BEHIND)))
+        return not (call.key or heard.response_id)
+    if heard.status == _UNAVAILABLE and (call.is_in_background or heard.num_returns > 0):
+        return not (call.key or heard.response_id)  # nothing could be stored, or nobody served
+    return not (call.key and heard.error.startswith(_BEHIND))
+
+
+def _asked(
+    session: aiohttp.ClientSession, url: str, call: Call, heard: Heard
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """Make the call, or ask for what is made in the background."""
+    if heard.response_id:
+        return session.get(f"{url}/{heard.response_id}")
+    return session.post(url, json=call.body, headers=_headers(call, heard))
+
+
+def _is_made(heard: Heard, content: bytes) -> bool:
+    """Return whether a response that is made in the background has ended, and take it then."""
+    body = msgspec.json.decode(content)
+    heard.response_id = body["id"]
+    if body["status"] in ("queued", "in_progress"):
+        return False
+    heard.heard_s.append(monotonic())
+    for item in body["output"]:
+        for part in item.get("content") or ():
+            heard.add(0, part.get("text", ""))
+    _take_response_event(heard, {"type": f"response.{body['status']}", "response": body})
+    return True
 
 
 def _headers(call: Call, heard: Heard) -> Mapping[str, str]:

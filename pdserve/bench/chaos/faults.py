@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -18,7 +20,10 @@ from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 
 KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
+FULL_DISK: Final = "full-disk"
+NO_DESCRIPTORS: Final = "no-descriptors"
 _FROZEN_S: Final = 3.0  # longer than `liveness_s`
+_LIMITED_S: Final = 3.0
 _SLOW_S: Final = 0.1
 _LOST_SHARE: Final = 0.5
 _STARTS_S: Final = 60.0  # a coordinator
@@ -50,6 +55,14 @@ class Target:
         self.cluster.send_signal(name, signal.SIGSTOP)
         await asyncio.sleep(for_s)
         self.cluster.send_signal(name, signal.SIGCONT)
+
+    async def limited(self, name: str, limit: int, number: int) -> None:
+        """Set a limit of the kernel on a process (`resource.RLIMIT_*`) for a while."""
+        pid = self.cluster.pid(name)
+        former = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, (number, former[1]))
+        await asyncio.sleep(_LIMITED_S)
+        resource.prlimit(pid, limit, former)
 
 
 Fault = Callable[[Target], Awaitable[str]]
@@ -169,6 +182,20 @@ async def _lossy_link(target: Target) -> str:
     return name
 
 
+async def _full_disk(target: Target) -> str:
+    """The coordinator cannot write another byte to any file: a store that says so is used again."""
+    await target.limited(COORDINATOR, resource.RLIMIT_FSIZE, 0)
+    return COORDINATOR
+
+
+async def _no_descriptors(target: Target) -> str:
+    """A process can neither open nor accept anything."""
+    name = target.random.choice([COORDINATOR, target.node("prefill"), target.node("decode")])
+    used = max(map(int, os.listdir(f"/proc/{target.cluster.pid(name)}/fd")))
+    await target.limited(name, resource.RLIMIT_NOFILE, used + 1)
+    return name
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "kill-decode": lambda target: _kill(target, "decode"),
     "kill-prefill": lambda target: _kill(target, "prefill"),
@@ -187,6 +214,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "swallow": _swallow,
     "slow-link": _slow_link,
     "lossy-link": _lossy_link,
+    FULL_DISK: _full_disk,
+    NO_DESCRIPTORS: _no_descriptors,
 }
 NEEDS_PREFILL: Final = frozenset(
     {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from pdserve.bench.chaos.clients import NO_END, Heard
+from pdserve.errors import StoreUnavailable
 
 MOST_SILENT_S: Final = 5.0  # beyond the time in which no node could have gone on
 LOST, WRONG, HUNG = "lost", "wrong", "hung"
@@ -14,16 +16,20 @@ LOST, WRONG, HUNG = "lost", "wrong", "hung"
 Span = tuple[float, float]
 
 
-def judge(
-    heard: Heard, reference: Heard, outages: Sequence[Span], deaths: Sequence[Span] = ()
-) -> list[tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class Excuses:
+    """When a call may fail, if its client is told so."""
+
+    outages: Sequence[Span] = ()  # a pool that calls need had no ready node
+    deaths: Sequence[Span] = ()  # of the coordinator, which end the calls that have no key
+    full_disks: Sequence[Span] = ()  # nothing could be stored
+    no_descriptors: Sequence[Span] = ()  # the coordinator could not let anybody in
+
+
+def judge(heard: Heard, reference: Heard, excuses: Excuses) -> list[tuple[str, str]]:
     """Return what is wrong with a call, as (kind, words); nothing if all is well.
 
-    Args:
-        heard: under faults.
-        reference: the same call undisturbed.
-        outages: when a pool that the call needs had no ready node.
-        deaths: of the coordinator, which end the calls that have no key.
+    `reference` is the same call undisturbed.
     """
     found: list[tuple[str, str]] = []
     for index, text in heard.answers.items():
@@ -33,12 +39,10 @@ def judge(
     for index, reasons in heard.finish_reasons.items():
         if len(reasons) > 1:
             found.append((WRONG, f"choice {index} has ended {len(reasons)} times"))
-    silent_s = longest_silence_s(heard, outages)
+    silent_s = longest_silence_s(heard, excuses.outages)
     if silent_s > MOST_SILENT_S or heard.error == NO_END:
         found.append((HUNG, f"nothing came for {silent_s:.1f} s"))
-    if heard.status == 503 and _overlap(heard, outages):
-        return found  # refused, and told so: nothing had begun
-    if heard.is_broken and not heard.is_keyed and _overlap(heard, deaths):
+    if _is_excused(heard, excuses):
         return found
     if heard.error:
         found.append((LOST, f"it ended with {heard.error}"))
@@ -54,6 +58,17 @@ def judge(
         for part in ("answers", "finish_reasons", "completion_tokens")
         if getattr(heard, part) != getattr(reference, part)
     ]
+
+
+def _is_excused(heard: Heard, excuses: Excuses) -> bool:
+    if heard.error.startswith(StoreUnavailable.code):
+        return _overlap(heard, excuses.full_disks)
+    if heard.status == 503:  # refused: nothing had begun
+        return _overlap(heard, excuses.outages)
+    if not heard.is_broken or heard.is_keyed:
+        return False
+    is_shut_out = not heard.heard_s and _overlap(heard, excuses.no_descriptors)
+    return is_shut_out or _overlap(heard, excuses.deaths)
 
 
 def _overlap(heard: Heard, outages: Iterable[Span]) -> bool:

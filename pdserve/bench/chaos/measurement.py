@@ -18,8 +18,14 @@ import msgspec
 
 from pdserve.bench.chaos.calls import KINDS, Call, make_call
 from pdserve.bench.chaos.clients import Heard, perform
-from pdserve.bench.chaos.faults import FAULTS, KILL_COORDINATOR, Target
-from pdserve.bench.chaos.histories import Span, gap_s, judge
+from pdserve.bench.chaos.faults import (
+    FAULTS,
+    FULL_DISK,
+    KILL_COORDINATOR,
+    NO_DESCRIPTORS,
+    Target,
+)
+from pdserve.bench.chaos.histories import Excuses, Span, gap_s, judge
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.errors import ClusterError, PdserveError
 from pdserve.protocol.status import ClusterStatus
@@ -282,15 +288,25 @@ class Chaos:
         self._report.leaks += left
 
     def _judge(self, began_s: float) -> None:
-        outages, faults = self._watch.outages(), self._report.faults
-        deaths = [
-            (began_s + fault.began_s, began_s + fault.began_s + fault.lasted_s)
-            for fault in faults
-            if fault.kind == KILL_COORDINATOR
-        ]
+        faults = self._report.faults
+
+        def spans(kind: str) -> list[Span]:
+            """When the coordinator had this fault."""
+            return [
+                (began_s + fault.began_s, began_s + fault.began_s + fault.lasted_s)
+                for fault in faults
+                if fault.kind == kind and fault.hit == COORDINATOR
+            ]
+
+        excuses = Excuses(
+            outages=self._watch.outages(),
+            deaths=spans(KILL_COORDINATOR),
+            full_disks=spans(FULL_DISK),
+            no_descriptors=spans(NO_DESCRIPTORS),
+        )
         for heard in self._heard:
             reference = self._references[heard.kind, heard.number]
-            found = judge(heard, reference, outages, deaths)
+            found = judge(heard, reference, excuses)
             self._report.calls.append(
                 CallRecord(
                     kind=heard.kind,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
+from pdserve.settings.config import AnswerConfig
 
 
 class RelayedCluster(Cluster):
@@ -77,6 +79,7 @@ async def measure(config: ChaosConfig, kinds: Sequence[str], report: ChaosReport
             assert cluster is not None
             return cluster.grpc_address
 
+        folder = stack.enter_context(TemporaryDirectory())
         relays = {name: await stack.enter_async_context(Relay(coordinator)) for name in relayed}
         cluster = RelayedCluster(
             ClusterConfig(
@@ -86,6 +89,7 @@ async def measure(config: ChaosConfig, kinds: Sequence[str], report: ChaosReport
                 decode=config.decode,
                 checkpoint=config.checkpoint,
                 engine=config.engine,
+                answers=AnswerConfig(store=f"{folder}/answers"),
             ),
             relays,
         )

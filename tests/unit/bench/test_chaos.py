@@ -13,7 +13,7 @@ from pdserve.bench.chaos.calls import KINDS, make_call
 from pdserve.bench.chaos.clients import Heard
 from pdserve.bench.chaos.config import ChaosConfig
 from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL
-from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, gap_s, judge
+from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, Excuses, gap_s, judge
 from pdserve.bench.chaos.measurement import Watch, _held
 from pdserve.bench.chaos.relay import Relay
 from pdserve.bench.chaos.run import kinds_of
@@ -37,7 +37,7 @@ def heard() -> Heard:
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
-    assert judge(heard(), heard(), []) == []
+    assert judge(heard(), heard(), Excuses()) == []
 
 
 PLANTED: dict[str, tuple[Callable[[Heard], None], str]] = {
@@ -67,7 +67,7 @@ def test_what_is_planted_is_found(name: str) -> None:
     plant, kind = PLANTED[name]
     bad = heard()
     plant(bad)
-    assert kind in {found for found, _ in judge(bad, heard(), [])}
+    assert kind in {found for found, _ in judge(bad, heard(), Excuses())}
 
 
 def test_an_outage_excuses_silence_and_refusals_but_no_loss() -> None:
@@ -75,7 +75,7 @@ def test_an_outage_excuses_silence_and_refusals_but_no_loss() -> None:
     silent.heard_s = [10.5, 16.0, 17.0]
     refused(turned_away)
     lost.error = "node_lost: gone"
-    outages = [(11.0, 15.0)]
+    outages = Excuses(outages=[(11.0, 15.0)])
     assert judge(silent, heard(), outages) == []
     assert judge(turned_away, heard(), outages) == []
     assert {kind for kind, _ in judge(lost, heard(), outages)} == {LOST}
@@ -85,19 +85,38 @@ def test_a_dead_coordinator_ends_calls_without_a_key_and_no_others() -> None:
     broken = heard()
     broken.error, broken.is_broken, broken.num_ends = "ServerDisconnectedError", True, 0
     deaths = [(11.5, 13.0)]
-    assert judge(broken, heard(), [], deaths) == []
-    assert {kind for kind, _ in judge(broken, heard(), deaths, [])} == {LOST}
+    dead, empty = Excuses(deaths=deaths), Excuses(outages=deaths)
+    assert judge(broken, heard(), dead) == []
+    assert {kind for kind, _ in judge(broken, heard(), empty)} == {LOST}
     broken.is_keyed = True
-    assert {kind for kind, _ in judge(broken, heard(), [], deaths)} == {LOST}
+    assert {kind for kind, _ in judge(broken, heard(), dead)} == {LOST}
+
+
+def test_who_was_not_let_in_has_lost_nothing() -> None:
+    shut_out = heard()
+    shut_out.error, shut_out.is_broken = "ClientOSError", True
+    excuses = Excuses(no_descriptors=[(9.0, 13.0)])
+    assert {kind for kind, _ in judge(shut_out, heard(), excuses)} == {LOST}, "it had begun"
+    shut_out.heard_s = []
+    assert judge(shut_out, heard(), excuses) == []
+    assert {kind for kind, _ in judge(shut_out, heard(), Excuses())} == {LOST}
+
+
+def test_what_cannot_be_stored_is_excused_by_a_full_disk_alone() -> None:
+    refused = heard()
+    refused.error, refused.status = "store_unavailable: full", 503
+    assert judge(refused, heard(), Excuses(full_disks=[(9.0, 13.0)])) == []
+    other = Excuses(outages=[(9.0, 13.0)], deaths=[(9.0, 13.0)])
+    assert {kind for kind, _ in judge(refused, heard(), other)} == {LOST}
 
 
 def test_a_client_that_leaves_has_the_beginning() -> None:
     left = heard()
     left.has_left, left.num_ends, left.finish_reasons, left.completion_tokens = True, 0, {}, None
     left.answers = {0: "once upon"}
-    assert judge(left, heard(), []) == []
+    assert judge(left, heard(), Excuses()) == []
     left.answers = {0: "twice"}
-    assert {kind for kind, _ in judge(left, heard(), [])} == {WRONG}
+    assert {kind for kind, _ in judge(left, heard(), Excuses())} == {WRONG}
 
 
 def test_a_gap_belongs_to_the_fault_before_it() -> None:
