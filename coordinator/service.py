@@ -27,7 +27,7 @@ from pdserve.protocol import (
     TokenBatch,
     Welcome,
 )
-from pdserve.settings.config import SharedTimeouts
+from pdserve.settings.timeouts import SharedTimeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE

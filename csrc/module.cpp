@@ -10,6 +10,7 @@
 #include "generations.h"
 #include "json_shape.h"
 #include "linear/launch.h"
+#include "ranks/bind.h"
 #include "routing/bind.h"
 #include "rows/launch.h"
 #include "sampling/launch.h"
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_attention(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
+    pdserve::bind_ranks(m);
     pdserve::bind_routing(m);
     pdserve::bind_decoder(m);
     pdserve::bind_sampling(m);

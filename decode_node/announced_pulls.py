@@ -14,7 +14,7 @@ from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
-from pdserve.settings.config import NodeTimeouts
+from pdserve.settings.timeouts import NodeTimeouts
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name 
 
 # A process that maps the pool can rely on its size (touching a page beyond the end would kill it),
 # and only the owner, which has mapped it before the seal, can write to it.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEALS = _SIZE_SEALS | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
 
 
 MemoryKind = Literal["cpu", "cuda", "private"]  # private: not accessible to other processes
@@ -88,14 +89,24 @@ class ExportedPool:
 
     kind: MemoryKind = "cpu"
 
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int, *, is_sealed: bool = True) -> None:
+        """Allocate a pool. Unless it `is_sealed`, other processes of this node may map it to write
+        to it, until `seal` is called, which must be before it is exported.
+        """
         if num_blocks <= 0 or block_bytes <= 0:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_bytes} bytes cannot be")
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes
         size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
-        self.fd, self._mapping = sealed_memory("pdserve-kv", size)
+        self.fd, self._mapping = sealed_memory(
+            "pdserve-kv", size, _SEALS if is_sealed else _SIZE_SEALS
+        )
         self.data, self.generations = _views(self._mapping, num_blocks, block_bytes)
+
+    def seal(self) -> None:
+        """Let nobody map the pool for writing from now on. Idempotent."""
+        if not fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     @property
     def flat(self) -> NDArray[np.uint8]:
@@ -145,7 +156,7 @@ class RemotePool:
         self.flat = data.reshape(-1)  # uint8[num_blocks * block_bytes], not writable
 
 
-def sealed_memory(name: str, size: int) -> tuple[int, NDArray[np.uint8]]:
+def sealed_memory(name: str, size: int, seals: int = _SEALS) -> tuple[int, NDArray[np.uint8]]:
     """New memory that others can map, but neither write to nor shrink: (descriptor, mapping).
 
     Raises:
@@ -155,7 +166,7 @@ def sealed_memory(name: str, size: int) -> tuple[int, NDArray[np.uint8]]:
     try:
         os.ftruncate(fd, size)
         mapping = _native.map_shared(fd, size, writable=True)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError:
         os.close(fd)
         raise

@@ -141,6 +141,22 @@ def look_up_rows(
 ) -> None:
     """Copy rows of a table, widened to float32, into `out`."""
 
+class RanksLost(RuntimeError):
+    """Another rank has ended, failed, or not come in time."""
+
+class RankGroup:
+    """One of the processes that compute steps together; they meet in shared memory."""
+
+    def __init__(self, memory: NDArray[np.uint8], rank: int, num_ranks: int) -> None: ...
+    @staticmethod
+    def memory_bytes(num_ranks: int) -> int: ...
+    def say_ready(self) -> None: ...
+    def wait_ready(self, seconds: float) -> bool: ...  # raises RanksLost
+    def wait_step(self, last: int) -> int: ...  # raises RanksLost
+    def give_up(self) -> None: ...
+    @property
+    def is_lost(self) -> bool: ...
+
 class Decoder:
     """A model on the CPU; one call computes a step."""
 
@@ -156,6 +172,11 @@ class Decoder:
         inverse_frequencies: Tensor,  # [head_dim / 2] float32, radians a position
         rope_scale: float,  # of cosines and sines
         variant: str = "",  # one of kernel_variants(), for tests
+        model_kv_heads: int = 0,  # of the whole model, where this is a rank; 0: num_kv_heads
+        first_kv_head: int = 0,
+        vocab_size: int = 0,  # of the whole model; 0: that of the embedding
+        first_token_id: int = 0,
+        group: RankGroup | None = None,  # the other ranks; held
     ) -> None: ...
     def logits(
         self,

@@ -90,7 +90,7 @@ async def shared_fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
     config = fleet_config(
         tiny_checkpoint, decode=2, max_inflight=MAX_INFLIGHT, engine={"token_budget": 37}
     )
-    fleet = Fleet(config, {"decode-1": ["--block-size=8", "--transports=tcp"]})
+    fleet = Fleet(config, {"decode-1": ["--set=engine.block_size=8", "--transports=tcp"]})
     async with running(fleet):
         yield fleet
 

@@ -16,9 +16,11 @@ struct Call {
     int64_t query_head_stride;
     void* out;  // [num_tokens, num_heads, head_dim], contiguous
 
-    // kv_pool[0, layer]; within a block: [2, num_kv_heads, block_size, head_dim]
+    // The first head of this call in kv_pool[0, layer]; within a block: [2, heads of the pool,
+    // block_size, head_dim]
     const void* layer_pool;
     int64_t block_stride;
+    int64_t value_offset;  // from a key to its value
 
     const int32_t* query_start;  // [num_requests + 1]
     const int32_t* context_lens;  // [num_requests]

@@ -10,14 +10,20 @@
 
 namespace pdserve::attention {
 
-// A KV pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+// A KV pool [num_blocks, num_layers, 2, pool_heads, block_size, head_dim], of which a tensor-parallel
+// rank uses num_kv_heads consecutive heads.
 struct Pool {
-    void* data;
+    void* data;  // at the first of these heads
     bool is_bfloat16;
     int num_layers;
+    int pool_heads;
     int num_kv_heads;
     int block_size;
     int head_dim;
+
+    int64_t head_elements() const { return int64_t{block_size} * head_dim; }
+    int64_t layer_elements() const { return 2 * pool_heads * head_elements(); }
+    int64_t value_offset() const { return pool_heads * head_elements(); }  // from a key
 };
 
 // The arrays of pdserve.engine.attention.AttentionBatch.

@@ -42,10 +42,10 @@ const KernelsOfType& kernels_of(Variant variant, bool is_bfloat16) {
 
 void Plan::make(
     const Step& step, const Pool& pool, int num_heads, int sliding_window, RowChoice choice) {
-    const int64_t layer_elements =
-        int64_t{2} * pool.num_kv_heads * pool.block_size * pool.head_dim;
+    const int64_t layer_elements = pool.layer_elements();
     call_ = {};
     call_.block_stride = pool.num_layers * layer_elements;
+    call_.value_offset = pool.value_offset();
     call_.query_start = step.query_start;
     call_.context_lens = step.context_lens;
     call_.block_tables = step.block_tables;

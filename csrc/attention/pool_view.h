@@ -49,12 +49,18 @@ struct PoolView {
             + layer * layer_elements * static_cast<int64_t>(tensor.element_bytes());
     }
 
-    Pool pool() const {
+    Pool pool() const { return heads(0, num_kv_heads); }
+
+    // The same pool for a rank that has only these heads, which the caller has checked.
+    Pool heads(int64_t first, int64_t num_heads) const {
+        const int64_t first_element = first * block_size * head_dim;
         return {
-            .data = tensor.data<void>(),
+            .data = tensor.data<char>()
+                + first_element * static_cast<int64_t>(tensor.element_bytes()),
             .is_bfloat16 = tensor.type() == ElementType::kBFloat16,
             .num_layers = static_cast<int>(tensor.size(1)),
-            .num_kv_heads = static_cast<int>(num_kv_heads),
+            .pool_heads = static_cast<int>(num_kv_heads),
+            .num_kv_heads = static_cast<int>(num_heads),
             .block_size = static_cast<int>(block_size),
             .head_dim = static_cast<int>(head_dim),
         };

@@ -62,7 +62,7 @@ void rotate_token(const RotateCall& call, int64_t token) {
     T* row = static_cast<T*>(call.qkv) + token * call.row_stride;
     T* key = static_cast<T*>(call.layer_pool) + slot / call.block_size * call.block_stride
         + slot % call.block_size * head_dim;
-    T* value = key + call.num_kv_heads * head_elements;
+    T* value = key + call.value_offset;
     const float* cosines = call.cos_sin + token * head_dim;
     for (int h = 0; h < call.num_heads; ++h, row += head_dim) {
         rotate_head<kHasNorm>(row, call.head_dim, call.q_norm, call.norm_eps, cosines, row);

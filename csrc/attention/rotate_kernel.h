@@ -23,6 +23,7 @@ struct RotateCall {
 
     void* layer_pool;  // as in Call
     int64_t block_stride;
+    int64_t value_offset;
     int block_size;
     const int64_t* slots;  // [num_tokens]
 };

@@ -60,8 +60,7 @@ void check_qkv(
 
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant) {
-    const int64_t layer_elements =
-        int64_t{2} * pool.num_kv_heads * pool.block_size * pool.head_dim;
+    const int64_t layer_elements = pool.layer_elements();
     const RotateCall call{
         .qkv = rows.qkv,
         .row_stride = rows.stride,
@@ -75,6 +74,7 @@ void rotate_and_write(
         .layer_pool = static_cast<char*>(pool.data)
             + layer * layer_elements * (pool.is_bfloat16 ? 2 : 4),
         .block_stride = pool.num_layers * layer_elements,
+        .value_offset = pool.value_offset(),
         .block_size = pool.block_size,
         .slots = step.slots,
     };

@@ -142,7 +142,7 @@ struct TileRows {
         prefetcher.reset();
         const int32_t* table = call.block_tables + request * call.table_stride;
         const int64_t head_elements = static_cast<int64_t>(call.block_size) * call.head_dim;
-        const int64_t value_offset = call.num_kv_heads * head_elements;
+        const int64_t value_offset = call.value_offset;
         const T* head_pool = static_cast<const T*>(call.layer_pool) + place.head * head_elements;
         int k = 0;
         const int skipped = (start + first) / call.block_size * call.block_size - start;

@@ -11,6 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "../bind.h"
+#include "../ranks/bind.h"
 #include "forward.h"
 #include "read_model.h"
 #include "step_view.h"
@@ -25,8 +26,12 @@ namespace {
 
 class Decoder {
 public:
-    Decoder(OwnedModel owned, Variant variant)
-        : owned_(std::move(owned)), forward_(owned_.model, variant) {}
+    // `group` is a RankGroup or None, and kept.
+    Decoder(OwnedModel owned, Variant variant, nb::object group)
+        : owned_(std::move(owned)),
+          group_(std::move(group)),
+          forward_(owned_.model, variant,
+              group_.is_none() ? nullptr : &nb::cast<ranks::OwnedGroup&>(group_).group()) {}
     Decoder(const Decoder&) = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -46,7 +51,7 @@ public:
         }
         const Turn turn(is_running_);
         nb::gil_scoped_release release;
-        forward_.run(step.inputs(), written);
+        forward_.run(step.inputs(owned_.model), written);
     }
 
     size_t workspace_bytes() const { return forward_.workspace_bytes(); }
@@ -66,17 +71,21 @@ private:
     };
 
     OwnedModel owned_;
+    nb::object group_;
     Forward forward_;
     bool is_running_ = false;
 };
 
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
     int64_t head_dim, double norm_eps, std::vector<int64_t> sliding_windows,
-    nb::handle inverse_frequencies, double rope_scale, const char* variant_name) {
+    nb::handle inverse_frequencies, double rope_scale, const char* variant_name,
+    int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
+    nb::object group) {
     const Variant variant = variant_from(variant_name);
-    OwnedModel owned = read_model({weights, num_heads, num_kv_heads, head_dim, norm_eps,
-        std::move(sliding_windows), inverse_frequencies, rope_scale});
-    new (self) Decoder(std::move(owned), variant);
+    OwnedModel owned = read_model({weights, num_heads, num_kv_heads, model_kv_heads, first_kv_head,
+        vocab_size, first_token_id, head_dim, norm_eps, std::move(sliding_windows),
+        inverse_frequencies, rope_scale});
+    new (self) Decoder(std::move(owned), variant, std::move(group));
 }
 
 }  // namespace
@@ -89,7 +98,9 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder", "A model on the CPU: one call computes a step.")
         .def("__init__", &decoder::make_decoder, arg("weights"), nb::kw_only(), arg("num_heads"),
             arg("num_kv_heads"), arg("head_dim"), arg("norm_eps"), arg("sliding_windows"),
-            arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "")
+            arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "",
+            arg("model_kv_heads") = 0, arg("first_kv_head") = 0, arg("vocab_size") = 0,
+            arg("first_token_id") = 0, arg("group") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
             arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),

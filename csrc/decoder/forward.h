@@ -8,6 +8,7 @@
 
 #include "../attention/layer.h"
 #include "../cpu.h"
+#include "../ranks/group.h"
 #include "../scratch_buffer.h"
 #include "buffers.h"
 #include "kept_rows.h"
@@ -21,21 +22,24 @@ struct Inputs {
     attention::Step step;      // but for its slots
     attention::Pool pool;
     attention::RowChoice sampled;
-    float* logits;  // [sampled.num_rows, vocab]
+    float* logits;  // [sampled.num_rows, vocab]; a rank writes its share of the columns
     attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
     float* states_out;                        // [states.num_rows, hidden], normalised
 };
 
 // Called with the number of completed layers whenever the keys and values of a layer have been
-// written.
+// written, by all ranks.
 using Written = std::function<void(int64_t num_layers)>;
 
 // Computes steps, one at a time. Its working memory is kept between steps.
 class Forward {
 public:
-    Forward(const Model& model, Variant variant);
+    // `group`: the other ranks, which compute the same steps with their shares of the model; null:
+    // there are none.
+    Forward(const Model& model, Variant variant, ranks::Group* group);
 
     // A row of logits or states depends, bit for bit, only on that row and its request's KV.
+    // Throws ranks::RanksLost.
     void run(const Inputs& inputs, const Written& written);
 
     size_t workspace_bytes() const { return memory_.num_bytes(); }
@@ -46,20 +50,25 @@ private:
         attention::Plan plan;
     };
 
+    void compute(const Inputs& inputs, const Written& written);
+    void look_up(const int64_t* token_ids);
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);
     void attend(int index, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
+    void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
     void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
     void normalise(const float* weight);
-    void multiply(const linear::PackedMatrix& matrix, const void* x, linear::Result result,
-        void* out);
+    void add_product(const linear::PackedMatrix& matrix, const void* x);
+    void multiply(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
+        linear::Result result, void* out, int64_t out_stride);
 
     const Model& model_;
     const Variant variant_;
+    ranks::Group* const group_;
     const size_t element_bytes_;
     ScratchBuffer memory_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has

@@ -8,11 +8,17 @@
 
 namespace pdserve::decoder {
 
+// Those of a tensor-parallel rank, where there are several: it has a share of the heads, of the inner
+// width and of the vocabulary.
 struct Sizes {
-    int64_t vocab;
+    int64_t vocab;           // of the whole model
+    int64_t first_token_id;  // of the rank's share
+    int64_t num_token_ids;   // likewise
     int64_t hidden;
     int64_t inner;  // of the MLP
     int64_t num_heads;
+    int64_t model_kv_heads;  // of the whole model: the pool has these
+    int64_t first_kv_head;
     int64_t num_kv_heads;
     int64_t head_dim;
 
@@ -36,10 +42,10 @@ struct Model {
     Sizes sizes;
     bool is_bfloat16;  // activations and KV; else float32
     float norm_eps;
-    const void* embedding;  // [vocab, hidden], of the activations' type
+    const void* embedding;  // [num_token_ids, hidden], of the activations' type
     std::vector<Layer> layers;
     const float* final_norm;           // [hidden]
-    linear::PackedMatrix lm_head;      // [vocab, hidden]
+    linear::PackedMatrix lm_head;      // [num_token_ids, hidden]
     const float* inverse_frequencies;  // [head_dim / 2], radians a position
     double rope_scale;                 // of cosines and sines
 };

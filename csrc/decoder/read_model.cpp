@@ -86,6 +86,14 @@ void check_at_least(const char* name, int64_t value, int64_t least) {
     }
 }
 
+void check_share(const char* name, int64_t first, int64_t count, int64_t total) {
+    if (first < 0 || first > total - count) {
+        raise_value_error(name,
+            "a share of " + std::to_string(count) + " within " + std::to_string(total),
+            std::to_string(first));
+    }
+}
+
 void check_arguments(const ModelArguments& arguments, size_t num_layers) {
     check_at_least("num_kv_heads", arguments.num_kv_heads, 1);
     check_at_least("num_heads", arguments.num_heads, 1);
@@ -126,7 +134,15 @@ OwnedModel read_model(const ModelArguments& arguments) {
     owned.owners.push_back(embedding_object);
     Model& model = owned.model;
     Sizes& sizes = model.sizes;
-    sizes.vocab = embedding.size(0);
+    sizes.num_token_ids = embedding.size(0);
+    sizes.vocab = arguments.vocab_size > 0 ? arguments.vocab_size : sizes.num_token_ids;
+    sizes.first_token_id = arguments.first_token_id;
+    sizes.model_kv_heads = arguments.model_kv_heads > 0 ? arguments.model_kv_heads
+                                                        : arguments.num_kv_heads;
+    sizes.first_kv_head = arguments.first_kv_head;
+    check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
+    check_share(
+        "first_kv_head", sizes.first_kv_head, arguments.num_kv_heads, sizes.model_kv_heads);
     sizes.hidden = embedding.size(1);
     sizes.num_heads = arguments.num_heads;
     sizes.num_kv_heads = arguments.num_kv_heads;
@@ -144,7 +160,7 @@ OwnedModel read_model(const ModelArguments& arguments) {
     }
     model.final_norm = reader.vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
     model.lm_head =
-        reader.matrix(weights.attr("lm_head"), "lm_head", sizes.vocab, sizes.hidden, false);
+        reader.matrix(weights.attr("lm_head"), "lm_head", sizes.num_token_ids, sizes.hidden, false);
     model.inverse_frequencies = reader.vector(nb::borrow(arguments.inverse_frequencies),
         "inverse_frequencies", sizes.head_dim / 2);
     model.rope_scale = arguments.rope_scale;

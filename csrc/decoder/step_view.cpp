@@ -39,7 +39,7 @@ void StepView::check_pool(const Model& model) const {
         {model.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
     const auto num_layers = static_cast<int64_t>(model.layers.size());
     pool_.tensor.expect_shape(
-        {-1, num_layers, 2, model.sizes.num_kv_heads, -1, model.sizes.head_dim},
+        {-1, num_layers, 2, model.sizes.model_kv_heads, -1, model.sizes.head_dim},
         "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]");
 }
 
@@ -58,7 +58,7 @@ void StepView::check_states(const Model& model) const {
     states_out_->expect_contiguous();
 }
 
-Inputs StepView::inputs() const {
+Inputs StepView::inputs(const Model& model) const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
     inputs.step.num_requests = batch_.num_requests;
@@ -67,7 +67,7 @@ Inputs StepView::inputs() const {
     inputs.step.context_lens = batch_.context_lens.data<int32_t>();
     inputs.step.block_tables = batch_.block_tables.data<int32_t>();
     inputs.step.table_stride = batch_.block_tables.stride(0);
-    inputs.pool = pool_.pool();
+    inputs.pool = pool_.heads(model.sizes.first_kv_head, model.sizes.num_kv_heads);
     inputs.sampled = {sampled_rows_.data<int64_t>(), sampled_rows_.size(0)};
     inputs.logits = out_.data<float>();
     if (state_rows_) {

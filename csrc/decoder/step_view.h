@@ -23,7 +23,7 @@ public:
         nanobind::handle state_rows, nanobind::handle states_out);
 
     // Borrows the arrays.
-    Inputs inputs() const;
+    Inputs inputs(const Model& model) const;
 
 private:
     void check_tokens(const Model& model) const;

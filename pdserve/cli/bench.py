@@ -26,10 +26,10 @@ from pdserve.bench.router.config import RouterBenchConfig
 from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.transfer.config import TransferConfig
-from pdserve.cluster.parent_death import die_with_parent
 from pdserve.process.exit_codes import OK
-from pdserve.settings.config import ConfigStruct
+from pdserve.process.parent_death import die_with_parent
 from pdserve.settings.flags import FlagParser, add_flags, config_from
+from pdserve.settings.struct import ConfigStruct
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import msgspec
 import pdserve
 from pdserve.cli.doctor.machine import machine_findings
 from pdserve.cli.doctor.software import native_findings, required_packages
-from pdserve.settings.config import ConfigStruct
+from pdserve.settings.struct import ConfigStruct
 
 _GIT_S = 5.0
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.flag_groups import DEMO
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 _PROMPTS = (
     "What is 12 plus 30?",

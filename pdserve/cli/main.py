@@ -14,12 +14,13 @@ from pdserve.cli.bench import add_benches
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.parent_death import die_with_parent
 from pdserve.errors import PdserveError
 from pdserve.process.exit_codes import FORCED, OK, exit_code_of
+from pdserve.process.parent_death import die_with_parent
 from pdserve.protocol import NodeRole
-from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
+from pdserve.settings.struct import ConfigStruct
 from pdserve.simulation.simulate.config import SimulateConfig
 
 Command = Callable[[argparse.Namespace], int]

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from pdserve.cli.show_config import ENVIRONMENT, toml_value
 from pdserve.cluster.config import ClusterConfig
-from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
+from pdserve.settings.struct import ConfigStruct
 
 # `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
 COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {

@@ -14,10 +14,10 @@ from typing import Any, Final
 from pdserve.process.exit_codes import OK
 from pdserve.process.user_cache import CACHE_VARIABLE
 from pdserve.settings.api_key import API_KEY_VARIABLE
-from pdserve.settings.config import ConfigStruct
 from pdserve.settings.described import settings_of
 from pdserve.settings.file import names_in, read_file
 from pdserve.settings.flags import config_from, given_values
+from pdserve.settings.struct import ConfigStruct
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     API_KEY_VARIABLE: "the key that a coordinator accepts and commands send",

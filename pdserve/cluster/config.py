@@ -12,22 +12,18 @@ from pdserve.settings.config import (
     AccessConfig,
     AnswerConfig,
     CheckpointConfig,
-    ConfigStruct,
-    Count,
     EngineConfig,
     HandoffConfig,
     Mode,
     PolicyConfig,
-    Port,
     PrefixConfig,
     ProfileConfig,
-    Requests,
     RoutingConfig,
-    Seconds,
-    Timeouts,
     TransportName,
 )
 from pdserve.settings.flag_groups import CLUSTER
+from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
+from pdserve.settings.timeouts import Timeouts
 
 
 class ClusterConfig(ConfigStruct, frozen=True):

@@ -17,13 +17,12 @@ from pdserve.settings.config import (
     STORE_IN_MEMORY,
     AnswerConfig,
     CoordinatorConfig,
-    CoordinatorTimeouts,
     EngineConfig,
     NodeConfig,
-    NodeTimeouts,
     WeightsConfig,
 )
 from pdserve.settings.flags import as_flags
+from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.values import format_cpus
 
 COORDINATOR = "coordinator"

@@ -34,6 +34,7 @@ from pdserve.engine.steps.thread import StepThread
 from pdserve.errors import (
     DeadlineExceeded,
     GrammarFailed,
+    NodeSick,
     NoTokenLeft,
     PdserveError,
     RequestsFailed,
@@ -247,6 +248,8 @@ class Engine(EngineCore):
         if isinstance(error, GrammarFailed | NoTokenLeft):
             failed_ids = ", ".join(error.request_ids)
             log.warning("%s failed, of a step of %d requests: %s", failed_ids, len(rows), error)
+        elif isinstance(error, NodeSick):
+            log.error("a step of %d requests failed: %s", len(rows), error)
         else:
             log.error("a step of %d requests failed", len(rows), exc_info=error)
         self._failures.failed(error)

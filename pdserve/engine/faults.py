@@ -79,6 +79,8 @@ class FailedSteps:
             return
         self._in_a_row += 1
         told = f"{type(error).__name__}: {error}"
+        if isinstance(error, NodeSick):
+            raise error
         if is_device_fault(error):
             raise NodeSick(f"{Sickness.DEVICE_FAULT}: {told}") from error
         if self._in_a_row >= FAILURES_IN_A_ROW:

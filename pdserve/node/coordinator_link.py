@@ -30,7 +30,7 @@ from pdserve.protocol import (
     SetRole,
     Welcome,
 )
-from pdserve.settings.config import NodeTimeouts
+from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

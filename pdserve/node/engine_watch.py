@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from pdserve.clock import Clock
@@ -39,6 +39,7 @@ class EngineWatch:
         clock: Clock,
         *,
         compiles: bool,
+        lost_rank: Callable[[], str] = lambda: "",
     ) -> None:
         """Nothing is watched yet.
 
@@ -48,12 +49,14 @@ class EngineWatch:
             perf: predicts its steps.
             clock: that of `perf` and of the event loop.
             compiles: its steps may compile kernels.
+            lost_rank: which of its ranks has ended; empty: none.
         """
         self._engine = engine
         self._running = running
         self._perf = perf
         self._clock = clock
         self._compiles = compiles
+        self._lost_rank = lost_rank
         self._step: Sequence[Scheduled] | None = None  # at the last look
         self._ran_s = 0.0  # how long that step has run since it was first seen
         self._due_s = clock.now() + TICK_S
@@ -78,8 +81,10 @@ class EngineWatch:
         """Look once.
 
         Raises:
-            NodeSick: its loop or its thread has ended, or its step takes too long.
+            NodeSick: its loop, its thread or a rank has ended, or its step takes too long.
         """
+        if lost := self._lost_rank():
+            raise NodeSick(f"{Sickness.RANK_LOST}: {lost}")
         now_s = self._clock.now()
         in_time = now_s < self._due_s + TICK_S
         self._due_s = now_s + TICK_S

@@ -57,7 +57,8 @@ from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel, plan_model, set_threads
+from pdserve.node.start.model import NodeModel, packed_cache, plan_model, set_threads
+from pdserve.node.start.ranks import start_ranks
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import SICK
 from pdserve.process.loop_watch import LoopWatch
@@ -89,7 +90,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
-    set_threads(cores.num_threads)
+    set_threads(cores.of_rank(0, config.engine.tensor_parallel).num_threads)
     use_service_cores(cores)
     model = plan_model(config)
     tier_blocks = make_tier_blocks(config, model)
@@ -142,7 +143,9 @@ class Node:
         self._security = Security.of(config.security)
         self._server = Server(config.timeouts.liveness_s, self._security)
         self._memory = memory = make_kv_memory(config, role, model)
-        self.loading = Loading(config, cores, model, memory)
+        cache = packed_cache(config.engine, config.timeouts)
+        self._ranks = start_ranks(model, cores, memory, cache)
+        self.loading = Loading(config, cores, model, memory, self._ranks)
         self._parts = parts = make_parts(
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
@@ -180,7 +183,10 @@ class Node:
 
         Raises:
             ConfigError: an address cannot be listened on.
+            NodeSick: a rank has not started.
         """
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.wait_mapped)
         config, parts, host = self._config, self._parts, self._config.host
         servicer = SessionServer(
             parts.exporter, self._services.announcer, config.timeouts.connect_s, self._prefixes
@@ -208,6 +214,7 @@ class Node:
 
         Raises:
             ModelError: the weights cannot be used.
+            NodeSick: a rank has ended.
         """
         await asyncio.to_thread(commit_if_asked, self._config, self._memory)
         if isinstance(self._memory, ExportedPool) and not self._config.engine.kv_commit:
@@ -251,7 +258,15 @@ class Node:
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
         parts, compiles = self._parts, self._model.device.type != "cpu"
-        return EngineWatch(parts.engine, running, parts.perf, parts.clock, compiles=compiles)
+        ranks = self._ranks
+        return EngineWatch(
+            parts.engine,
+            running,
+            parts.perf,
+            parts.clock,
+            compiles=compiles,
+            lost_rank=lambda: "" if ranks is None else ranks.processes.lost,
+        )
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:
         """Tell everybody, and end the process.
@@ -292,6 +307,8 @@ class Node:
             await self._parts.tier.close()
         await self._parts.exporter.close()
         await self._parts.puller.close()
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.close)
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Sickness(StrEnum):
     ENGINE_DEAD = "engine_dead"  # its loop or its thread has ended
     ENGINE_STUCK = "engine_stuck"  # a step takes many times as long as predicted
     STEPS_FAIL = "steps_fail"  # several in a row, through no request's fault
+    RANK_LOST = "rank_lost"  # one of the processes that compute its steps together has ended
     DEVICE_FAULT = "device_fault"  # nothing can be computed on the device any more
 
     @classmethod

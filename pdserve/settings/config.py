@@ -16,19 +16,21 @@ from pdserve.addresses import check_addresses, check_own_host
 from pdserve.entry_points import Kind
 from pdserve.settings.flag_groups import COORDINATOR, NODE
 from pdserve.settings.security import SecurityConfig
-from pdserve.settings.struct import ConfigStruct as ConfigStruct
+from pdserve.settings.struct import (
+    ConfigStruct,
+    Count,
+    KvPort,
+    Port,
+    Requests,
+    Seconds,
+    Size,
+    Tokens,
+)
+from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.values import parse_shares
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
-Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
-Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
-Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
-Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
-Port = Annotated[int, Meta(ge=0, le=65535)]
-KvPort = Annotated[int, Meta(ge=0, le=65533)]  # the first of three
-Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated", "adaptive"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
@@ -92,6 +94,10 @@ class EngineConfig(ConfigStruct, frozen=True):
     threads: Annotated[
         int, Meta(ge=0, description="compute threads; 0: one per core, minus one from 8 cores on")
     ] = 0
+    tensor_parallel: Annotated[
+        Count,
+        Meta(description="processes that compute each step together, on CPUs of this host"),
+    ] = 1
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
         Tokens,
@@ -226,72 +232,6 @@ class PrefixConfig(ConfigStruct, frozen=True):
         str,
         Meta(description="directory of that cache's file; empty: the system's temporary directory"),
     ] = ""
-
-
-class SharedTimeouts(ConfigStruct, frozen=True):
-    """The deadlines of every process, by stage. Each has a test."""
-
-    heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
-    liveness_s: Annotated[
-        Seconds, Meta(description="silence after which a peer counts as lost")
-    ] = 2.0
-    connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
-    drain_s: Annotated[
-        Seconds, Meta(description="time to finish running requests after SIGTERM")
-    ] = 30.0
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
-        if self.heartbeat_s >= self.liveness_s:
-            raise ValueError(
-                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
-                f"({self.liveness_s:g}): else every node counts as lost between two reports"
-            )
-
-
-RequestDeadline = Annotated[
-    Seconds, Meta(description="deadline of a generation, from its start to its end")
-]
-REQUEST_S = 600.0
-ResumeDeadline = Annotated[
-    Seconds, Meta(description="how long an interrupted request waits for a node to go on")
-]
-RESUME_S = 60.0
-
-
-class CoordinatorTimeouts(SharedTimeouts, frozen=True):
-    """The deadlines of a coordinator."""
-
-    request_s: RequestDeadline = REQUEST_S
-    resume_s: ResumeDeadline = RESUME_S
-
-
-class NodeTimeouts(SharedTimeouts, frozen=True):
-    """The deadlines of a node."""
-
-    orphan_s: Annotated[
-        Seconds, Meta(description="how long a stream outlives its coordinator, to be claimed")
-    ] = 15.0
-    reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
-    packing_s: Annotated[
-        Seconds, Meta(description="how long to wait for another node to pack the weights")
-    ] = 300.0
-    lease_s: Annotated[
-        Seconds,
-        Meta(description="how long KV waits for a puller (a prefix: at least prefix_s)"),
-    ] = 10.0
-    transfer_s: Annotated[Seconds, Meta(description="deadline of one pull of KV blocks")] = 10.0
-    prefix_s: Annotated[
-        Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
-    ] = 2.0
-    ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
-
-
-class Timeouts(NodeTimeouts, frozen=True):
-    """The deadlines of a whole cluster."""
-
-    request_s: RequestDeadline = REQUEST_S
-    resume_s: ResumeDeadline = RESUME_S
 
 
 class NodeConfig(ConfigStruct, frozen=True):

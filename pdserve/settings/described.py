@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from pdserve.settings.config import WHOLE, ConfigStruct
+from pdserve.settings.config import WHOLE
+from pdserve.settings.struct import ConfigStruct
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from pdserve.errors import ConfigError
-from pdserve.settings.config import ConfigStruct
 from pdserve.settings.described import nearest, settings_of
+from pdserve.settings.struct import ConfigStruct
 
 C = TypeVar("C", bound=ConfigStruct)
 

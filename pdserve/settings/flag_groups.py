@@ -50,10 +50,10 @@ NODE: Final[Groups] = {
     "performance": (
         "device",
         "threads",
+        "tensor_parallel",
         "cpus",
         "kv_memory",
         "kv_utilization",
-        "block_size",
         "tier_memory",
     ),
 }

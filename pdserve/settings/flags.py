@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pdserve.settings.config import ConfigStruct
 from pdserve.settings.described import Setting, nearest, settings_of
 from pdserve.settings.file import load_config
+from pdserve.settings.struct import ConfigStruct
 
 C = TypeVar("C", bound=ConfigStruct)
 

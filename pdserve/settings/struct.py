@@ -1,12 +1,22 @@
-"""The base of every config struct."""
+"""The base of every config struct, and the units of settings."""
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from pdserve.settings.flag_groups import Groups
+
+# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
+Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
+Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
+Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
+Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
+Port = Annotated[int, Meta(ge=0, le=65535)]
+KvPort = Annotated[int, Meta(ge=0, le=65533)]  # the first of three
+Count = Annotated[int, Meta(ge=1)]
 
 C = TypeVar("C", bound="ConfigStruct")
 

@@ -27,7 +27,8 @@ from pdserve.protocol import (
     Slo,
     TransportReach,
 )
-from pdserve.settings.config import Mode, RouterName, Timeouts
+from pdserve.settings.config import Mode, RouterName
+from pdserve.settings.timeouts import Timeouts
 from pdserve.simulation.call import Call
 from pdserve.simulation.cluster import Cluster, left_of
 from pdserve.simulation.node import Node

@@ -12,8 +12,9 @@ import pytest
 
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import Machine, plan_cluster
-from pdserve.settings.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
+from pdserve.settings.struct import ConfigStruct
 from tests.architecture.repository import PACKAGES, ROOT
 
 

@@ -26,13 +26,12 @@ from pdserve.settings.config import (
     AnswerConfig,
     CheckpointConfig,
     CoordinatorConfig,
-    CoordinatorTimeouts,
     EngineConfig,
     ProfileConfig,
     RoutingConfig,
-    Timeouts,
 )
 from pdserve.settings.flags import as_flags
+from pdserve.settings.timeouts import CoordinatorTimeouts, Timeouts
 from tests.cluster.client import MODEL
 from tests.cluster.forked import ForkedChild
 

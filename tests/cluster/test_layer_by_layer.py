@@ -26,9 +26,9 @@ MAX_TRIES = 50
 
 # Blocks of 24 tokens become blocks of 16 and of 7.
 BLOCKS = {
-    "prefill-0": ["--block-size=24"],
-    "decode-0": ["--block-size=16", "--transports=shm"],
-    "decode-1": ["--block-size=7", "--transports=tcp"],
+    "prefill-0": ["--set=engine.block_size=24"],
+    "decode-0": ["--set=engine.block_size=16", "--transports=shm"],
+    "decode-1": ["--set=engine.block_size=7", "--transports=tcp"],
 }
 
 

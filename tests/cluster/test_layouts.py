@@ -23,9 +23,9 @@ async def odd_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[t
     """Two KV heads, blocks of 24 -> 16 over shared memory and 24 -> 7 over TCP."""
     path = make_family(tmp_path_factory.mktemp("odd"), "mistral, GQA, head_dim 64, sharded")
     flags = {
-        "prefill-0": ["--block-size=24"],
-        "decode-0": ["--block-size=16", "--transports=shm"],
-        "decode-1": ["--block-size=7", "--transports=tcp"],
+        "prefill-0": ["--set=engine.block_size=24"],
+        "decode-0": ["--set=engine.block_size=16", "--transports=shm"],
+        "decode-1": ["--set=engine.block_size=7", "--transports=tcp"],
     }
     async with running(
         Fleet(fleet_config(path, decode=2, engine={"token_budget": 37}), flags)

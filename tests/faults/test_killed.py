@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
-from pdserve.settings.config import Timeouts
+from pdserve.settings.timeouts import Timeouts
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running

@@ -14,7 +14,8 @@ from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Welcome
-from pdserve.settings.config import CoordinatorTimeouts, Mode
+from pdserve.settings.config import Mode
+from pdserve.settings.timeouts import CoordinatorTimeouts
 from pdserve.wire import coordinator_pb2_grpc
 from tests.lives.grpc_seam import Server
 from tests.lives.loop import Process, VirtualLoop

@@ -13,8 +13,8 @@ from pdserve.settings.config import (
     NodeConfig,
     PolicyConfig,
     PrefixConfig,
-    Timeouts,
 )
+from pdserve.settings.timeouts import Timeouts
 from tests.lives.clients import Call, random_call
 from tests.lives.coordinator import ADDRESS
 from tests.lives.faults import Fault, random_faults

@@ -15,15 +15,8 @@ from msgspec import Meta
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.errors import ConfigError
-from pdserve.settings.config import (
-    ConfigStruct,
-    Count,
-    EngineConfig,
-    Mode,
-    PolicyConfig,
-    Seconds,
-    TransportName,
-)
+from pdserve.settings.config import EngineConfig, Mode, PolicyConfig, TransportName
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 COLOCATED: Final[Mode] = "colocated"
 

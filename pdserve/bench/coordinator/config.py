@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from pdserve.bench.serve.config import Load
 from pdserve.errors import ConfigError
-from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, Seconds
+from pdserve.settings.config import CheckpointConfig
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 _QUICK_S = 2.0
 

@@ -36,7 +36,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
-from pdserve.settings.config import NodeTimeouts
+from pdserve.settings.timeouts import NodeTimeouts
 
 _LAYOUT = KvLayout(
     num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=KvDtype.BFLOAT16

@@ -8,14 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
-from pdserve.settings.config import (
-    CheckpointConfig,
-    ConfigStruct,
-    Count,
-    EngineConfig,
-    Seconds,
-    TransportName,
-)
+from pdserve.settings.config import CheckpointConfig, EngineConfig, TransportName
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 
 class HandoffBenchConfig(ConfigStruct, frozen=True):

@@ -7,14 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.settings.config import (
-    CheckpointConfig,
-    ConfigStruct,
-    Count,
-    EngineConfig,
-    Mode,
-    Seconds,
-)
+from pdserve.settings.config import CheckpointConfig, EngineConfig, Mode
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 
 class NeighboursConfig(ConfigStruct, frozen=True):

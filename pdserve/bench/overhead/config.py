@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import CheckpointConfig, EngineConfig
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 
 class OverheadConfig(ConfigStruct, frozen=True):

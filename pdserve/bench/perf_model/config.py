@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pdserve.settings.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import CheckpointConfig, EngineConfig
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 
 class PerfModelConfig(ConfigStruct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.settings.config import ConfigStruct, Count
+from pdserve.settings.struct import ConfigStruct, Count
 
 
 class RouterBenchConfig(ConfigStruct, frozen=True):

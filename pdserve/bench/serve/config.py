@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
-from pdserve.settings.config import WHOLE, ConfigStruct, Count, Seconds
+from pdserve.settings.config import WHOLE
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 Rate = Annotated[float, Meta(gt=0)]
 

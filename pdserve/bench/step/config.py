@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from pdserve.bench.step.cases import Grid
 from pdserve.errors import ConfigError
-from pdserve.settings.config import ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 _QUICK_BATCHES = (1, 16)
 _QUICK_CONTEXT = 1024  # tokens

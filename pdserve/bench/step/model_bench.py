@@ -17,7 +17,9 @@ from kv_transfer.memory import ExportedPool
 from pdserve.bench.step.measurement import StepTime
 from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, load_runner
+from pdserve.node.start.ranks import start_ranks
 from pdserve.perf_model import StepRow
 
 PRODUCT_ROWS = 512
@@ -30,15 +32,19 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class StepBench:
     """Implements `pdserve.bench.step.measurement.StepRunner` on the CPU."""
 
-    def __init__(self, model: NodeModel, num_threads: int) -> None:
+    def __init__(self, model: NodeModel, num_threads: int, cores: CorePlan) -> None:
         """Load the model, and fill a pool of `model.num_blocks` with random numbers.
 
         Raises:
             ModelError: as load_runner.
         """
-        self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes)
+        is_alone = model.tensor_parallel == 1
+        self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes, is_sealed=is_alone)
         self._memory.commit()  # a node's blocks are committed before they are used, too
-        self._runner = load_runner(model, self._memory.flat, lambda _: None)
+        self._ranks = start_ranks(model, cores, self._memory, None)
+        if self._ranks is not None:
+            self._ranks.wait_mapped()
+        self._runner = load_runner(model, self._memory.flat, lambda _: None, ranks=self._ranks)
         dtype = TORCH_DTYPES[model.layout.dtype]
         fill_with_numbers(self._memory.flat, dtype)
         # Waiting for a core is not subtracted here: it would look like overhead of the step.
@@ -69,7 +75,9 @@ class StepBench:
         return 2 * num_rows * num_in * num_out / (time.perf_counter() - started_s)
 
     def close(self) -> None:
-        """Release the pool."""
+        """End the ranks, and release the pool."""
+        if self._ranks is not None:
+            self._ranks.close()
         self._memory.close()
 
 

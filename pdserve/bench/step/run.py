@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from pdserve import _native
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.step.cases import with_room
@@ -65,7 +64,7 @@ def _measure(config: StepBenchConfig) -> StepBenchReport:
     kv_bytes = _kv_bytes(config.engine.kv_memory)
     engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
     node = NodeConfig(checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)), engine=engine)
-    use_cores(engine)
+    cores = use_cores(engine)
     model = plan_model(node)
     if model.device.type != "cpu":
         raise ConfigError("steps are compared with a CPU's limits, so this needs --device cpu")
@@ -74,9 +73,9 @@ def _measure(config: StepBenchConfig) -> StepBenchReport:
         raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(model.layout) for case in cases)
     model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
-    threads = Threads(_native.num_threads(), len(os.sched_getaffinity(0)))
+    threads = Threads(cores.num_threads, len(os.sched_getaffinity(0)))
     with (
-        closing(StepBench(model, threads.num_threads)) as bench,
+        closing(StepBench(model, threads.num_threads, cores)) as bench,
         BusyProcesses(config.beside, sorted(os.sched_getaffinity(0))) as neighbours,
     ):
         beside = neighbours if config.beside else None
@@ -86,7 +85,9 @@ def _measure(config: StepBenchConfig) -> StepBenchReport:
     return StepBenchReport(
         rows=[bench_row(config.shape, _weights(model), seen, rates, threads) for seen in observed],
         skipped=skipped,
-        machine=_machine(observed, read, product, bench, load_average, str(model.kernels)),
+        machine=_machine(
+            observed, read, product, bench, load_average, str(model.kernels), threads.num_threads
+        ),
     )
 
 
@@ -113,6 +114,7 @@ def _machine(
     bench: StepBench,
     load_average: float,
     kernels: str,
+    num_threads: int,
 ) -> MachineRates:
     beside = [rates for seen in observed for rates in seen.beside]
     num_rows, num_in, num_out = bench.product_shape
@@ -124,7 +126,7 @@ def _machine(
         product_seen_in=yardstick if product.seen_in == YARDSTICK else product.seen_in,
         yardstick_read_gb_per_s=statistics.median(r.bytes_per_s for r in beside) / 1e9,
         yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
-        threads=_native.num_threads(),
+        threads=num_threads,
         processor=processor_name(Path("/proc/cpuinfo").read_text()),
         kernels=kernels,
         load_average=load_average,

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
-from pdserve.settings.config import ConfigStruct, Count, Seconds, TransportName
+from pdserve.settings.config import TransportName
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import parse_bytes
 
 NetworkName = Literal["loopback", "netns"]

@@ -14,20 +14,34 @@ from pdserve import _native
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.ranks.shard import WHOLE, Shard
+from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.rope import inverse_frequencies
 from pdserve.engine.steps.batch import Batch
+from pdserve.errors import NodeSick
+from pdserve.protocol import Sickness
 
 
 class NativeDecoder:
     """Decoder on packed weights. Its threads are set by `_native.set_num_threads`."""
 
-    def __init__(self, config: ModelConfig, weights: NativeWeights, variant: str = "") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: NativeWeights,
+        variant: str = "",
+        shard: Shard = WHOLE,
+        steps: StepMemory | None = None,
+    ) -> None:
         """Check that the weights are consistent, and keep them.
 
         Args:
-            config: the architecture.
-            weights: its weights; their memory is read at every step, and may be mapped read-only.
+            config: the architecture, of the whole model.
+            weights: its weights, or a rank's share of them; their memory is read at every step,
+                and may be mapped read-only.
             variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+            shard: the rank that this is.
+            steps: where it meets the other ranks; None: there are none.
 
         Raises:
             ValueError: the weights are those of another architecture.
@@ -35,16 +49,24 @@ class NativeDecoder:
         self.config = config
         self.device = torch.device("cpu")
         self.dtype = weights.embedding.dtype
+        self._shard = shard
+        self._steps = steps
+        own, first_head = shard.of(config), shard.kv_heads(config).start
         self._decoder = _native.Decoder(
             weights,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=own.num_heads,
+            num_kv_heads=own.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=config.rms_norm_eps,
             sliding_windows=[window or 0 for window in config.sliding_windows],
             inverse_frequencies=inverse_frequencies(config.rope, config.head_dim),
             rope_scale=config.rope.attention_factor,
             variant=variant,
+            model_kv_heads=config.num_kv_heads,
+            first_kv_head=first_head,
+            vocab_size=config.vocab_size,
+            first_token_id=shard.share(config.vocab_size).start,
+            group=None if steps is None else steps.group,
         )
         self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
 
@@ -60,11 +82,28 @@ class NativeDecoder:
 
         Raises:
             ValueError: a token id, a row, a block id or a length is out of range.
+            NodeSick: another rank has ended; no step can be computed any more.
         """
-        num_sampled = len(batch.sampled_rows)
+        if self._steps is None:
+            return self._compute(batch, kv_pool, progress)
+        if self._shard.rank == 0:
+            self._steps.write(batch)
+        try:
+            return self._compute(batch, kv_pool, progress)
+        except _native.RanksLost as error:
+            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from error
+
+    def _logits_of(self, num_sampled: int) -> Tensor:
+        if self._steps is not None:
+            return self._steps.logits(num_sampled, self.config.vocab_size)
         if num_sampled > len(self._logits):
             self._logits = torch.empty(num_sampled, self.config.vocab_size)
-        logits = self._logits[:num_sampled]
+        return self._logits[:num_sampled]
+
+    def _compute(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
+    ) -> Tensor | None:
+        logits = self._logits_of(len(batch.sampled_rows))
         ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
         states = () if batch.states is None else (batch.states.rows, batch.states.out)
         self._decoder.logits(
@@ -79,4 +118,4 @@ class NativeDecoder:
             done,
             *states,
         )
-        return logits if num_sampled else None
+        return logits if len(batch.sampled_rows) else None

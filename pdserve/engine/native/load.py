@@ -16,6 +16,7 @@ from pdserve.engine.native.linear import PackedLinear, WeightKind, empty_packed,
 from pdserve.engine.native.packed_cache import Arrays, PackedCache, packed_arrays
 from pdserve.engine.native.packed_file import FORMAT
 from pdserve.engine.native.sources import (
+    ALL,
     EMBEDDING,
     FINAL_NORM,
     MatrixSource,
@@ -23,6 +24,7 @@ from pdserve.engine.native.sources import (
     layer_source,
 )
 from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.tensors import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
@@ -38,6 +40,7 @@ def load_native_weights(
     kind: WeightKind,
     cache: PackedCache | None,
     on_progress: Progress,
+    shard: Shard = WHOLE,
 ) -> NativeWeights:
     """Load the weights of a checkpoint, from the cache if they are there.
 
@@ -48,20 +51,23 @@ def load_native_weights(
         kind: how to store the matrices.
         cache: where packed weights are kept; None packs them into memory.
         on_progress: called after each matrix, from this thread; may raise to abort loading.
+        shard: the rank whose share is loaded; of the files, only that share is read.
 
     Raises:
         ModelError: as open_tensors; or a value is not finite.
     """
     files = checkpoint.weight_files()
     tensors = open_tensors(files, tensor_shapes(config), ties_embeddings=config.ties_embeddings)
-    packing = _Packing(tensors, config, dtype, kind, on_progress)
-    identity = _identity(checkpoint, files, config, dtype, kind)
+    packing = _Packing(tensors, config, dtype, kind, on_progress, shard)
+    identity = _identity(checkpoint, files, config, dtype, kind, shard)
     name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
     if kind is WeightKind.INT8:
         name += f"-{kind}"
+    if shard != WHOLE:
+        name += f"-rank{shard.rank}of{shard.num_ranks}"
     arrays = packed_arrays(cache, name, identity, packing.arrays, lambda: on_progress(0.0))
     on_progress(1.0)
-    return _assembled(config, kind, tensors, arrays)
+    return _assembled(config, kind, tensors, arrays, shard)
 
 
 class _Packing:
@@ -74,23 +80,26 @@ class _Packing:
         dtype: torch.dtype,
         kind: WeightKind,
         on_progress: Progress,
+        shard: Shard,
     ) -> None:
         self._tensors = tensors
         self._config = config
         self._dtype = dtype
         self._kind = kind
         self._on_progress = on_progress
+        self._shard = shard
 
     def arrays(self) -> Arrays:
         """Yield (name, array) for all weights, except an embedding usable from the checkpoint."""
-        config, embedding = self._config, self._checked(EMBEDDING)
-        layers = [layer_source(config, index) for index in range(config.num_layers)]
+        config, shard = self._config, self._shard
+        embedding = self._checked(EMBEDDING, shard.share(config.vocab_size))
+        layers = [layer_source(config, index, shard) for index in range(config.num_layers)]
         if embedding.dtype != self._dtype:
             yield EMBEDDING, embedding.to(self._dtype)
         for name in [*(norm for layer in layers for norm in layer.norms), FINAL_NORM]:
             yield name, self._checked(name).float().contiguous()
         matrices = [matrix for layer in layers for matrix in layer.matrices]
-        matrices.append(head_source(config))
+        matrices.append(head_source(config, shard))
         total = sum(matrix.num_out * matrix.num_in for matrix in matrices)
         done = 0
         for matrix in matrices:
@@ -98,9 +107,9 @@ class _Packing:
             done += matrix.num_out * matrix.num_in
             self._on_progress(done / total)
 
-    def _checked(self, name: str) -> Tensor:
+    def _checked(self, name: str, part: slice | tuple[slice, slice] = ALL) -> Tensor:
         """Return a tensor that will be read now anyway. Raises ModelError if it is not finite."""
-        tensor = self._tensors[name]
+        tensor = self._tensors[name][part]
         check_finite({name: tensor})
         return tensor
 
@@ -113,9 +122,9 @@ class _Packing:
             has_bias=matrix.has_bias,
         )
         first_row = 0
-        for part in matrix.parts:
-            weight = self._checked(f"{part}.weight")
-            bias = self._checked(f"{part}.bias") if matrix.has_bias else None
+        for part, rows in matrix.rows_of_parts:
+            weight = self._checked(f"{part}.weight", (rows, matrix.columns)).contiguous()
+            bias = self._checked(f"{part}.bias", rows) if matrix.has_bias else None
             pack_rows(packed, first_row, weight, bias)
             first_row += len(weight)
         yield f"{matrix.name}.weights", packed.weights
@@ -131,6 +140,7 @@ def _identity(
     config: ModelConfig,
     dtype: torch.dtype,
     kind: WeightKind,
+    shard: Shard,
 ) -> str:
     """Return a string of everything that the packed arrays depend on.
 
@@ -149,6 +159,8 @@ def _identity(
         config.ties_embeddings,
         stamps,
     ]
+    if shard != WHOLE:
+        facts.append([shard.rank, shard.num_ranks])
     return json.dumps(facts)
 
 
@@ -159,7 +171,7 @@ def _header_digest(file: Path) -> str:
 
 
 def _assembled(
-    config: ModelConfig, kind: WeightKind, tensors: Tensors, arrays: Tensors
+    config: ModelConfig, kind: WeightKind, tensors: Tensors, arrays: Tensors, shard: Shard
 ) -> NativeWeights:
     def linear(source: MatrixSource) -> PackedLinear:
         return PackedLinear(
@@ -174,7 +186,7 @@ def _assembled(
 
     layers = []
     for index in range(config.num_layers):
-        source = layer_source(config, index)
+        source = layer_source(config, index, shard)
         layers.append(
             NativeLayer(
                 attention_norm=arrays[source.attention_norm],
@@ -188,8 +200,8 @@ def _assembled(
             )
         )
     return NativeWeights(
-        embedding=arrays.get(EMBEDDING, tensors[EMBEDDING]),
+        embedding=arrays.get(EMBEDDING, tensors[EMBEDDING][shard.share(config.vocab_size)]),
         layers=layers,
         final_norm=arrays[FINAL_NORM],
-        lm_head=linear(head_source(config)),
+        lm_head=linear(head_source(config, shard)),
     )

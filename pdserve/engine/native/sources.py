@@ -1,10 +1,17 @@
-"""Which tensors of a checkpoint make up which packed matrix."""
+"""Which tensors of a checkpoint, or which parts of them, make up which packed matrix.
+
+A tensor-parallel rank has a share of the outputs of some matrices, and of the inputs of others,
+whose results are added up over the ranks: a bias is added by rank 0 alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.ranks.shard import WHOLE, Shard
+
+ALL = slice(None)
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -20,6 +27,8 @@ class MatrixSource:
     num_in: int
     has_bias: bool = False
     is_gated: bool = False
+    rows: tuple[slice, ...] = ()  # of each part; empty: all of them
+    columns: slice = field(default_factory=lambda: ALL)  # of every part
 
     @property
     def weights(self) -> list[str]:
@@ -30,6 +39,11 @@ class MatrixSource:
     def biases(self) -> list[str]:
         """Names of the bias tensors in the checkpoint, [rows] each."""
         return [f"{part}.bias" for part in self.parts] if self.has_bias else []
+
+    @property
+    def rows_of_parts(self) -> list[tuple[str, slice]]:
+        """(part, its rows that belong to the matrix), in order."""
+        return list(zip(self.parts, self.rows or (ALL,) * len(self.parts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +71,67 @@ class LayerSource:
         return [name for name in names if name is not None]
 
 
-def layer_source(config: ModelConfig, index: int) -> LayerSource:
-    """Return the sources of layer `index`."""
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    num_qkv_heads = config.num_heads + 2 * config.num_kv_heads
+def layer_source(config: ModelConfig, index: int, shard: Shard = WHOLE) -> LayerSource:
+    """Return the sources of layer `index` of the model, for one rank."""
+    own = shard.of(config)
+    hidden, inner, head_dim = config.hidden_size, own.intermediate_size, config.head_dim
+    num_qkv_heads = own.num_heads + 2 * own.num_kv_heads
+    queries = _times(shard.share(config.num_heads), head_dim)
+    keys = _times(shard.kv_heads(config), head_dim)
+    inner_rows = shard.share(config.intermediate_size)
+    adds_bias = shard.rank == 0
     layer = f"model.layers.{index}."
     attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
     qkv = (f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
     out, gate_up = (f"{attention}o_proj",), (f"{mlp}gate_proj", f"{mlp}up_proj")
     return LayerSource(
         attention_norm=f"{layer}input_layernorm.weight",
-        qkv=MatrixSource(f"{layer}qkv", qkv, num_qkv_heads * head_dim, hidden, config.has_qkv_bias),
+        qkv=MatrixSource(
+            f"{layer}qkv",
+            qkv,
+            num_qkv_heads * head_dim,
+            hidden,
+            config.has_qkv_bias,
+            rows=(queries, keys, keys),
+        ),
         q_norm=f"{attention}q_norm.weight" if config.has_qk_norm else None,
         k_norm=f"{attention}k_norm.weight" if config.has_qk_norm else None,
         attention_out=MatrixSource(
-            f"{layer}attention_out", out, hidden, config.num_heads * head_dim, config.has_o_bias
+            f"{layer}attention_out",
+            out,
+            hidden,
+            own.num_heads * head_dim,
+            config.has_o_bias and adds_bias,
+            columns=queries,
         ),
         mlp_norm=f"{layer}post_attention_layernorm.weight",
         gate_up=MatrixSource(
-            f"{layer}gate_up", gate_up, 2 * inner, hidden, config.has_mlp_bias, is_gated=True
+            f"{layer}gate_up",
+            gate_up,
+            2 * inner,
+            hidden,
+            config.has_mlp_bias,
+            is_gated=True,
+            rows=(inner_rows, inner_rows),
         ),
-        down=MatrixSource(f"{layer}down", (f"{mlp}down_proj",), hidden, inner, config.has_mlp_bias),
+        down=MatrixSource(
+            f"{layer}down",
+            (f"{mlp}down_proj",),
+            hidden,
+            inner,
+            config.has_mlp_bias and adds_bias,
+            columns=inner_rows,
+        ),
     )
 
 
-def head_source(config: ModelConfig) -> MatrixSource:
+def head_source(config: ModelConfig, shard: Shard = WHOLE) -> MatrixSource:
     """Return the source of the output matrix, which is the embedding if they are tied."""
+    tokens = shard.share(config.vocab_size)
     part = EMBEDDING.removesuffix(".weight") if config.ties_embeddings else "lm_head"
-    return MatrixSource("lm_head", (part,), config.vocab_size, config.hidden_size)
+    num_tokens = tokens.stop - tokens.start
+    return MatrixSource("lm_head", (part,), num_tokens, config.hidden_size, rows=(tokens,))
+
+
+def _times(heads: slice, head_dim: int) -> slice:
+    return slice(heads.start * head_dim, heads.stop * head_dim)

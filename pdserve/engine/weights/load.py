@@ -17,6 +17,8 @@ from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.tensors import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
@@ -69,6 +71,27 @@ def load_decoder(
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)
     return NativeDecoder(config, packed, kernels)
+
+
+def load_rank(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    steps: StepMemory,
+    shard: Shard,
+    on_progress: Progress,
+    *,
+    is_int8: bool = False,
+    cache: PackedCache | None = None,
+    kernels: str = "",
+) -> NativeDecoder:
+    """Load a tensor-parallel rank's share of a model, on a CPU.
+
+    Arguments and errors as for load_decoder, and `steps`: where it meets the other ranks.
+    """
+    kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
+    packed = load_native_weights(checkpoint, config, dtype, kind, cache, on_progress, shard)
+    return NativeDecoder(config, packed, kernels, shard, steps)
 
 
 def load_torch_weights(

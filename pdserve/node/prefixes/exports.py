@@ -27,7 +27,7 @@ from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.protocol import PrefixAnswer, PrefixQuery
-from pdserve.settings.config import NodeTimeouts
+from pdserve.settings.timeouts import NodeTimeouts
 
 log = logging.getLogger(__name__)
 

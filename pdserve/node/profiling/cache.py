@@ -28,7 +28,8 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     device: str  # the processor's or the GPU's name
     dtype: str
-    threads: int
+    threads: int  # of a rank
+    tensor_parallel: int = 1
     attention: str  # name of the backend
     software: str  # versions of pdserve and torch
     token_budget: int

@@ -141,6 +141,7 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
         device=_device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),
+        tensor_parallel=model.tensor_parallel,
         attention=attention_name(model.device),
         software=f"pdserve {pdserve.__version__}, torch {torch.__version__}",
         token_budget=limits.token_budget,

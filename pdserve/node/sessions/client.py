@@ -33,7 +33,7 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
-from pdserve.settings.config import NodeTimeouts
+from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, Sender, running

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig
@@ -32,6 +32,20 @@ class CorePlan:
     def has_spare_cores(self) -> bool:
         """Whether services have cores on which nothing computes."""
         return self.service != self.compute
+
+    def of_rank(self, rank: int, num_ranks: int) -> CorePlan:
+        """What one tensor-parallel rank has of it: a share of the threads, and of the cores.
+
+        With more ranks than threads, each has one; with more than cores, they take turns.
+        """
+        if num_ranks == 1:
+            return self
+        threads, cores = (
+            (rank * total // num_ranks, (rank + 1) * total // num_ranks)
+            for total in (max(self.num_threads, num_ranks), len(self.compute))
+        )
+        own = self.compute[slice(*cores)] or (self.compute[rank % len(self.compute)],)
+        return replace(self, num_threads=threads[1] - threads[0], compute=own)
 
     def describe(self) -> str:
         """One line for logs, including a shortage of cores."""

@@ -9,6 +9,7 @@ from pdserve.node.memory.kv_memory import engine_buffer
 from pdserve.node.profiling.costs import KnownCosts, step_costs
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache
+from pdserve.node.start.ranks import Ranks
 from pdserve.settings.config import NodeConfig
 
 
@@ -16,7 +17,12 @@ class Loading:
     """The loading of one model; the event loop reads its progress, and may abandon it."""
 
     def __init__(
-        self, config: NodeConfig, cores: CorePlan, model: NodeModel, memory: KvPool
+        self,
+        config: NodeConfig,
+        cores: CorePlan,
+        model: NodeModel,
+        memory: KvPool,
+        ranks: Ranks | None = None,
     ) -> None:
         self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
         self._is_abandoned = False
@@ -24,6 +30,7 @@ class Loading:
         self._cores = cores
         self._model = model
         self._memory = memory
+        self._ranks = ranks
 
     def abandon(self) -> None:
         """Make `run` raise at the next tensor, or at the next profiled step."""
@@ -34,15 +41,17 @@ class Loading:
 
         Raises:
             ModelError: the weights cannot be used.
+            NodeSick: another rank has ended.
             RequestCancelled: it was abandoned.
         """
         config = self._config
-        use_compute_cores(self._cores)
+        use_compute_cores(self._cores.of_rank(0, self._model.tensor_parallel))
         runner = load_runner(
             self._model,
             engine_buffer(self._memory),
             self._set_progress,
             packed_cache(config.engine, config.timeouts),
+            self._ranks,
         )
         costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
         return runner, costs

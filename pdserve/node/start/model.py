@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv.cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
@@ -29,15 +32,10 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
-from pdserve.node.start.cores import plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
-from pdserve.settings.config import (
-    AttentionName,
-    EngineConfig,
-    NodeConfig,
-    NodeTimeouts,
-    Quantization,
-)
+from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig, Quantization
+from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
@@ -64,6 +62,7 @@ class NodeModel:
     attention: AttentionName = "auto"
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
+    tensor_parallel: int = 1  # processes that compute its steps together
 
     @property
     def revision(self) -> str:
@@ -74,6 +73,16 @@ class NodeModel:
         if self.kernels is not None:
             parts.append(self.kernels.digest)
         return "+".join(parts)
+
+
+class RankLoader(Protocol):
+    """Loads a model that several ranks compute together: `ranks.Ranks`."""
+
+    def load(
+        self, model: NodeModel, on_progress: Callable[[float], None], cache: PackedCache | None
+    ) -> Decoder:
+        """Load this rank's share, and wait for the others. Raises as load_runner."""
+        ...
 
 
 def plan_model(config: NodeConfig) -> NodeModel:
@@ -98,6 +107,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
             "leave it out, or ask for device cpu"
         )
+    _check_ranks(engine, model, device)
     budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
@@ -119,7 +129,18 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.attention,
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
+        engine.tensor_parallel,
     )
+
+
+def _check_ranks(engine: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
+    if engine.tensor_parallel > 1 and device.type != "cpu":
+        raise ConfigError(
+            f"tensor_parallel {engine.tensor_parallel} is for CPUs, and this node computes on "
+            f"{device}: leave it out, or ask for device cpu"
+        )
+    check_ranks(model, engine.tensor_parallel)
 
 
 def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
@@ -167,28 +188,18 @@ def load_runner(
     buffer: NDArray[np.uint8] | DeviceBuffer | None,
     on_progress: Callable[[float], None],
     cache: PackedCache | None = None,
+    ranks: RankLoader | None = None,
 ) -> ModelRunner:
     """Load the weights, place the KV cache in `buffer` (or in new memory), and warm up.
 
-    Slow, so for a thread.
+    Slow, so for a thread. With `ranks`, this process loads its own share, and they theirs.
 
     Raises:
         ModelError: the checkpoint's weights do not match its config, or are damaged.
+        NodeSick: one of the ranks has ended.
     """
     started_s = time.perf_counter()
-    dtype = TORCH_DTYPES[model.layout.dtype]
-    decoder = load_decoder(
-        model.checkpoint,
-        model.config,
-        dtype,
-        model.device,
-        on_progress,
-        is_int8=model.quantization == "int8",
-        cache=cache,
-        kernels="" if model.kernels is None else model.kernels.variant,
-        attention="" if model.attention == "auto" else model.attention,
-        has_graphs=model.has_graphs,
-    )
+    decoder = (_load_alone if ranks is None else ranks.load)(model, on_progress, cache)
     kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
     loaded_s = time.perf_counter()
@@ -198,22 +209,43 @@ def load_runner(
     return runner
 
 
+def _load_alone(
+    model: NodeModel, on_progress: Callable[[float], None], cache: PackedCache | None
+) -> Decoder:
+    return load_decoder(
+        model.checkpoint,
+        model.config,
+        TORCH_DTYPES[model.layout.dtype],
+        model.device,
+        on_progress,
+        is_int8=model.quantization == "int8",
+        cache=cache,
+        kernels="" if model.kernels is None else model.kernels.variant,
+        attention="" if model.attention == "auto" else model.attention,
+        has_graphs=model.has_graphs,
+    )
+
+
 def grammar_compiler(model: NodeModel) -> GrammarCompiler:
     """Return the compiler of grammars over the model's vocabulary, which is loaded later."""
     path, config = model.checkpoint.path, model.config
     return GrammarCompiler(partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids))
 
 
-def use_cores(config: EngineConfig) -> None:
+def use_cores(config: EngineConfig) -> CorePlan:
     """Pin a process that only computes to its cores, with one thread per core.
+
+    Returns the plan. With several ranks, kernels have the threads of rank 0, and torch all.
 
     Raises:
         ConfigError: the config names a core that this process may not use.
     """
     plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
     set_threads(plan.num_threads)
+    _native.set_num_threads(plan.of_rank(0, config.tensor_parallel).num_threads)
     use_service_cores(plan)
     use_compute_cores(plan)
+    return plan
 
 
 def set_threads(num_threads: int) -> None:

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.load.scenarios import ScenarioName
-from pdserve.settings.config import ConfigStruct, Count, PolicyConfig, Seconds
+from pdserve.settings.config import PolicyConfig
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 Scale = Annotated[float, Meta(ge=0)]
 

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
-from pdserve.settings.config import Count, Mode
+from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
+from pdserve.settings.struct import Count
 from pdserve.simulation.predict.config import PredictConfig, Rate
 
 _FLAGS: Final[Groups] = {

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from pdserve.cluster.parent_death import die_with_parent
+from pdserve.process.parent_death import die_with_parent
 from pdserve.protocol.status import STATUS_VERSION
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from

@@ -7,9 +7,10 @@ from msgspec import Meta
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import ConfigError
-from pdserve.settings.config import WHOLE, ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.settings.config import WHOLE, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.flags import FlagParser, add_flags, as_flags, config_from
+from pdserve.settings.struct import ConfigStruct
 
 
 class Inner(ConfigStruct, frozen=True):

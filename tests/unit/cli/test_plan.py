@@ -4,8 +4,9 @@ from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import Machine, crowding, plan_cluster
 from pdserve.errors import ConfigError
-from pdserve.settings.config import CheckpointConfig, EngineConfig, Timeouts
+from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.flags import config_from
+from pdserve.settings.timeouts import Timeouts
 
 
 def plan(config: ClusterConfig, machine: Machine | None = None):

@@ -11,7 +11,8 @@ from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.process.exit_codes import StartFailed
 from pdserve.settings.api_key import API_KEY_VARIABLE
-from pdserve.settings.config import CheckpointConfig, Timeouts
+from pdserve.settings.config import CheckpointConfig
+from pdserve.settings.timeouts import Timeouts
 
 ONE_CORE = Machine(cores=[0])
 

@@ -43,7 +43,7 @@ from pdserve.protocol import (
     SamplingParams,
     Subscribe,
 )
-from pdserve.settings.config import Timeouts
+from pdserve.settings.timeouts import Timeouts
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
 from tests.unit.node.compilers import SlowCompiler

@@ -48,7 +48,14 @@ def assert_matches(
     path: Path, kind: DecoderKind, num_prompt: int = 200, num_output: int = 12
 ) -> None:
     """Equal logits, but for roundings of float32, and equal greedy tokens, for one prompt."""
-    reference, node = Reference(path), Node.load(path, kind)
+    assert_node_matches(path, Node.load(path, kind), num_prompt, num_output)
+
+
+def assert_node_matches(
+    path: Path, node: Node, num_prompt: int = 200, num_output: int = 12
+) -> None:
+    """The same of a node that has loaded this checkpoint."""
+    reference = Reference(path)
     prompt = make_prompt(num_prompt)
     expected = reference.logits(prompt)
     difference = (node.logits(prompt) - expected).abs()

@@ -23,7 +23,8 @@ from pdserve.protocol import (
     Sibling,
     TokenBatch,
 )
-from pdserve.settings.config import EngineConfig, NodeConfig, NodeTimeouts
+from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.timeouts import NodeTimeouts
 from tests.unit.node.parts import Recorder, made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32

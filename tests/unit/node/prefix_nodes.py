@@ -31,7 +31,8 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
-from pdserve.settings.config import PrefixPull, Timeouts
+from pdserve.settings.config import PrefixPull
+from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 from tests.waits import until

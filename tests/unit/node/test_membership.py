@@ -45,7 +45,7 @@ from pdserve.protocol import (
     TransferCosts,
     Welcome,
 )
-from pdserve.settings.config import Timeouts
+from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

@@ -11,7 +11,8 @@ from kv_transfer.handshake import KvIdentity
 from pdserve.errors import ConfigError, LayoutMismatch
 from pdserve.kv_layout import KvDtype
 from pdserve.node.start.model import NodeModel, auto_block_size, packed_cache, plan_model
-from pdserve.settings.config import EngineConfig, NodeConfig, Timeouts
+from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.timeouts import Timeouts
 
 
 def planned(**engine: str | int) -> NodeModel:

@@ -35,7 +35,7 @@ from pdserve.protocol import (
     NodeAddress,
     Subscribe,
 )
-from pdserve.settings.config import Timeouts
+from pdserve.settings.timeouts import Timeouts
 from pdserve.simulated_link import SimulatedLink
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel

@@ -1,0 +1,29 @@
+"""What a rank is told when it starts. No torch here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdserve.kv_layout import KvLayout
+
+
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one rank needs; descriptors are inherited."""
+
+    rank: int
+    num_ranks: int
+    parent: int  # process id of rank 0
+    memory_fd: int
+    pool_fd: int
+    num_blocks: int
+    layout: KvLayout  # of the node: the whole model's
+    checkpoint: str  # its directory
+    model_id: str
+    revision: str
+    is_int8: bool
+    kernels: str  # of `_native.kernel_variants()`
+    packed_folder: str | None
+    packed_limit: int  # bytes
+    packing_s: float
+    num_threads: int
+    cores: tuple[int, ...]

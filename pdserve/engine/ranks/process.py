@@ -1,0 +1,66 @@
+"""A rank other than 0: `python -m pdserve.engine.ranks.process ORDER`, a RankOrder as JSON.
+
+It loads its share of the weights, and computes the steps that rank 0 writes, until it is killed: it
+ends with rank 0, and has nothing to put in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pdserve import _native
+from pdserve.engine.ranks.order import RankOrder
+from pdserve.engine.ranks.sizes import memory_bytes
+from pdserve.errors import PdserveError
+from pdserve.process.parent_death import die_with_parent
+
+MAPPED = b"m"  # written to the standard output once it has mapped the memory
+
+
+def run_rank(order: RankOrder, mapped_fd: int) -> None:
+    """Be a rank, until rank 0 has ended, or gives up.
+
+    The pool must be mapped before rank 0 seals it, so that comes first.
+
+    Raises:
+        PdserveError: the weights cannot be used.
+        RanksLost: another rank has ended.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells all; rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    memory = _mapped(order.memory_fd, memory_bytes(order.num_ranks))
+    pool = _mapped(order.pool_fd, order.num_blocks * order.layout.block_bytes)
+    os.write(mapped_fd, MAPPED)
+    os.close(mapped_fd)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    from pdserve.engine.ranks.steps import compute_steps  # imports torch
+
+    compute_steps(order, memory, pool)
+
+
+def _mapped(fd: int, size: int) -> NDArray[np.uint8]:
+    mapping = _native.map_shared(fd, size, writable=True)
+    os.close(fd)
+    return mapping
+
+
+def _main(order: RankOrder) -> None:
+    die_with_parent(order.parent)
+    try:
+        run_rank(order, sys.stdout.fileno())
+    except _native.RanksLost:
+        sys.exit(1)  # whoever was first has said why
+    except PdserveError as error:
+        sys.stderr.write(f"pdserve rank {order.rank}: error: {error}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _main(msgspec.json.decode(sys.argv[1], type=RankOrder))

@@ -1,0 +1,65 @@
+"""Which part of a model a tensor-parallel rank has. No torch here.
+
+Query heads, the MLP's inner width and the vocabulary are divided; KV heads are divided, or with
+more ranks than heads, replicated on consecutive ranks (`KvLayout.shard`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.errors import ConfigError
+from pdserve.kv_layout import KvDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank of some."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def share(self, total: int) -> slice:
+        """This rank's part of `total` things in a row. The parts differ by at most one."""
+        return slice(self.rank * total // self.num_ranks, (self.rank + 1) * total // self.num_ranks)
+
+    def kv_heads(self, config: ModelConfig) -> slice:
+        """The KV heads of the model that this rank has."""
+        layout = config.kv_layout(1, KvDtype.FLOAT32).shard(self.rank, self.num_ranks)
+        return slice(layout.first_kv_head, layout.end_kv_head)
+
+    def of(self, config: ModelConfig) -> ModelConfig:
+        """The model as this rank computes it. Its vocabulary is still the whole one."""
+        heads, inner = self.share(config.num_heads), self.share(config.intermediate_size)
+        kv_heads = self.kv_heads(config)
+        return replace(
+            config,
+            num_heads=heads.stop - heads.start,
+            num_kv_heads=kv_heads.stop - kv_heads.start,
+            intermediate_size=inner.stop - inner.start,
+        )
+
+
+WHOLE = Shard()
+
+
+def check_ranks(config: ModelConfig, num_ranks: int) -> None:
+    """Check that a model can be divided.
+
+    Raises:
+        ConfigError: the number of heads is no multiple of the ranks; or neither number, of KV heads
+            and of ranks, divides the other; or there is less than one thing a rank.
+    """
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    least = min(config.intermediate_size, config.vocab_size)
+    if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads) or least < num_ranks:
+        fits = [
+            n
+            for n in range(1, min(heads, least) + 1)
+            if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+        ]
+        raise ConfigError(
+            f"tensor_parallel {num_ranks}: {heads} heads and {kv_heads} KV heads can be divided "
+            f"among {', '.join(map(str, fits))} ranks"
+        )

@@ -1,0 +1,75 @@
+"""How long things may take, in each process and in all of them together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from pdserve.settings.struct import ConfigStruct, Seconds
+
+
+class SharedTimeouts(ConfigStruct, frozen=True):
+    """The deadlines of every process, by stage. Each has a test."""
+
+    heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
+    liveness_s: Annotated[
+        Seconds, Meta(description="silence after which a peer counts as lost")
+    ] = 2.0
+    connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
+    drain_s: Annotated[
+        Seconds, Meta(description="time to finish running requests after SIGTERM")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
+        if self.heartbeat_s >= self.liveness_s:
+            raise ValueError(
+                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
+                f"({self.liveness_s:g}): else every node counts as lost between two reports"
+            )
+
+
+RequestDeadline = Annotated[
+    Seconds, Meta(description="deadline of a generation, from its start to its end")
+]
+REQUEST_S = 600.0
+ResumeDeadline = Annotated[
+    Seconds, Meta(description="how long an interrupted request waits for a node to go on")
+]
+RESUME_S = 60.0
+
+
+class CoordinatorTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a coordinator."""
+
+    request_s: RequestDeadline = REQUEST_S
+    resume_s: ResumeDeadline = RESUME_S
+
+
+class NodeTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a node."""
+
+    orphan_s: Annotated[
+        Seconds, Meta(description="how long a stream outlives its coordinator, to be claimed")
+    ] = 15.0
+    reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
+    packing_s: Annotated[
+        Seconds, Meta(description="how long to wait for another node to pack the weights")
+    ] = 300.0
+    lease_s: Annotated[
+        Seconds,
+        Meta(description="how long KV waits for a puller (a prefix: at least prefix_s)"),
+    ] = 10.0
+    transfer_s: Annotated[Seconds, Meta(description="deadline of one pull of KV blocks")] = 10.0
+    prefix_s: Annotated[
+        Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
+    ] = 2.0
+    ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
+
+
+class Timeouts(NodeTimeouts, frozen=True):
+    """The deadlines of a whole cluster."""
+
+    request_s: RequestDeadline = REQUEST_S
+    resume_s: ResumeDeadline = RESUME_S

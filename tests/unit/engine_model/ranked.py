@@ -1,0 +1,111 @@
+"""Nodes of several ranks, forked from this process: importing torch again would take seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kv_transfer.memory import ExportedPool
+from pdserve import _native
+from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.order import RankOrder
+from pdserve.engine.ranks.process import run_rank
+from pdserve.engine.ranks.processes import RankProcesses, wait_ready
+from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.engine.weights.load import load_rank
+from pdserve.kv_layout import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.process.parent_death import die_with_parent
+from tests.unit.engine_model.harness import Node
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 600
+
+
+class ForkedRank:
+    """Implements pdserve.engine.ranks.processes.RankProcess."""
+
+    def __init__(self, order: RankOrder) -> None:
+        self.stdout, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                die_with_parent(order.parent)
+                run_rank(order, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@contextmanager
+def ranked_node(
+    path: Path,
+    num_ranks: int,
+    dtype: KvDtype = KvDtype.FLOAT32,
+    cache: PackedCache | None = None,
+) -> Iterator[tuple[Node, RankProcesses]]:
+    """A node of this process and `num_ranks` - 1 others."""
+    checkpoint = resolve_checkpoint(str(path))
+    config = load_model_config(checkpoint)
+    check_ranks(config, num_ranks)
+    layout = config.kv_layout(BLOCK_SIZE, dtype)
+    pool = ExportedPool(NUM_BLOCKS, layout.block_bytes, is_sealed=False)
+
+    def order(rank: int, memory_fd: int) -> RankOrder:
+        return RankOrder(
+            rank=rank,
+            num_ranks=num_ranks,
+            parent=os.getpid(),
+            memory_fd=memory_fd,
+            pool_fd=pool.fd,
+            num_blocks=NUM_BLOCKS,
+            layout=layout,
+            checkpoint=str(checkpoint.path),
+            model_id=checkpoint.model_id,
+            revision=checkpoint.revision,
+            is_int8=False,
+            kernels="",
+            packed_folder=None if cache is None else str(cache.folder),
+            packed_limit=1 << 40,
+            packing_s=10.0,
+            num_threads=1,
+            cores=(),
+        )
+
+    ranks = RankProcesses(num_ranks, order, ForkedRank)
+    num_threads = _native.num_threads()
+    try:
+        ranks.wait_mapped()
+        pool.seal()
+        _native.set_num_threads(1)
+        steps = StepMemory(ranks.memory, 0, num_ranks)
+        shard, torch_dtype = Shard(0, num_ranks), TORCH_DTYPES[dtype]
+        model = load_rank(
+            checkpoint, config, torch_dtype, steps, shard, lambda _: None, cache=cache
+        )
+        steps.group.say_ready()
+        wait_ready(steps.group, lambda: None, ranks)
+        pool.flat.view(np.float32)[:] = np.nan  # what a block held before must never matter
+        kv_cache = KvCache(layout, NUM_BLOCKS, torch.device("cpu"), pool.flat)
+        yield Node(model, kv_cache, ModelRunner(model, kv_cache), list(range(NUM_BLOCKS))), ranks
+    finally:
+        ranks.close()
+        pool.close()
+        _native.set_num_threads(num_threads)
