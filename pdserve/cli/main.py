@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import pdserve
 from pdserve.cli.bench import add_benches
 from pdserve.cli.demo_config import DemoConfig
+from pdserve.cli.kv_config import KvConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import PdserveError
@@ -21,6 +22,7 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
+from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.simulate.config import SimulateConfig
 
 Command = Callable[[argparse.Namespace], int]
@@ -90,6 +92,8 @@ def build_parser() -> FlagParser:
         add("simulate", "predict what a cluster does with a load, by simulation", _simulate),
         SimulateConfig,
     )
+    add_flags(add("plan", "find the cheapest cluster for a load, by simulation", _plan), PlanConfig)
+    add_flags(add("kv", "compute how many requests fit on given devices", _kv), KvConfig)
     bench = commands.add_parser("bench", help="run a benchmark")
     add_benches(bench)
     demo = add("demo", "start a cluster, ask the demo model some questions, stop it again", _demo)
@@ -302,6 +306,22 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from pdserve.simulation.simulate import run as simulate
 
     return simulate.run(config, conditions(config))
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    config = config_from(PlanConfig, arguments)
+    from pdserve.cli.conditions import conditions
+    from pdserve.simulation.plan import run as plan
+
+    return plan.run(config, conditions(config))
+
+
+def _kv(arguments: argparse.Namespace) -> int:
+    config = config_from(KvConfig, arguments)
+    from pdserve.cli import kv
+    from pdserve.cli.conditions import conditions
+
+    return kv.run(config, conditions(config))
 
 
 def _demo(arguments: argparse.Namespace) -> int:

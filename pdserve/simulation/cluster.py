@@ -76,7 +76,8 @@ class Cluster:
         self._next: Call | None = None
         self._front: Front | None = None
         self._seen: Seen = _nobody_looks
-        self.call_seconds = 0.0  # that calls have spent here; over the time, calls in flight
+        self.call_seconds = 0.0  # that calls have spent here until their ends
+        self.num_met = 0  # calls in flight that arriving ones have found here, all together
         for node in nodes:
             node.world = self
 
@@ -112,6 +113,7 @@ class Cluster:
         assert self._front is not None
         while (call := self._next) is not None and call.at_s <= self.events.now_s:
             self._next = next(self._arriving, None)
+            self.num_met += len(self._outcomes)
             self._outcomes[call.call_id] = Outcome(call)
             self._front.arrive(call)
         if self._next is not None:

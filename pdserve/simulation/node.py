@@ -97,6 +97,7 @@ class Node:
         self.num_pinned_blocks = 0  # held for decode nodes to pull
         self.num_steps = 0
         self.busy_s = 0.0
+        self.prompt_s = 0.0  # of this, for chunks of prompts; the rest is for decodes
         self.largest_batch = 0  # most requests that decoded in one step
         self.world: World | None = None
         self.perf = believed or machine.perf()
@@ -207,7 +208,16 @@ class Node:
     def _took(self, shape: StepShape, seconds: float, ended_s: float) -> None:
         self.num_steps += 1
         self.busy_s += seconds
+        if shape.prefill_pairs:
+            self.prompt_s += seconds * self._prompt_share(shape)
         self.perf.observe(shape, seconds, ended_s)
+
+    def _prompt_share(self, shape: StepShape) -> float:
+        """Return which share of a step is for its chunks: what they add to its decodes."""
+        if not shape.decode_context:
+            return 1.0
+        decode_s = self.perf.decode_s(shape.num_sampled, shape.decode_context)
+        return max(0.0, 1 - decode_s / self.perf.step_s(shape))
 
     # ---- strides -------------------------------------------------------------------------------
 
@@ -283,10 +293,12 @@ class Node:
         queues, policy = self.core.queues, self._repeats
         assert policy is not None
         requests = [row.request for row in stride.rows]
+        shape = stride.shape_at(first)
         for index in range(first, num_steps):
-            self._took(stride.shape_at(index), stride.seconds[index], stride.ends_s[index])
+            self._took(shape, stride.seconds[index], stride.ends_s[index])
             queues.preemptions.step_planned()
-            policy.repeated(queues, requests, stride.shape_at(index + 1).decode_context)
+            shape = stride.shape_at(index + 1)
+            policy.repeated(queues, requests, shape.decode_context)
         advance_rows(stride, num_steps - first, self.pool)
         self.world.steps_skipped(requests, stride.ends_s[first:num_steps])
 

@@ -43,6 +43,12 @@ Weights = NDArray[np.uint16]  # bfloat16, which numpy does not have
 Plan = dict[str, tuple[int, ...]]  # tensor name |-> shape
 
 
+def config_of(shape: Shape) -> dict[str, Any]:
+    """Return the config.json of a shape."""
+    demo: dict[str, Any] = json.loads((CHECKPOINT_PATH / "config.json").read_text())
+    return demo | {"tie_word_embeddings": False} | shape
+
+
 def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMALLEST) -> Path:
     """Write config, weights in bfloat16, and the demo model's tokenizer; deterministic for a seed.
 
@@ -57,8 +63,7 @@ def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMAL
     folder.mkdir(parents=True, exist_ok=True)
     for name in _TOKENIZER_FILES:
         shutil.copyfile(CHECKPOINT_PATH / name, folder / name)
-    demo = json.loads((CHECKPOINT_PATH / "config.json").read_text())
-    config = demo | {"tie_word_embeddings": False} | shape
+    config = config_of(shape)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["model_max_length"] = config["max_position_embeddings"]

@@ -71,8 +71,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # simulated
     cpu_s: float  # that the simulation took
     busy: dict[str, float]  # node |-> share of the time that it computed
+    prompt_busy: dict[str, float]  # node |-> the part of this that was for prompts
     largest_batch: int
-    in_flight: float  # requests in the cluster, on average
+    in_flight: float  # requests that an arriving one found in the cluster, on average
+    mean_e2e_s: float
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -108,8 +110,10 @@ def run(
         seconds=seconds,
         cpu_s=time.process_time() - began_s,
         busy={node.name: node.busy_s / seconds for node in cluster.nodes},
+        prompt_busy={node.name: node.prompt_s / seconds for node in cluster.nodes},
         largest_batch=max(node.largest_batch for node in cluster.nodes),
-        in_flight=cluster.call_seconds / seconds,
+        in_flight=cluster.num_met / scored.sent,
+        mean_e2e_s=cluster.call_seconds / max(1, scored.finished),
         prompt_tokens=tally.num_prompt_tokens,
         cached_tokens=tally.num_cached_tokens,
         output_tokens=tally.num_output_tokens,

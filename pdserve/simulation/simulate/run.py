@@ -11,6 +11,7 @@ from pdserve.bench.compare.goodput import Goodput
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.traces import mean_rate, read_trace
 from pdserve.bench.output import print_json, print_tables
+from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import OK
 from pdserve.simulation.predict.answer import (
     Card,
@@ -59,6 +60,7 @@ def run(config: SimulateConfig, setup: dict[str, object]) -> int:
         ConfigError: settings contradict each other, or the load is outside of the calibration.
     """
     config.check()
+    freeze_loaded_objects()  # most of the rest is what calls in progress hold
     report = answer(config)
     if config.json:
         print_json(report, setup)

@@ -1,0 +1,60 @@
+"""`pdserve kv`: how many requests fit on given devices, beside a model's weights."""
+
+from __future__ import annotations
+
+from pdserve.bench.checkpoints.random_checkpoint import config_of
+from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.output import print_json
+from pdserve.cli.kv_config import KvConfig
+from pdserve.process.exit_codes import OK
+from pdserve.settings.values import parse_bytes
+
+
+def run(config: KvConfig, setup: dict[str, object]) -> int:
+    """Print what fits.
+
+    Raises:
+        ConfigError: the model cannot be divided among the devices, or does not fit.
+        ModelError: it cannot be served.
+    """
+    from pdserve.engine.models.config import load_model_config, parse_model_config
+    from pdserve.engine.models.json_fields import JsonFields
+    from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.node.memory.capacity import Devices, capacity
+    from pdserve.node.memory.device_budget import WorstStep
+
+    if (shape := SHAPES.get(config.model)) is not None:
+        model = parse_model_config(JsonFields(config_of(shape), config.model))
+    else:
+        model = load_model_config(resolve_checkpoint(config.model, with_weights=False))
+    longest = config.max_model_len or model.max_model_len
+    found = capacity(
+        model,
+        config.dtype,
+        Devices(
+            memory_bytes=parse_bytes(config.device_memory),
+            number=config.devices,
+            utilization=config.kv_utilization,
+        ),
+        WorstStep(config.token_budget, config.max_batch_size),
+        block_size=config.block_size,
+        context=min(config.context, longest),
+        longest=longest,
+    )
+    if config.json:
+        print_json(found, setup)
+        return OK
+    of_each = "of each device" if config.devices > 1 else "of the device"
+    for what, num_bytes in (
+        ("weights", found.weight_bytes),
+        ("largest step", found.step_bytes),
+        ("left for KV", found.kv_bytes),
+    ):
+        print(f"{what:13} {num_bytes / 1e9:8.2f} GB {of_each}")
+    print(f"KV            {found.token_bytes:8} bytes a token {of_each}: {found.num_tokens} tokens")
+    print(f"requests of {min(config.context, longest)} tokens: {found.num_paged}")
+    print(
+        f"  with room for {longest} each from the start on, as without blocks: "
+        f"{found.num_preallocated}"
+    )
+    return OK

@@ -1,0 +1,82 @@
+"""How many requests fit on devices: the arithmetic of `pdserve kv`."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from pdserve.engine.kv.cache import TORCH_DTYPES
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.kv_layout import KvDtype
+from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is to run on: its parts on `number` devices are of one size."""
+
+    memory_bytes: int  # of each
+    number: int = 1  # tensor-parallel
+    utilization: float = 0.9  # share of the memory that may be taken
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What fits, in bytes of each device and requests of all of them together."""
+
+    weight_bytes: int
+    step_bytes: int  # activations and logits of the largest step, graphs, libraries
+    kv_bytes: int  # what is left
+    token_bytes: int
+    num_tokens: int
+    num_paged: int  # requests of the given context, each in blocks as it needs them
+    num_preallocated: int  # if each had room for the longest context from its start on
+
+
+def capacity(
+    model: ModelConfig,
+    dtype: KvDtype,
+    devices: Devices,
+    worst: WorstStep,
+    *,
+    block_size: int,
+    context: int,
+    longest: int,
+) -> Capacity:
+    """Return what fits.
+
+    Args:
+        model: the whole of it.
+        dtype: of weights, activations and KV.
+        devices: without anybody else on them.
+        worst: the largest step.
+        block_size: tokens.
+        context: tokens of a request, prompt and output.
+        longest: tokens that a request may have.
+
+    Raises:
+        ConfigError: the model cannot be divided so, or nothing is left for KV.
+    """
+    check_ranks(model, devices.number)
+    torch_dtype, part = TORCH_DTYPES[dtype], Shard(0, devices.number).of(model)
+    weights = weight_bytes(part, torch_dtype) - _vocabulary_elsewhere(model, torch_dtype, devices)
+    step = step_bytes(part, torch_dtype, worst)
+    memory = devices.memory_bytes
+    kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
+    block_bytes = part.kv_layout(block_size, dtype).block_bytes
+    num_blocks = kv_bytes // block_bytes
+    return Capacity(
+        weight_bytes=weights,
+        step_bytes=step,
+        kv_bytes=kv_bytes,
+        token_bytes=block_bytes // block_size,
+        num_tokens=num_blocks * block_size,
+        num_paged=num_blocks // -(-context // block_size),
+        num_preallocated=num_blocks // -(-longest // block_size),
+    )
+
+
+def _vocabulary_elsewhere(model: ModelConfig, dtype: torch.dtype, devices: Devices) -> int:
+    """Bytes of the embedding and of the output that the other devices have."""
+    matrices = 1 if model.ties_embeddings else 2
+    whole = matrices * model.vocab_size * model.hidden_size * dtype.itemsize
+    return whole - whole // devices.number

@@ -1,0 +1,1 @@
+"""`pdserve plan`: which cluster a load needs, and what it costs."""

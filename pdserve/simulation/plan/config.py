@@ -1,0 +1,68 @@
+"""Config of `pdserve plan`. Light to import."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.errors import ConfigError
+from pdserve.settings.config import Mode
+from pdserve.settings.flag_groups import Groups
+from pdserve.settings.struct import Count
+from pdserve.simulation.predict.config import PredictConfig, Scale
+
+_FLAGS: Final[Groups] = {
+    "load": ("scenario", "trace", "length_scale", "rate", "requests", "seeds"),
+    "cluster": ("calibration", "modes", "max_nodes", "price"),
+    "promises": ("ttft_s", "tpot_s", "target"),
+    "answer": ("extrapolate", "json"),
+}
+
+
+class PlanConfig(PredictConfig, frozen=True):
+    """The cheapest deployment for a load."""
+
+    flag_groups = _FLAGS
+
+    rate: Annotated[
+        Scale, Meta(description="requests per second to serve; 0: the mean rate of the trace")
+    ] = 0.0
+    modes: Annotated[list[Mode], Meta(min_length=1, description="modes to compare")] = (
+        msgspec.field(default_factory=lambda: ["disaggregated", "colocated", "adaptive"])
+    )
+    max_nodes: Annotated[Count, Meta(description="most nodes to consider")] = 8
+    price: Annotated[
+        list[str],
+        Meta(description="price of a node-hour: prefill=2.5 and decode=1.2; by default 1 each"),
+    ] = msgspec.field(default_factory=list)
+
+    @property
+    def prices(self) -> Prices:
+        """The prices.
+
+        Raises:
+            ConfigError: one of them is no price.
+        """
+        found = {"prefill": 1.0, "decode": 1.0}
+        for word in self.price:
+            role, _, amount = word.partition("=")
+            try:
+                found[role.strip()] = float(amount)
+            except ValueError as error:
+                raise ConfigError(f"--price {word}: must be prefill=AMOUNT or decode=AMOUNT") from (
+                    error
+                )
+        if len(found) > 2 or min(found.values()) <= 0:
+            raise ConfigError(
+                f"--price {','.join(self.price)}: must be prefill=AMOUNT or decode=AMOUNT, above 0"
+            )
+        return Prices(**found)
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What an hour of a node costs, in any currency."""
+
+    prefill: float
+    decode: float

@@ -1,0 +1,158 @@
+"""`pdserve plan`: how many nodes of which kind a load needs, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from pdserve.bench.compare.goodput import Goodput
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.traces import mean_rate, read_trace
+from pdserve.bench.output import print_json, print_tables
+from pdserve.errors import ConfigError
+from pdserve.process.collector import freeze_loaded_objects
+from pdserve.process.exit_codes import FAILED, OK
+from pdserve.simulation.plan.config import PlanConfig
+from pdserve.simulation.plan.knee import Knee, knee_of
+from pdserve.simulation.plan.search import Change, Search, Tried, front
+from pdserve.simulation.predict.answer import (
+    Card,
+    card_of,
+    load_calibration,
+    promise_of,
+    question_of,
+    rig_of,
+)
+from pdserve.simulation.predict.deployment import Deployment, runs_of
+from pdserve.simulation.predict.goodput import find_goodput
+
+_CLOSE = 1.1
+
+
+class Best(msgspec.Struct, frozen=True):
+    """The cheapest deployment of a mode that serves the load."""
+
+    tried: Tried
+    goodput: Goodput
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `pdserve plan`."""
+
+    card: Card
+    load: str
+    rate: float
+    promise: Promise
+    target: float
+    knee: Knee
+    chosen: Best | None  # None: no deployment of so many nodes serves the load
+    per_mode: list[Best]
+    front: list[Tried]  # cost against TPOT
+    tried: list[Tried]
+    changes: list[Change]
+    command: list[str]  # what starts it
+    helm: dict[str, object]  # values of the chart
+    seconds: float  # that the answer took
+
+
+def run(config: PlanConfig, setup: dict[str, object]) -> int:
+    """Plan and print; the exit code is 1 if nothing serves the load.
+
+    Raises:
+        ConfigError: there is no rate, or the load is outside of the calibration.
+    """
+    freeze_loaded_objects()  # most of the rest is what calls in progress hold
+    report = answer(config)
+    if config.json:
+        print_json(report, setup)
+    else:
+        from pdserve.simulation.plan.table import tables
+
+        print_tables(tables(report))
+    return OK if report.chosen else FAILED
+
+
+def answer(config: PlanConfig) -> PlanReport:
+    """Make the plan. Raises as `run`."""
+    began_s, prices = time.perf_counter(), config.prices
+    calibration = load_calibration(config.calibration)
+    question, rig = question_of(config), rig_of(config, calibration, admission=False)
+    rate, case = _rate(config), question.case(calibration, 0)
+    promise = promise_of(config, rig, case, [Deployment(mode, 1, 1) for mode in config.modes])
+    knee = knee_of(rig, case, promise)
+    search = Search(rig, question, promise, prices, config.seeds, config.max_nodes)
+    tried = search.tried(config.modes, rate, knee)
+    bests = [
+        Best(best, _goodput(search, best.deployment, rate))
+        for mode in config.modes
+        if (best := search.best([one for one in tried if one.deployment.mode == mode]))
+    ]
+    cheapest = search.best([best.tried for best in bests])
+    chosen = next((best for best in bests if best.tried is cheapest), None)
+    deployment = chosen.tried.deployment if chosen else None
+    return PlanReport(
+        card=card_of(config, rig),
+        load=f"{case.name}: {case.shows}",
+        rate=rate,
+        promise=promise,
+        target=config.target,
+        knee=knee,
+        chosen=chosen,
+        per_mode=bests,
+        front=front([one for one in tried if search.serves(one)]),
+        tried=tried,
+        changes=list(search.changes(deployment, rate)) if deployment else [],
+        command=commands(deployment) if deployment else [],
+        helm=helm_values(deployment) if deployment else {},
+        seconds=time.perf_counter() - began_s,
+    )
+
+
+def commands(deployment: Deployment) -> list[str]:
+    """Return what starts the deployment on one machine, and process by process on several."""
+    prefill, decode = _pools(deployment)
+    mode, pools = f"--mode {deployment.mode}", {"prefill": prefill, "decode": decode}
+    nodes = {role: number for role, number in pools.items() if number}
+    return [
+        " ".join([f"pdserve up {mode}", *(f"--{role} {number}" for role, number in nodes.items())]),
+        f"pdserve coordinator {mode}",
+        *(
+            f"pdserve {role} --coordinators ADDRESS  # on {number} machines"
+            for role, number in nodes.items()
+        ),
+    ]
+
+
+def helm_values(deployment: Deployment) -> dict[str, object]:
+    """Return the values of the chart for this deployment."""
+    prefill, decode = _pools(deployment)
+    values: dict[str, object] = {"mode": deployment.mode, "decode": {"replicas": decode}}
+    return values | ({"prefill": {"replicas": prefill}} if prefill else {})
+
+
+def _pools(deployment: Deployment) -> tuple[int, int]:
+    if deployment.mode == "colocated":
+        return 0, deployment.num_nodes
+    return deployment.prefill, deployment.decode
+
+
+def _rate(config: PlanConfig) -> float:
+    if config.rate:
+        return config.rate
+    if not config.trace:
+        raise ConfigError("--rate: how many requests per second are to be served?")
+    return mean_rate(read_trace(Path(config.trace), 0)[: config.requests])
+
+
+def _goodput(search: Search, deployment: Deployment, rate: float) -> Goodput:
+    found, _ = find_goodput(
+        lambda at: runs_of(
+            search.rig, deployment, search.question, at, search.promise, search.num_seeds
+        ),
+        rate,
+        search.rig.target,
+        _CLOSE,
+    )
+    return found

@@ -1,0 +1,141 @@
+"""Which deployment is the cheapest that serves a load, and what would change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from pdserve.bench.load.outcome import Promise
+from pdserve.settings.config import Mode
+from pdserve.simulation.plan.config import Prices
+from pdserve.simulation.plan.cost import Cost, cost_of, price_per_hour
+from pdserve.simulation.plan.knee import Knee, knee_of
+from pdserve.simulation.predict.deployment import Deployment, Result, Rig, runs_of
+from pdserve.simulation.predict.goodput import pooled
+from pdserve.simulation.predict.load import Question
+
+_ENOUGH = 2  # deployments of a mode that serve the load: the cheapest, and one to compare it with
+_MOST_OTHERS = 3  # deployments that are tried instead of the chosen one if something changes
+_DEAR = 1.5  # of the cheapest that serves the load: what costs more is not tried any more
+OFF = 0.2  # by how much the rate, lengths and step times may turn out different
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One deployment at the rate that is asked for."""
+
+    deployment: Deployment
+    attainment: float
+    cost: Cost
+    result: Result  # of the first seed
+
+    @property
+    def tpot_ms(self) -> float:
+        """Median TPOT of its requests, in ms; infinite if none has ended."""
+        p50 = self.result.score.tpot_ms.p50
+        return float("inf") if p50 is None else p50
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What would be the cheapest deployment if one thing were different."""
+
+    what: str  # "rate +20 %"
+    attainment: float  # of the one that was chosen
+    deployment: Deployment | None  # None: none of those considered
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Looks for the cheapest deployment that serves a rate."""
+
+    rig: Rig
+    question: Question
+    promise: Promise
+    prices: Prices
+    num_seeds: int
+    max_nodes: int
+
+    def tried(self, modes: Sequence[Mode], rate: float, knee: Knee) -> list[Tried]:
+        """Try deployments, cheapest first, until a few of each mode serve the rate."""
+        found: list[Tried] = []
+        for mode in modes:
+            num_good = 0
+            for deployment in candidates(mode, self.max_nodes, self.prices):
+                if not knee.could_serve(deployment, rate):
+                    continue
+                best = self.best(found)
+                price = price_per_hour(deployment, self.prices)
+                if best is not None and price > _DEAR * best.cost.per_hour:
+                    break
+                tried = self.at(deployment, rate)
+                found.append(tried)
+                num_good += self.serves(tried)
+                if num_good == _ENOUGH:
+                    break
+        return found
+
+    def at(self, deployment: Deployment, rate: float, longer: float = 1.0) -> Tried:
+        """Try one deployment at a rate."""
+        runs = runs_of(
+            self.rig, deployment, self.question, rate, self.promise, self.num_seeds, longer
+        )
+        cost = cost_of(deployment, runs[0], self.prices)
+        return Tried(deployment, pooled(runs).attainment, cost, runs[0])
+
+    def serves(self, tried: Tried) -> bool:
+        """Whether enough requests of each kind are in time."""
+        return tried.attainment >= self.rig.target
+
+    def best(self, tried: Sequence[Tried]) -> Tried | None:
+        """Return the cheapest that serves; of equally cheap ones that with the best attainment."""
+        good = [one for one in tried if self.serves(one)]
+        return min(good, key=lambda one: (one.cost.per_hour, -one.attainment), default=None)
+
+    def changes(self, chosen: Deployment, rate: float) -> Iterator[Change]:
+        """Yield what a different rate, different lengths and step times would change."""
+        for sign in (1, -1):
+            factor, text = 1 + sign * OFF, f"{sign * OFF:+.0%}"
+            slower = replace(self, rig=replace(self.rig, slower=factor))
+            yield self._change(f"rate {text}", chosen, rate * factor, 1.0)
+            yield self._change(f"lengths {text}", chosen, rate, factor)
+            yield slower._change(f"step times {text}", chosen, rate, 1.0)
+
+    def _change(self, what: str, chosen: Deployment, rate: float, longer: float) -> Change:
+        """Look at the chosen deployment, then at its mode's others: cheaper, or dearer, ones."""
+        now = self.at(chosen, rate, longer)
+        price = price_per_hour(chosen, self.prices)
+        knee = knee_of(self.rig, self.question.case(self.rig.calibration, 0, longer), self.promise)
+        best = now.deployment if self.serves(now) else None
+        others = [
+            other
+            for other in candidates(chosen.mode, self.max_nodes, self.prices)
+            if (price_per_hour(other, self.prices) < price) is (best is not None)
+            and other != chosen
+            and knee.could_serve(other, rate)
+        ]
+        # Of cheaper ones the dearest few: they are the likeliest to serve it.
+        few = others[-_MOST_OTHERS:] if best is not None else others[:_MOST_OTHERS]
+        good = (other for other in few if self.serves(self.at(other, rate, longer)))
+        return Change(what, now.attainment, next(good, best))
+
+
+def candidates(mode: Mode, max_nodes: int, prices: Prices) -> list[Deployment]:
+    """Return the deployments of a mode, cheapest first."""
+    if mode == "colocated":
+        return [Deployment(mode, 0, count) for count in range(1, max_nodes + 1)]
+    pairs = [
+        Deployment(mode, prefill, decode)
+        for prefill in range(1, max_nodes)
+        for decode in range(1, max_nodes + 1 - prefill)
+    ]
+    return sorted(pairs, key=lambda pair: price_per_hour(pair, prices))
+
+
+def front(tried: Sequence[Tried]) -> list[Tried]:
+    """Return those to which no other is both as cheap and as fast: dearer ones are faster."""
+    kept: list[Tried] = []
+    for one in sorted(tried, key=lambda one: (one.cost.per_hour, one.tpot_ms)):
+        if not kept or one.tpot_ms < kept[-1].tpot_ms:
+            kept.append(one)
+    return kept

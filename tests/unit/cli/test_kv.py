@@ -1,0 +1,51 @@
+"""`pdserve kv` against numbers computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.cli.main import main
+from pdserve.process.exit_codes import OK
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["kv", *words]) == OK
+    return capsys.readouterr().out
+
+
+def test_70b_on_four_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """70.55e9 weights of 2 bytes; a token has 80 layers x 2 x 8 heads x 128 x 2 bytes."""
+    told = shown(capsys, "--model=70b", "--devices=4")
+    assert "weights          35.28 GB of each device" in told
+    assert f"{80 * 2 * 8 * 128 * 2 // 4} bytes a token of each device" in told
+    # 0.9 x 80 GB - 35.28 - 2.89 of the step = 33.83 GB, / 81,920 bytes = 412,960 tokens.
+    assert "412960 tokens" in told
+    assert f"requests of 8192 tokens: {412960 // 8192}" in told
+    assert told.endswith(f"as without blocks: {412960 // 131072}\n")
+
+
+def test_heads_beyond_their_number_are_replicated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "40960 bytes a token" in shown(capsys, "--model=70b", "--devices=8")
+    assert "40960 bytes a token" in shown(capsys, "--model=70b", "--devices=16")
+
+
+def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
+    told = shown(capsys, "--model=8b", "--context=1000", "--max-model-len=1000", "--block-size=1")
+    paged, preallocated = (int(line.split(":")[1]) for line in told.splitlines()[-2:])
+    assert paged == preallocated > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model=70b",), "no GPU memory is left for KV"),
+        (("--model=8b", "--devices=3"), "can be divided among 1, 2, 4, 8, 16, 32 ranks"),
+        (("--model=9b",), "9b"),
+        (("--device-memory=much",), "is not a size"),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    assert main(["kv", *words]) != OK
+    assert says in capsys.readouterr().err
