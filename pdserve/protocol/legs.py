@@ -64,6 +64,7 @@ class PrefillLeg(Message, frozen=True):
     prefix_sources: list[PrefixSource] = []  # longest first; the node decides whether to use them
     slo: Slo = Slo()
     siblings: list[Sibling] = []
+    traceparent: str = ""  # W3C trace context of its call; empty: not recorded
 
     @property
     def request_ids(self) -> list[str]:
@@ -88,6 +89,7 @@ class DecodeLeg(Message, frozen=True):
     slo: Slo = Slo()
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
     output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
+    traceparent: str = ""  # as PrefillLeg.traceparent
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
 
     @property
