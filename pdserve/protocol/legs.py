@@ -89,8 +89,8 @@ class DecodeLeg(Message, frozen=True):
     slo: Slo = Slo()
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
     output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
-    traceparent: str = ""  # as PrefillLeg.traceparent
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
+    traceparent: str = ""  # as PrefillLeg.traceparent
 
     @property
     def prompt_id(self) -> str:
