@@ -22,6 +22,7 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
+from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.simulate.config import SimulateConfig
 
@@ -88,6 +89,10 @@ def build_parser() -> FlagParser:
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(
+        add("calibrate", "measure what steps and pulls of live nodes take", _calibrate),
+        CalibrateConfig,
+    )
     add_flags(
         add("simulate", "predict what a cluster does with a load, by simulation", _simulate),
         SimulateConfig,
@@ -298,6 +303,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    config = config_from(CalibrateConfig, arguments)
+    from pdserve.cli.conditions import conditions
+    from pdserve.simulation.calibrate import run as calibrate
+
+    return calibrate.run(config, conditions(config))
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

@@ -52,10 +52,12 @@ from pdserve.node.reports.gauges import (
 from pdserve.node.reports.kv_events import KvEventFeed
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.node.reports.perf_feed import PerfFeed
+from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model, set_threads
 from pdserve.node.start.ranks import start_ranks
@@ -159,7 +161,10 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
-        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces))
+        samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
+        services.on_step(samples.stepped)
+        parts.pull_costs.on_pull(samples.pulled)
+        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces), samples.since)
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)

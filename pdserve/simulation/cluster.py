@@ -3,7 +3,7 @@
     arrive ──► front: place, admit ──► prefill ──► token 1 ──► handoff ──► decode ──► ended
                  └──► refused            └──── on the decode node itself: no handoff ───┘
 
-A front is a coordinator, or a stand-in for one. Messages take no time.
+A front is a coordinator, or a stand-in for one. Messages take what the calibration says.
 """
 
 from __future__ import annotations
@@ -157,11 +157,13 @@ class Cluster:
             journey.handoff = Handoff(
                 request, adopted, prefill, decode, self._rooms[decode], self.events
             )
-        if prefix_source is None:
-            first.submit(request)
+        submit = partial(first.submit, request)
+        if prefix_source is not None:
+            submit = partial(pull_prefix, request, prefix_source, first, self.events, submit)
+        if first.machine.overheads.first_token_s:
+            self.events.after(first.machine.overheads.first_token_s, submit)
         else:
-            submit = partial(first.submit, request)
-            pull_prefix(request, prefix_source, first, self.events, submit)
+            submit()
 
     @property
     def is_busy(self) -> bool:

@@ -163,7 +163,9 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
     calibration, events = rig.calibration, Events()
     machine = _machine(rig)
-    host = Host("shared", calibration.host) if rig.one_host and deployment.num_nodes > 1 else None
+    host = None
+    if rig.one_host and deployment.num_nodes > 1:
+        host = Host("shared", calibration.host, calibration.cpus)
     is_colocated = deployment.mode == "colocated"
     num_prefill = 0 if is_colocated else deployment.prefill
     roles = [NodeRole.PREFILL] * num_prefill
