@@ -26,6 +26,8 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer, Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.recording import Recordings, add_record_route
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
@@ -79,6 +81,7 @@ class Coordinator:
             MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
         self._history = History()
+        self._recordings = Recordings(model.name)
         line = WaitingLine[RunningRequest](config.routing.max_waiting)
         self._tracing = make_tracing(config.tracing, model.name, SystemClock())
         admission = Admission(
@@ -158,8 +161,9 @@ class Coordinator:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _journey_ended(self, journey: Journey) -> None:
+    def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)
+        self._recordings.journey_ended(journey, prompt)
         if self._tracing is not None:
             self._tracing.journey_ended(journey)
 
@@ -186,6 +190,7 @@ class Coordinator:
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
         add_admin_routes(app, self._changes, self._drains, self._revisions)
+        add_record_route(app, self._recordings)
         if config.access.page:
             add_page_routes(app, self._live)
         return app

@@ -69,12 +69,12 @@ class Flow:
         resume_s: float,
         clock: Clock | None = None,
         revision_of: Callable[[GenerationRequest], str] = lambda request: "",
-        on_ended: Callable[[Journey], None] = lambda journey: None,
+        on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
     ) -> None:
         """
         Args:
             revision_of: which revision a new request is for; empty: any.
-            on_ended: gets the journey of each request that has ended.
+            on_ended: gets the journey and the prompt of each request that has ended.
         """
         self._registry = registry
         self._router = router
@@ -298,7 +298,7 @@ class Flow:
         self._admission.ended(request_id, now_s, num_tokens)
         self._line_keeper.look()
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
-        self._on_ended(running.journey)
+        self._on_ended(running.journey, running.prompt)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
         if dispatch.prefill is sender or dispatch.prefill is None:

@@ -89,6 +89,9 @@ def build_parser() -> FlagParser:
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_record_flags(
+        add("record", "write a live cluster's requests as a trace, without their text", _record)
+    )
     add_flags(
         add("calibrate", "measure what steps and pulls of live nodes take", _calibrate),
         CalibrateConfig,
@@ -187,6 +190,14 @@ def _add_usage_flags(parser: FlagParser) -> None:
         "--since", default="", metavar="DATE", help="from this UTC date on: 2026-01-31"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_record_flags(parser: FlagParser) -> None:
+    parser.add_argument("output", metavar="FILE", type=Path, help="file to write; a new one")
+    _add_url_flag(parser)
+    parser.add_argument(
+        "--for-s", type=float, default=0.0, metavar="SECONDS", help="how long; 0: until Ctrl-C"
+    )
 
 
 def _add_status_flags(parser: FlagParser) -> None:
@@ -303,6 +314,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import record
+
+    return record.run(arguments.url, arguments.output, arguments.for_s)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

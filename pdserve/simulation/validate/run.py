@@ -93,22 +93,17 @@ def _row(
     case: CompareCase, promise: Promise,
 ) -> Row:  # fmt: skip
     """Predict and measure one deployment under one load."""
-    count = case.whole_decks(config.requests)
 
-    def simulate(rate: float) -> list[simulated.Result]:
+    def simulate(rate: float, rig: Rig = rig) -> list[simulated.Result]:
+        count = case.count_at(rate, config.requests)
         return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
 
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
     goodput, _ = find_goodput(simulate, start, config.target, _CLOSE)
     rates = [share * goodput.rate for share in config.loads]
     unstopped = replace(rig, target=0.0)  # however late requests are
-    predicted = [
-        [simulated.run(unstopped, deployment, case, rate, count, promise, n).score for n in _SEEDS]
-        for rate in rates
-    ]
-    measured = asyncio.run(
-        _measure(config, rig.calibration, deployment, case, rates, count, promise)
-    )
+    predicted = [[result.score for result in simulate(rate, unstopped)] for rate in rates]
+    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, rates, promise))
     attained = [found.attainment for found in measured]
     at, where = crossing(rates, attained, config.target)
     return Row(
@@ -128,7 +123,6 @@ async def _measure(
     deployment: Deployment,
     case: CompareCase,
     rates: Sequence[float],
-    count: int,
     promise: Promise,
 ) -> list[Score]:
     """Start the cluster, and send it the requests at each rate."""
@@ -156,7 +150,7 @@ async def _measure(
         async with open_loop_client(running.url, model) as client:
             await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
             for rate in rates:
-                requests = case.workload.timed(rate, count)
+                requests = case.workload.timed(rate, case.count_at(rate, config.requests))
                 found = await client.run(requests, f"at-{rate}", drain_s(promise, requests))
                 scores.append(score(found.outcomes, promise, config.target))
                 await server.settle()
