@@ -230,7 +230,11 @@ class Coordinator:
         service = CoordinatorService(
             self._registry, self._flow, self._revisions, self._model.model_id, welcome, timeouts
         )
-        nodes = Server(timeouts.liveness_s, self._security)
+        nodes = Server(
+            timeouts.liveness_s,
+            self._security,
+            lambda address, reason: self._registry.refused(f"a process at {address}", reason),
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
         return nodes
 

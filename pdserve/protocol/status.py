@@ -77,7 +77,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
 class AbsentNode(Message, frozen=True, kw_only=True):
     """A node that is no member."""
 
-    node_id: str
+    node_id: str  # or where it is, if it was refused before it could say
     absence: Absence
     reason: str
     since_s: float  # it was lost, or refused for the last time
