@@ -302,6 +302,10 @@ class Flow:
         self._admission.ended(request_id, now_s, num_tokens)
         self._line_keeper.look()
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
+        if running.dispatch is not None:
+            revision = running.dispatch.booking.placement.revision
+            outcome = running.journey.error or "ok"
+            self._metrics.revision_requests.labels(revision, outcome).inc()
         self._on_ended(running.journey)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:

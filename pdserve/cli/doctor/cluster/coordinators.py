@@ -35,7 +35,7 @@ def attachment_findings(status: ClusterStatus) -> list[Finding]:
         found.append(
             warning(
                 _CHECK,
-                "nodes name different leaders, so none of the coordinators moves nodes or scales",
+                "nodes name different leaders, so this coordinator neither moves nodes nor scales",
                 "attach every node to the same coordinators",
             )
         )
