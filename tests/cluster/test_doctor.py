@@ -98,6 +98,8 @@ async def test_a_node_that_is_paused_leaves_its_pool_empty(fleet: Fleet) -> None
     finally:
         fleet.send_signal("decode-0", signal.SIGCONT)
     await fleet.wait_back()
+    await wait_for(fleet, "the event loop of decode-0 was late by")
+    assert not [f for f in await diagnose([fleet.url]) if f.level is Level.PROBLEM]
 
 
 async def test_a_coordinator_that_is_not_there_is_a_problem(fleet: Fleet) -> None:
