@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pdserve.cli.doctor.cluster import command
-from pdserve.cli.doctor.cluster.certificates import certificate_findings
+from pdserve.cli.doctor.cluster.certificates import certificate_findings, https_findings
 from pdserve.cli.doctor.cluster.coordinators import agreement_findings
 from pdserve.cli.doctor.cluster.finding import Finding, Level
 from pdserve.protocol import LinkState
@@ -332,6 +332,12 @@ def test_certificates_that_end_are_told(days: float | None, level: Level, told: 
     (found,) = certificate_findings(replace(HEALTHY, nodes=nodes, coordinator=process), NOW)
     assert found.level is level
     assert told in found.what
+
+
+def test_the_certificate_that_clients_are_shown_is_told_when_it_ends_soon() -> None:
+    (found,) = https_findings({URL: NOW + DAY_S, OTHER: NOW + 90 * DAY_S}, NOW)
+    assert found.level is Level.PROBLEM
+    assert found.what == f"the certificate of HTTPS at {URL} ends in 1.0 days"
 
 
 def test_coordinators_that_disagree_are_told() -> None:

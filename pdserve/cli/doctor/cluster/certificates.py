@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pdserve.cli.doctor.cluster.finding import Finding, ok, problem, warning
 from pdserve.protocol.status import ClusterStatus
 
@@ -9,10 +11,7 @@ _CHECK = "certificates"
 _DAY_S = 86_400.0
 _SOON_DAYS = 14
 _AT_ONCE_DAYS = 2
-_ADVICE = (
-    "renew it (pdserve certs, or what made it) in its security.tls_dir: it is read anew without a "
-    "restart"
-)
+_ADVICE = "renew it (pdserve certs, or what made it) where it is: it is read anew without a restart"
 
 
 def certificate_findings(status: ClusterStatus, now: float) -> list[Finding]:
@@ -26,6 +25,12 @@ def certificate_findings(status: ClusterStatus, now: float) -> list[Finding]:
     return bad or [
         ok(_CHECK, f"all last for {(min(ends.values()) - now) / _DAY_S:.0f} days or more")
     ]
+
+
+def https_findings(ends: Mapping[str, float], now: float) -> list[Finding]:
+    """Certificates that clients are shown and that end soon, by the URL of their coordinator."""
+    found = [_found(f"HTTPS at {url}", (at - now) / _DAY_S) for url, at in ends.items()]
+    return [finding for finding in found if finding is not None]
 
 
 def _found(name: str, days: float | None) -> Finding | None:

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
-from pdserve.cli.doctor.cluster.certificates import certificate_findings
+from pdserve.cli.doctor.cluster.certificates import certificate_findings, https_findings
 from pdserve.cli.doctor.cluster.clocks import clock_findings
 from pdserve.cli.doctor.cluster.coordinators import agreement_findings, attachment_findings
 from pdserve.cli.doctor.cluster.finding import Check, Finding, Level, problem
+from pdserve.cli.doctor.cluster.https import https_end
 from pdserve.cli.doctor.cluster.links import pair_findings, transport_findings
 from pdserve.cli.doctor.cluster.load import call_findings, load_findings
 from pdserve.cli.doctor.cluster.nodes import node_findings
@@ -60,10 +61,14 @@ def run(urls: Sequence[str], *, as_json: bool) -> int:
 
 async def diagnose(urls: Sequence[str]) -> list[Finding]:
     """Ask every coordinator once; the worst findings come first."""
-    told = await asyncio.gather(*map(_ask, urls))
-    answers = {url: s for url, s in zip(urls, told, strict=True) if isinstance(s, ClusterStatus)}
-    silent = [finding for finding in told if isinstance(finding, Finding)]
-    found = [*silent, *_checked(answers), *(agreement_findings(answers) if answers else [])]
+    told = dict(zip(urls, await asyncio.gather(*map(_ask, urls)), strict=True))
+    found = [answer for answer in told.values() if isinstance(answer, Finding)]
+    answers = {url: answer for url, answer in told.items() if isinstance(answer, _Answer)}
+    if answers:
+        statuses = {url: answer.status for url, answer in answers.items()}
+        https = {url: answer.https_end for url, answer in answers.items() if answer.https_end}
+        found += [*_checked(statuses), *agreement_findings(statuses)]
+        found += https_findings(https, time.time())
     return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.level))
 
 
@@ -76,9 +81,16 @@ def line(found: Finding) -> Text:
     return text.append(f" -> {found.advice}", "bold") if found.advice else text
 
 
-async def _ask(url: str) -> ClusterStatus | Finding:
+class _Answer(msgspec.Struct, frozen=True):
+    """What a coordinator tells, and shows."""
+
+    status: ClusterStatus
+    https_end: float | None  # of its certificate, in seconds since 1970; None: it speaks HTTP
+
+
+async def _ask(url: str) -> _Answer | Finding:
     try:
-        return await fetch_status(url)
+        return _Answer(await fetch_status(url), await https_end(url))
     except ClusterError as error:
         advice = (
             "if /health does not answer on its own machine either, look at the end of its log and "
