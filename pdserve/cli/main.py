@@ -87,8 +87,7 @@ def build_parser() -> FlagParser:
     _add_key_flags(add("key", "create an API key for a tenant", _key))
     _add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
-    doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
     _add_record_flags(
         add("record", "write a live cluster's requests as a trace, without their text", _record)
     )
@@ -175,6 +174,17 @@ def _add_certs_flags(parser: FlagParser) -> None:
     parser.add_argument(
         "--days", type=int, default=90, help="how long it is valid (default: %(default)s)"
     )
+
+
+def _add_doctor_flags(parser: FlagParser) -> None:
+    parser.add_argument(
+        "--cluster",
+        nargs="+",
+        metavar="URL",
+        help="check the cluster of these coordinators, such as http://127.0.0.1:8000; without it, "
+        "this machine's hardware, kernels, transports and packages are checked",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_usage_flags(parser: FlagParser) -> None:
@@ -311,6 +321,10 @@ def _usage(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.cluster:
+        from pdserve.cli.doctor.cluster import command as cluster_doctor
+
+        return cluster_doctor.run(arguments.cluster, as_json=arguments.json)
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)

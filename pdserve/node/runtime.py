@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
@@ -20,6 +21,7 @@ from typing import NoReturn
 import uvloop
 from msgspec.structs import replace
 
+import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from pdserve.addresses import format_address, is_loopback
@@ -69,6 +71,7 @@ from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
+from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
 from pdserve.wire.security import Security, check_exposure
 
@@ -144,6 +147,8 @@ class Node:
         self._sick_reason = ""
         self._security = Security.of(config.security)
         self._server = Server(config.timeouts.liveness_s, self._security)
+        self._certificate = CertificateEnd(self._security.tls_dir)
+        self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
         cache = packed_cache(config.engine, config.timeouts)
         self._ranks = start_ranks(model, cores, memory, cache)
@@ -240,6 +245,7 @@ class Node:
         freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
+            self._loop_lag_s = watch.longest_lag_s
             await self._serve(runner, signals)
 
     async def _serve(self, runner: ModelRunner, signals: StopSignals) -> None:
@@ -334,6 +340,7 @@ class Node:
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
             transports=self._parts.exporter.reaches,
+            program_version=pdserve.__version__,
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:
@@ -360,6 +367,9 @@ class Node:
             reason=self._sick_reason,
             num_coordinators=len(attached),
             leader=min(attached, default=""),
+            sent_at=time.time(),
+            loop_lag_s=self._loop_lag_s(),
+            certificate_ends_at=self._certificate.seconds(),
         )
 
     def _attached(self, link: CoordinatorLink) -> None:

@@ -37,7 +37,13 @@ async def test_a_live_cluster_is_calibrated_and_simulated(
     assert found.ranges.batch.most > 1
     assert found.decode.knot_s[0] < found.prefill.knot_s[-1]
     simulated = SimulateConfig(
-        calibration=str(file), requests=20, modes=["disaggregated"], rates=[1.0], extrapolate=True
+        calibration=str(file),
+        requests=20,
+        modes=["disaggregated"],
+        rates=[1.0],
+        ttft_s=100.0,
+        tpot_s=100.0,
+        extrapolate=True,
     )
     (mode,) = answer(simulated).modes
     assert mode.rows[0].score.finished == mode.rows[0].score.sent >= 20
