@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.errors import ConfigError
+from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE
 from pdserve.process.exit_codes import OK
-from pdserve.wire.security import CA_FILE, CERT_FILE, KEY_FILE, Role, role_name
+from pdserve.wire.security import Role, role_name
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from pdserve.cluster.admin import post_admin
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
@@ -18,13 +19,22 @@ class _Answer(msgspec.Struct, frozen=True):
     changed: bool
 
 
-def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> int:
+def run(
+    url: str,
+    node_id: str,
+    role: str,
+    trust: Trust = True,
+    *,
+    timeout_s: float,
+    force: bool,
+) -> int:
     """Change the role of a node of the cluster at `url`, and print the result; the exit code.
 
     Raises:
         PdserveError: no answer, no such node, the node refuses, or it does not change in time.
     """
-    return asyncio.run(_run(url, node_id, role, timeout_s, force=force))
+    body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
+    return asyncio.run(_run(url, body, trust))
 
 
 async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bool) -> int:
