@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import SamplingParams, Slo, TokenEvent
 from pdserve.protocol.status import ClusterStatus
 
@@ -29,12 +30,18 @@ class GenerationRequest:
     is_claimable: bool = False  # made under a key: another coordinator would give it the same id
     conversation: int | None = None  # 32 bits, the same for all its turns; None: it stands alone
     revision: str = ""  # whose nodes are to serve it, while there are any; empty: any
+    span: CallSpan | None = None  # of the call; None: it is not recorded
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
 
     @property
     def context(self) -> list[int]:
         """The tokens whose KV is needed before the next one can be sampled."""
         return self.token_ids + self.output_token_ids if self.output_token_ids else self.token_ids
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C header for what is done on its behalf; empty if its call is not recorded."""
+        return "" if self.span is None else self.span.traceparent
 
     @property
     def ends_with_prompt(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -16,6 +16,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
+from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.measured_promises import MeasuredPromises
@@ -28,6 +29,7 @@ from coordinator.pools.rebalancer import Rebalancer, Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
+from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.revisions import Revisions
 from coordinator.routing import Router
@@ -40,6 +42,7 @@ from coordinator.stateful.storage.opening import open_store
 from coordinator.stateful.storage.store import STORE
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
+from coordinator.tracing.otlp import make_tracing
 from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
 from pdserve.exposition import Exposition
@@ -78,6 +81,7 @@ class Coordinator:
         self._metrics = CoordinatorMetrics()
         self._history = History()
         line = WaitingLine[RunningRequest](config.routing.max_waiting)
+        self._tracing = make_tracing(config.tracing, model.name, SystemClock())
         admission = Admission(
             line,
             max_inflight=config.max_inflight,
@@ -102,7 +106,7 @@ class Coordinator:
             request_s=config.timeouts.request_s,
             resume_s=config.timeouts.resume_s,
             revision_of=self._revisions.choose,
-            on_ended=self._history.journey_ended,
+            on_ended=self._journey_ended,
         )
         self._live = Live(self._flow.status, self._history)
         self._loads = PoolLoads(
@@ -135,6 +139,8 @@ class Coordinator:
         grpc_port = await nodes.start(config.nodes_host, config.grpc_port)
         try:
             await http.start()
+            if self._tracing is not None:
+                self._tracing.listens_on(config.host, http.port)
             await nodes.set_serving(True)
             go_on(self._app[CONTEXT], self._app[STORE], self._ready)
             freeze_loaded_objects()
@@ -149,8 +155,21 @@ class Coordinator:
         finally:
             beginning.cancel()
             await nodes.stop(grace_s=0.1)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _journey_ended(self, journey: Journey) -> None:
+        self._history.journey_ended(journey)
+        if self._tracing is not None:
+            self._tracing.journey_ended(journey)
+
+    def _on_call_ended(self) -> list[Callable[[RequestSummary], None]]:
+        listeners: list[Callable[[RequestSummary], None]] = [self._history.call_ended]
+        if self._tracing is not None:
+            listeners.append(self._tracing.call_ended)
+        return listeners
 
     def _make_app(self, classes: ServiceClasses, tenants: Tenants) -> web.Application:
         """Return the application that clients talk to."""
@@ -159,11 +178,12 @@ class Coordinator:
             self._model.tokenizer,
             [self._model.name],
             config=_api_config(self._config),
-            observer=MetricsObserver(self._metrics, [self._history.call_ended]),
+            observer=MetricsObserver(self._metrics, self._on_call_ended()),
             metrics=Exposition(self._metrics.pieces).text,
             classes=classes,
             tenants=tenants,
             embedding_model=self._model.embedding,
+            begin_span=self._tracing.begin if self._tracing else lambda headers: None,
         )
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
-from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
 from coordinator.api.openapi.operations import OPERATIONS
@@ -40,6 +40,7 @@ def create_app(
     classes: ServiceClasses | None = None,
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
+    begin_span: BeginSpan = lambda headers: None,
 ) -> web.Application:
     """Build the application that serves the API on top of `generator`, for `HttpServer`.
 
@@ -48,7 +49,8 @@ def create_app(
     `model_names` are the names that clients may use for the model, its own name first. `metrics`
     returns the body of GET /metrics. `classes` are the service classes (default: pdserve's own).
     `tenants` says who may send requests (default: anybody). `embedding_model` says how
-    embeddings are made.
+    embeddings are made. `begin_span` begins the span of a call with these headers, if it is to be
+    recorded.
     """
     if not model_names:
         raise ValueError("the model needs a name")
@@ -76,6 +78,7 @@ def create_app(
         embedding_model=embedding_model or EmbeddingModel(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),
         known_keys=KnownKeys(clock),
+        begin_span=begin_span,
     )
     app[DESCRIPTION] = Description()
     add_routes(app, ROUTES, OPERATIONS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -22,10 +23,13 @@ from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.parts import ToolFormat
+from coordinator.tracing.call_span import CallSpan
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
 from pdserve.slo import ServiceClasses
+
+BeginSpan: TypeAlias = Callable[[Mapping[str, str]], CallSpan | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,7 @@ class ApiContext:
     embedding_model: EmbeddingModel
     bodies: BodyBudget
     known_keys: KnownKeys
+    begin_span: BeginSpan  # of a call, if it is recorded
     tasks: RunningTasks = field(default_factory=RunningTasks)
 
     def check_model(self, name: str) -> None:
@@ -84,6 +89,7 @@ class RequestTrace:
     received_s: float
     address: str = ""  # the client's
     body: Body | None = None  # the memory that its body holds; None: not read yet
+    span: CallSpan | None = None  # None: the call is not recorded
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
     keyed: KeyedCall | None = None  # what its idempotency key makes of it, if it has one
     endpoint: str | None = None  # set once it is a call of a generating endpoint
@@ -148,6 +154,8 @@ class RequestTrace:
             e2e_s=e2e_s,
             ttft_s=ttft_s,
             tpot_s=(e2e_s - ttft_s) / num_further if has_tpot and ttft_s is not None else None,
+            duration_s=now_s - self.received_s,
+            span=self.span,
         )
 
 

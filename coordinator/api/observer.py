@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import Slo
 
 
@@ -30,6 +31,8 @@ class RequestSummary:
     e2e_s: float  # receipt to last token, or to the failure
     ttft_s: float | None
     tpot_s: float | None  # of a call with one choice and at least two tokens
+    duration_s: float = 0.0  # receipt to the end of the answer
+    span: CallSpan | None = None  # of its trace, if it is recorded
 
 
 class Observer(Protocol):

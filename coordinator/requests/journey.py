@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import PhaseTimes
 
 
@@ -41,6 +42,7 @@ class Journey:
     num_tokens: int = 0
     ended_s: float | None = None
     error: str = ""  # code; empty: none so far
+    span: CallSpan | None = None  # of its call; None: it is not recorded
 
     def sent(self, prefill_node: str, decode_node: str, at_s: float, *, is_resumed: bool) -> None:
         """The request was sent to these nodes; an empty name is none."""

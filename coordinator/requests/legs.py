@@ -57,6 +57,7 @@ def _prefill_leg(
         handoff=placement.decode is not None,
         prefix_sources=router.prefix_sources(placement, prefill),
         slo=slo,
+        traceparent=request.traceparent,
     )
 
 
@@ -76,4 +77,5 @@ def _decode_leg(
         slo=slo,
         output_token_ids=request.output_token_ids,
         is_claimable=request.is_claimable,
+        traceparent=request.traceparent,
     )

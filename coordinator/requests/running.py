@@ -97,6 +97,7 @@ class RunningRequest:
             len(request.token_ids),
             started_s - request.waited_s,
             started_s,
+            span=request.span,
         )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt

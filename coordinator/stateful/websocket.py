@@ -164,6 +164,7 @@ class _Session:
     async def _plan(self, message: bytes, trace: RequestTrace) -> Planned:
         context = self._context
         callers.identify(self._request, context, trace)  # a key or a limit may have changed
+        trace.span = context.begin_span(self._request.headers)
         begin_call(trace, self._request.path, context)
         trace.body = held = context.bodies.body(trace.payer)
         held.add(len(message))  # it was counted while it arrived

@@ -24,6 +24,7 @@ from pdserve.settings.config import (
 from pdserve.settings.flag_groups import CLUSTER
 from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
 from pdserve.settings.timeouts import Timeouts
+from pdserve.settings.tracing import TracingConfig
 
 
 class ClusterConfig(ConfigStruct, frozen=True):
@@ -62,6 +63,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
+    tracing: TracingConfig = TracingConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()

@@ -100,6 +100,7 @@ def _coordinator_config(
         answers=_answer_config(config),
         routing=config.routing,
         access=config.access,
+        tracing=config.tracing,
         timeouts=config.timeouts.part(CoordinatorTimeouts),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import grpc.aio
@@ -180,7 +181,8 @@ class CoordinatorLink:
         async with open_channel(self.address, liveness_s, security, "coordinator") as channel:
             stream = CoordinatorStub(channel).Attach(metadata=security.metadata)
             async with patience(self._timeouts.connect_s):
-                await stream.write(FROM_NODE.wrap(self._hello()))
+                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await stream.write(FROM_NODE.wrap(self._hello()))  # why not, the read says
                 welcome = FROM_COORDINATOR.unwrap(await self._read(stream))
             if not isinstance(welcome, Welcome):
                 raise MalformedMessage(

@@ -6,6 +6,7 @@ Results of a prompt (log-probabilities, embeddings) are large and are sent as se
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -14,6 +15,8 @@ from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
 from pdserve.protocol.legs import request_of_leg
 from pdserve.wire.outbox import Sender
 
+log = logging.getLogger(__name__)
+
 
 class Legs:
     """The legs in progress on this node. Answers to other legs are dropped."""
@@ -21,6 +24,7 @@ class Legs:
     def __init__(self) -> None:
         self._links: dict[str, Sender] = {}  # request_id |-> coordinator to answer
         self._claimable: set[str] = set()
+        self._traceparents: dict[str, str] = {}  # of legs whose call is recorded
         self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -31,12 +35,16 @@ class Legs:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._links
 
-    def open(self, request_id: str, link: Sender, *, is_claimable: bool = False) -> None:
-        """Add a leg whose answers go to `link`; see DecodeLeg for `is_claimable`."""
+    def open(
+        self, request_id: str, link: Sender, *, is_claimable: bool = False, traceparent: str = ""
+    ) -> None:
+        """Add a leg whose answers go to `link`; see DecodeLeg for the others."""
         self._links[request_id] = link
         self._is_empty.clear()
         if is_claimable:
             self._claimable.add(request_id)
+        if traceparent:
+            self._traceparents[request_id] = traceparent
 
     def is_claimable(self, request_id: str) -> bool:
         """Whether a leg may outlive its coordinator."""
@@ -50,6 +58,7 @@ class Legs:
         """Remove a leg and return its coordinator's link; None if it was removed already."""
         link = self._links.pop(request_id, None)
         self._claimable.discard(request_id)
+        self._traceparents.pop(request_id, None)
         if not self._links:
             self._is_empty.set()
         return link
@@ -100,8 +109,11 @@ class Legs:
             link.send(batch)
 
     def fail(self, request_id: str, error: PdserveError) -> None:
-        """Report a leg as failed, and remove it."""
+        """Report a leg as failed, and remove it. Its trace is named in the log."""
+        traceparent = self._traceparents.get(request_id)
         link = self.close(request_id)
+        if traceparent is not None:
+            log.warning("%s failed (trace %s): %s", request_id, traceparent, error)
         if link is not None:
             link.send(LegFailed(request_id=request_id, code=error.code, message=error.message))
 

@@ -262,7 +262,7 @@ class Services:
             return False
         is_claimable = isinstance(leg, DecodeLeg) and leg.is_claimable
         for request_id in leg.request_ids:
-            self.legs.open(request_id, link, is_claimable=is_claimable)
+            self.legs.open(request_id, link, is_claimable=is_claimable, traceparent=leg.traceparent)
         return True
 
     def _follow_policy(self) -> None:

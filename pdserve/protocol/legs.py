@@ -64,6 +64,7 @@ class PrefillLeg(Message, frozen=True):
     prefix_sources: list[PrefixSource] = []  # longest first; the node decides whether to use them
     slo: Slo = Slo()
     siblings: list[Sibling] = []
+    traceparent: str = ""  # W3C trace context of its call; empty: not recorded
 
     @property
     def request_ids(self) -> list[str]:
@@ -89,6 +90,7 @@ class DecodeLeg(Message, frozen=True):
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
     output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
+    traceparent: str = ""  # as PrefillLeg.traceparent
 
     @property
     def prompt_id(self) -> str:

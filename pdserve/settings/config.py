@@ -27,6 +27,7 @@ from pdserve.settings.struct import (
     Tokens,
 )
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
+from pdserve.settings.tracing import TracingConfig
 from pdserve.settings.values import parse_shares
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
@@ -385,6 +386,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
     security: SecurityConfig = SecurityConfig()
+    tracing: TracingConfig = TracingConfig()
     timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
 
     @property

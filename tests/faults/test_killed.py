@@ -95,13 +95,20 @@ async def prefilling(fleet: Fleet, client: Client) -> tuple[Follower, str]:
 
 
 async def assert_all_used(client: Client) -> None:
-    """Every node takes its share of new requests."""
-    outputs = await asyncio.gather(
-        *(client.complete(make_prompt(600, (time.monotonic(), i)), 20) for i in range(6))
-    )
-    assert all(output.tokens for output in outputs)
-    assert {output.prefill_node for output in outputs} == set(PREFILL)
-    assert {output.decode_node for output in outputs} == set(DECODE)
+    """Every node takes its share of new requests, once pairs that have failed are tried again."""
+    prefills: set[str | None] = set()
+    decodes: set[str | None] = set()
+
+    async def look() -> bool:
+        outputs = await asyncio.gather(
+            *(client.complete(make_prompt(600, (time.monotonic(), i)), 20) for i in range(6))
+        )
+        assert all(output.tokens for output in outputs)
+        prefills.update(output.prefill_node for output in outputs)
+        decodes.update(output.decode_node for output in outputs)
+        return prefills == set(PREFILL) and decodes == set(DECODE)
+
+    await poll(look, 20.0, lambda: f"used: {prefills}, {decodes}")
 
 
 # ---- killed ------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def generations(
         deadline_s=terms.deadline_s(now_s),
         conversation=conversation,
         is_claimable=terms.keyed is not None and not has_scores,
+        span=terms.span,
     )
     return [first, *(_another(first, choice) for choice in range(1, num_answers))]
 

@@ -20,6 +20,7 @@ from coordinator.api.read.idempotency import KeyedCall, draw
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from coordinator.text.threads import Asker
+from coordinator.tracing.call_span import CallSpan
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from pdserve.protocol import Slo
 from pdserve.slo import ServiceClasses, SloClass
@@ -39,6 +40,7 @@ class ServiceTerms:
     payer: str = ""  # whose turn it takes before it runs
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     keyed: KeyedCall | None = None
+    span: CallSpan | None = None  # None: the call is not recorded
 
     @property
     def asker(self) -> Asker:
@@ -90,7 +92,7 @@ def service_terms(
     timeout_s = _timeout_s(headers) or context.config.deadline_s
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
     return ServiceTerms(
-        trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt, trace.keyed
+        trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt, trace.keyed, trace.span
     )
 
 

@@ -37,6 +37,7 @@ def admit(request: web.Request, context: ApiContext) -> RequestTrace:
     Raises NodeDraining when the server is shutting down, or RateLimited.
     """
     trace = request[TRACE]
+    trace.span = context.begin_span(request.headers)
     begin_call(trace, request.path, context)
     return trace
 

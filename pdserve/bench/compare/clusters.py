@@ -17,7 +17,13 @@ from pdserve.cluster.child import LineSink
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
-from pdserve.settings.config import CheckpointConfig, EngineConfig, HandoffConfig, RoutingConfig
+from pdserve.settings.config import (
+    CheckpointConfig,
+    EngineConfig,
+    HandoffConfig,
+    Mode,
+    RoutingConfig,
+)
 from pdserve.settings.values import parse_bytes
 
 _START_S = 120.0
@@ -39,7 +45,8 @@ class Clusters:
     def cluster_config(self, candidate: Candidate, promise: Promise | None) -> ClusterConfig:
         """A cluster whose only class has this promise; without a promise nothing is refused."""
         config = self._config
-        is_colocated = candidate.mode == "colocated"
+        mode = msgspec.convert(candidate.mode, Mode)
+        is_colocated = mode == "colocated"
         num_nodes = config.prefill + config.decode
         engine, policy, tuning = config.engine, config.policy, candidate.tuning
         if engine.kv_memory == "auto":
@@ -52,7 +59,7 @@ class Clusters:
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
         return ClusterConfig(
             port=0,
-            mode=candidate.mode,
+            mode=mode,
             prefill=None if is_colocated else config.prefill,
             decode=num_nodes if is_colocated else config.decode,
             max_inflight=4096,
@@ -98,6 +105,12 @@ class RunningServer:
         self.model = model
         self.max_model_len = max_model_len
         self._cluster = cluster
+
+    def pause(self) -> None:
+        """Nothing: an idle cluster sends heartbeats, and that is all."""
+
+    def resume(self) -> None:
+        """As `pause`."""
 
     async def settle(self) -> None:
         """As ModeServer.settle."""

@@ -8,26 +8,29 @@
    the other modes, or one node with all cores, each with several sizes of local chunks. The setup
    that would have met the tightest targets is kept.
 4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
-   at every rate, in rotating order, so that other load on the machine affects all modes alike.
+   at every rate with the same requests, the first one twice, forwards and backwards in turns, so
+   that other load on the machine affects all modes alike.
+5. What the runs leave possible of each goodput decides what can be said of two (`verdict.py`).
 
 Modes that wait for their turn are idle; only their heartbeats cost the others anything.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.config import COLOCATED, ComparePlan
-from pdserve.bench.compare.goodput import goodput
+from pdserve.bench.compare.goodput import Draws, RatePoint, drawn, goodput
 from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Unloaded
 from pdserve.bench.compare.runner import Candidate, Experiment
 from pdserve.bench.compare.sweep import Sweep, SweepResult
+from pdserve.bench.compare.verdict import Noise, Ratio, dispersion, verdicts
 from pdserve.bench.load.outcome import Promise
 from pdserve.errors import ClusterError, ConfigError
-from pdserve.settings.config import Mode
 
 _BURST = 20  # least number of requests sent at once: enough to fill batches
 
@@ -54,10 +57,11 @@ async def compare(experiment: Experiment, make_cases: MakeCases, report: Compare
         try:
             await Sweep(experiment, case, promise, idle[case.name]).run(result, until_s)
         finally:
-            report.modes.extend(_mode_reports(experiment.plan, case, idle[case.name], result))
+            found = Found(experiment.plan, result)
+            report.modes.extend(_mode_reports(found, case, idle[case.name], result))
             took_s = experiment.clock.now() - started_s
             report.scenarios.append(
-                _scenario_report(experiment, case, promise, promise_is, result, took_s)
+                _scenario_report(experiment, case, promise, promise_is, found, result, took_s)
             )
 
 
@@ -90,10 +94,10 @@ def promise_of(
 
 async def _measure_idle(
     experiment: Experiment, make_cases: MakeCases
-) -> tuple[Sequence[CompareCase], dict[str, dict[Mode, Unloaded]]]:
+) -> tuple[Sequence[CompareCase], dict[str, dict[str, Unloaded]]]:
     """Return the cases, and case name |-> mode |-> latencies when idle."""
     cases: Sequence[CompareCase] = []
-    found: dict[str, dict[Mode, Unloaded]] = {}
+    found: dict[str, dict[str, Unloaded]] = {}
     for mode in experiment.plan.modes:
         candidate = Candidate(mode)
         measured: dict[str, Unloaded] = {}
@@ -119,19 +123,49 @@ async def _measure_idle(
     return cases, found
 
 
+class Found:
+    """What the runs at the rates have shown."""
+
+    def __init__(self, plan: ComparePlan, result: SweepResult) -> None:
+        self._plan = plan
+        points = {mode: [row.point for row in rows] for mode, rows in result.rows.items() if rows}
+        again = {mode: [row.point for row in rows] for mode, rows in result.again.items() if rows}
+        self._dispersion = dispersion(result.points)
+        self.goodputs = {
+            mode: goodput(runs + again.get(mode, []), plan.target, plan.seed, self._dispersion)
+            for mode, runs in points.items()
+        }
+        noises = [
+            Noise(mode, Ratio.of(self._drawn(points[mode]), self._drawn(runs, 1)), self._dispersion)
+            for mode, runs in again.items()
+            if mode in points
+        ]
+        self.noise = noises[0] if noises else None
+        draws = {
+            mode: self._drawn(runs + again.get(mode, []), number)
+            for number, (mode, runs) in enumerate(points.items())
+        }
+        self.verdicts = verdicts(draws, self.noise) if draws else []
+
+    def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
+        """As `goodput.drawn`; each `number` has random numbers of its own."""
+        plan = self._plan
+        return drawn(points, plan.target, plan.seed + number, self._dispersion)
+
+
 def _mode_reports(
-    plan: ComparePlan, case: CompareCase, idle: dict[Mode, Unloaded], result: SweepResult
+    found: Found, case: CompareCase, idle: dict[str, Unloaded], result: SweepResult
 ) -> list[ModeReport]:
     return [
         ModeReport.of(
             case.name,
             mode,
-            goodput([row.point for row in rows], plan.target, plan.seed),
+            found.goodputs[mode],
             tuning=result.tuning if mode == COLOCATED else None,
             unloaded=idle[mode],
             interference=result.interference.get(mode),
             trials=result.trials if mode == COLOCATED else [],
-            rows=sorted(rows, key=lambda row: row.rate),
+            rows=sorted(rows + result.again.get(mode, []), key=lambda row: row.rate),
         )
         for mode, rows in result.rows.items()
         if rows
@@ -143,6 +177,7 @@ def _scenario_report(
     case: CompareCase,
     promise: Promise,
     promise_is: str,
+    found: Found,
     result: SweepResult,
     took_s: float,
 ) -> ScenarioReport:
@@ -159,6 +194,9 @@ def _scenario_report(
         num_cut=case.num_cut,
         length_factor=case.length_factor,
         rates=rates,
+        verdicts=found.verdicts,
+        noise=found.noise,
+        cores=len(os.sched_getaffinity(0)),
         stopped=result.stopped,
         seconds=took_s,
     )

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.load.scenarios import ScenarioName
+from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
-from pdserve.settings.config import EngineConfig, Mode, PolicyConfig, TransportName
+from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, TransportName
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 COLOCATED: Final[Mode] = "colocated"
@@ -49,7 +50,7 @@ class Tuning(msgspec.Struct, frozen=True):
 class ComparePlan:
     """What a comparison measures, and for how long."""
 
-    modes: Sequence[Mode]
+    modes: Sequence[str]  # and the names of other servers
     tunings: Sequence[Tuning]  # to try when co-located; at least one
     ttft_s: float  # TTFT target; 0: derived from the idle clusters,
     tpot_s: float
@@ -58,7 +59,6 @@ class ComparePlan:
     target: float
     seed: int
     rates: Sequence[float]  # ascending; empty: chosen by `goodput.next_rate`
-    most_rates: int
     duration_s: float  # of each run, at least
     least_requests: int  # of each run
     idle_requests: int  # least number sent to an idle cluster
@@ -78,6 +78,14 @@ class CompareConfig(ConfigStruct, frozen=True):
     modes: Annotated[list[Mode], Meta(description="modes to compare")] = msgspec.field(
         default_factory=lambda: ["disaggregated", "colocated", "adaptive"]
     )
+    against: Annotated[
+        list[str],
+        Meta(
+            description="another server (may be repeated): NAME=URL, or NAME=COMMAND with {model}, "
+            "{port} and {threads}; vllm=VENV, llama.cpp=LLAMA_SERVER",
+            extra=WHOLE,
+        ),
+    ] = msgspec.field(default_factory=list)
     prefill: Annotated[Count, Meta(description="number of prefill nodes, unless colocated")] = 1
     decode: Annotated[
         Count, Meta(description="number of decode nodes; in colocated mode all nodes are")
@@ -92,7 +100,6 @@ class CompareConfig(ConfigStruct, frozen=True):
         list[Seconds],
         Meta(description="request rates, per second; empty: found around the modes' capacity"),
     ] = msgspec.field(default_factory=list)
-    most_rates: Annotated[Count, Meta(description="maximum number of rates to measure")] = 9
     duration_s: Annotated[Seconds, Meta(description="duration of each run")] = 30.0
     ttft_s: Annotated[
         Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")
@@ -142,6 +149,19 @@ class CompareConfig(ConfigStruct, frozen=True):
     policy: PolicyConfig = PolicyConfig()
 
     @property
+    def backends(self) -> list[Backend]:
+        """The other servers.
+
+        Raises:
+            ConfigError: one is not described as it must be, or has the name of a mode.
+        """
+        backends = parse_backends(self.against)
+        for backend in backends:
+            if backend.name in get_args(Mode):
+                raise ConfigError(f"--against {backend.name}=...: a mode has this name")
+        return backends
+
+    @property
     def plan(self) -> ComparePlan:
         """How much is measured; less of it if it must be quick.
 
@@ -168,7 +188,7 @@ class CompareConfig(ConfigStruct, frozen=True):
             chunks = [chunk for chunk in chunks if chunk in _QUICK_CHUNKS] or chunks[:1]
         layouts = (False, True) if self.one_node else (False,)
         return ComparePlan(
-            modes=self.modes,
+            modes=[*self.modes, *(backend.name for backend in self.backends)],
             tunings=[Tuning(chunk, one_node) for one_node in layouts for chunk in chunks],
             ttft_s=self.ttft_s,
             tpot_s=self.tpot_s,
@@ -177,7 +197,6 @@ class CompareConfig(ConfigStruct, frozen=True):
             target=self.target,
             seed=self.seed,
             rates=self.rates,
-            most_rates=max(self.most_rates, len(self.rates)),
             duration_s=duration_s,
             least_requests=_QUICK_REQUESTS if quick else _LEAST_REQUESTS,
             idle_requests=min(self.idle_requests, _QUICK_IDLE) if quick else self.idle_requests,

@@ -3,20 +3,22 @@
 Goodput is the highest rate at which enough requests of every kind meet both targets. Capacities are
 not known beforehand, and runs at a wrongly estimated rate are wasted. So every run counts: rates
 grow by a factor, a larger one as long as all requests are in time, until every mode has failed
-once. The remaining time goes into the widest gap between a rate at which the target was met and the
-next one at which it was not.
+once. Then the widest gap between a rate at which the target was met and the next one at which it
+was not is halved, until it is small; and the rates around the least certain crossing are measured
+again with other requests, until all are certain enough or there is no time left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 _RESAMPLES = 2000
 _PRIOR = 0.5  # of requests in time, and of late ones: Jeffreys' prior of a share
@@ -25,6 +27,9 @@ GROWTH = 1.5  # factor from one rate to the next
 _LEAP = 2.0  # factor as long as all requests of all modes were in time
 _CLOSE = 1.08  # rates closer than this factor are not distinguished
 _LOWEST = 0.3  # of the first rate: goodput below it is not worth finding
+
+Draws: TypeAlias = npt.NDArray[np.float64]
+"""[_RESAMPLES] of what a goodput may be: 0 below the rates, the highest rate where it is above."""
 
 Where = Literal["crossing", "above the rates", "below the rates"]
 
@@ -72,32 +77,60 @@ def crossing(
     return rates[-1], "above the rates"
 
 
-def goodput(points: Sequence[RatePoint], target: float, seed: int) -> Goodput:
+def goodput(
+    points: Sequence[RatePoint], target: float, seed: int, dispersion: float = 1.0
+) -> Goodput:
     """Compute goodput from runs at different rates, with an interval.
 
     The shares that each run may have shown by chance are drawn from their posterior distribution
     (Jeffreys' prior), so four of four requests in time are not taken for certainty. The interval
-    takes requests as independent, while those that are late tend to come together, and it does not
-    cover what the runs have in common, such as a machine that was slow for all of them. So it is
-    the least uncertainty that there is; only repetitions with other seeds show all of it.
+    takes so many requests as one as `dispersion` says: those that are late tend to come together
+    (`verdict.dispersion`). It does not cover what all runs have in common.
     """
-    points = sorted(points, key=lambda point: point.rate)
+    points = merged(points)
     rates = [point.rate for point in points]
     rate, where = crossing(rates, [point.attainment for point in points], target)
-    rng = np.random.default_rng(seed)
-    drawn = np.transpose([_draw(point, rng) for point in points])  # [_RESAMPLES, rates]
-    # What is kept at a higher rate is kept at a lower one, so more low rates add no doubt.
-    drawn = np.maximum.accumulate(drawn[:, ::-1], axis=1)[:, ::-1]
-    resampled = [crossing(rates, attainments, target) for attainments in drawn.tolist()]
-    low, high = _interval(resampled, rates)
+    low, high = _interval(_resampled(points, target, seed, dispersion), rates)
     return Goodput(rate, where, min(low, rate), high if high is None else max(high, rate))
 
 
-def _draw(point: RatePoint, rng: np.random.Generator) -> np.ndarray:
+def drawn(points: Sequence[RatePoint], target: float, seed: int, dispersion: float = 1.0) -> Draws:
+    """Return what the goodput may be. Arguments as for `goodput`."""
+    return np.array([r for r, _ in _resampled(merged(points), target, seed, dispersion)])
+
+
+def merged(points: Iterable[RatePoint]) -> list[RatePoint]:
+    """Return one point for each rate, ascending: runs at the same rate are one longer run."""
+    by_rate: dict[float, list[RatePoint]] = {}
+    for point in points:
+        by_rate.setdefault(point.rate, []).append(point)
+    return [
+        RatePoint(rate, [_sum(kind) for kind in zip(*(p.kinds for p in same), strict=True)])
+        for rate, same in sorted(by_rate.items())
+    ]
+
+
+def _sum(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    met, sent = (sum(numbers) for numbers in zip(*runs, strict=True))
+    return met, sent
+
+
+def _resampled(
+    points: Sequence[RatePoint], target: float, seed: int, dispersion: float
+) -> list[tuple[float, Where]]:
+    rng = np.random.default_rng(seed)
+    shares = np.transpose([_draw(point, rng, dispersion) for point in points])
+    # What is kept at a higher rate is kept at a lower one, so more low rates add no doubt.
+    shares = np.maximum.accumulate(shares[:, ::-1], axis=1)[:, ::-1]  # [_RESAMPLES, rates]
+    rates = [point.rate for point in points]
+    return [crossing(rates, attainments, target) for attainments in shares.tolist()]
+
+
+def _draw(point: RatePoint, rng: np.random.Generator, dispersion: float) -> Draws:
     """Draw attainments of the worst kind, which may be another one each time. [_RESAMPLES]"""
-    met, sent = np.array(point.kinds).T
-    drawn = rng.beta(met + _PRIOR, sent - met + _PRIOR, (_RESAMPLES, len(met)))
-    worst: np.ndarray = drawn.min(axis=1)
+    met, sent = np.array(point.kinds).T / dispersion
+    shares = rng.beta(met + _PRIOR, sent - met + _PRIOR, (_RESAMPLES, len(met)))
+    worst: Draws = shares.min(axis=1)
     return worst
 
 
@@ -110,15 +143,23 @@ def _interval(
     return min(low, rates[-1]), None if high == inf else max(high, rates[0])
 
 
-def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float) -> float | None:
-    """Return the rate to measure next, for all modes; None if another rate would tell little.
+def next_rate(
+    curves: Sequence[Sequence[RatePoint]],
+    start: float,
+    target: float,
+    width: float = inf,
+    dispersion: float = 1.0,
+) -> float | None:
+    """Return the rate to measure next, for all modes; None if another run would tell little.
 
     Args:
         curves: the results of each mode so far, all at the same rates.
         start: the first rate.
         target: the attainment that counts as met.
+        width: of an interval, as a ratio of its ends, that is certain enough.
+        dispersion: as for `goodput`.
     """
-    sorted_curves = [sorted(curve, key=lambda point: point.rate) for curve in curves if curve]
+    sorted_curves = [merged(curve) for curve in curves if curve]
     if not sorted_curves:
         return start
     lowest = min(curve[0].rate for curve in sorted_curves)
@@ -132,7 +173,30 @@ def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float
     if not brackets:
         return None
     low, high = max(brackets, key=lambda bracket: bracket[1] / bracket[0])
-    return (low * high) ** 0.5 if high / low > _CLOSE else None
+    return (
+        (low * high) ** 0.5
+        if high / low > _CLOSE
+        else _again(sorted_curves, target, width, dispersion)
+    )
+
+
+def _again(
+    curves: Sequence[Sequence[RatePoint]], target: float, width: float, dispersion: float
+) -> float | None:
+    """Return the rate beside the least certain crossing that has had the fewest requests."""
+    if width == inf:
+        return None
+    widths = []
+    for curve in curves:
+        found = goodput(curve, target, 0, dispersion)
+        unknown = found.high is None or found.low <= 0
+        widths.append(inf if unknown or found.high is None else found.high / found.low)
+    widest = max(range(len(curves)), key=widths.__getitem__)
+    bracket = _bracket(curves[widest], target)
+    if widths[widest] <= width or bracket is None:
+        return None
+    beside = [point for point in curves[widest] if point.rate in bracket]
+    return min(beside, key=lambda point: sum(sent for _, sent in point.kinds)).rate
 
 
 def _bracket(curve: Sequence[RatePoint], target: float) -> tuple[float, float] | None:

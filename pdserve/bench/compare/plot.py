@@ -27,15 +27,20 @@ def save_plots(report: CompareReport, folder: Path) -> list[Path]:
     saved = []
     for scenario in report.scenarios:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
-        for name, figure in (
-            ("attainment", attainment_figure(scenario, modes)),
-            ("latency", latency_figure(scenario, modes)),
-        ):
+        for name, figure in figures(scenario, modes):
             path = folder / f"{scenario.name}-{name}.png"
             FigureCanvasAgg(figure)  # renders without a display
             figure.savefig(path)
             saved.append(path)
     return saved
+
+
+def figures(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> list[tuple[str, Figure]]:
+    """Return the plots of a scenario by name."""
+    return [
+        ("attainment", attainment_figure(scenario, modes)),
+        ("latency", latency_figure(scenario, modes)),
+    ]
 
 
 def attainment_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Figure:

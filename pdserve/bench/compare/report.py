@@ -7,6 +7,7 @@ import msgspec
 from pdserve.bench.compare.config import Tuning
 from pdserve.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.verdict import Noise, Verdict
 from pdserve.bench.load.outcome import Percentiles, Promise
 from pdserve.bench.load.slo_score import Score
 
@@ -102,7 +103,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
         """Goodput for people: "3.2/s", or on which side of the measured rates it must be."""
         match self.goodput_is:
             case "above the rates":
-                return f"> {self.goodput:.3g}/s"
+                return f"{self.goodput:.3g}/s or more"
             case "below the rates":
                 return f"< {self.rows[0].rate:.3g}/s"
             case "crossing":
@@ -130,6 +131,9 @@ class ScenarioReport(msgspec.Struct, frozen=True):
     num_cut: int  # requests of a trace that were cut to fit the model
     length_factor: float  # factor on the lengths of the trace or scenario
     rates: list[float]
+    verdicts: list[Verdict]
+    noise: Noise | None  # None: no server was measured twice
+    cores: int  # that all servers had, and their clients
     stopped: str  # why no further rate was measured
     seconds: float  # time that the scenario took
 

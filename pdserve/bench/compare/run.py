@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,18 +13,22 @@ from pathlib import Path
 
 import msgspec
 
+from pdserve.bench.checkpoints.named import gguf_of
 from pdserve.bench.checkpoints.random_checkpoint import write_random_checkpoint
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.comparison import compare
 from pdserve.bench.compare.config import CompareConfig, ComparePlan
+from pdserve.bench.compare.contestants import Contestants
+from pdserve.bench.compare.page import save_page
 from pdserve.bench.compare.plot import save_plots
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.runner import Experiment, RunRecord
 from pdserve.bench.compare.table import tables
 from pdserve.bench.load.traces import read_trace
 from pdserve.bench.output import print_json, print_tables, say
+from pdserve.bench.serve.backend import Backend
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, FORCED, OK
@@ -55,10 +60,11 @@ def run(config: CompareConfig, setup: dict[str, object]) -> int:
             exit_code = FORCED
     (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
     plots = save_plots(report, folder)
+    page = save_page(report, folder)
     if config.json:
         print_json(report, report.setup)
     else:
-        print_tables(tables(report), [f"plots: {', '.join(map(str, plots))}"])
+        print_tables(tables(report), [f"report: {page}", f"plots: {', '.join(map(str, plots))}"])
     sys.stdout.flush()
     return exit_code or (FAILED if report.failures else OK)
 
@@ -110,14 +116,25 @@ def _experiment(
         log.write(f"{name}: {line}\n")
 
     model = config.model or _random_weights(config.shape, stack)
+    clusters = Clusters(config, model, on_line)
     return Experiment(
         plan=plan,
-        launch=Clusters(config, model, on_line).launch,
+        launch=Contestants(
+            config.backends, _places(config.backends, model), clusters.launch
+        ).launch,
         clock=SystemClock(),
         keep=keep,
         tell=tell,
         failures=failures,
     )
+
+
+def _places(backends: Sequence[Backend], model: str) -> dict[str, str]:
+    """Values of the names in commands, if needed: a GGUF file is large."""
+    places = {"threads": str(len(os.sched_getaffinity(0))), "model": model}
+    if any("gguf" in backend.places for backend in backends):
+        places["gguf"] = gguf_of(model)
+    return places
 
 
 def _random_weights(shape: str, stack: ExitStack) -> str:

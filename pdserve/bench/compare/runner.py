@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
@@ -17,14 +17,13 @@ from pdserve.bench.compare.config import ComparePlan, Tuning
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.compare.report import RateRow, Unloaded
 from pdserve.bench.load.client_run import Run
-from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.open_loop import OpenLoopClient, open_loop_client
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.scenarios import Scenario
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.load.workload import TimedRequest
 from pdserve.clock import Clock
 from pdserve.errors import ClusterError, PdserveError
-from pdserve.settings.config import Mode
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
@@ -34,9 +33,9 @@ _KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A serving mode and its settings."""
+    """A serving mode and its settings, or another server."""
 
-    mode: Mode
+    mode: str  # or the other server's name
     tuning: Tuning | None = None  # None: as configured
     refuses: bool = True  # whether it refuses requests that would miss their targets
 
@@ -65,6 +64,14 @@ class ModeServer(Protocol):
         Raises:
             ClusterError: it takes too long, or the server is gone.
         """
+        ...
+
+    def pause(self) -> None:
+        """It is not its turn: it may cost the others nothing."""
+        ...
+
+    def resume(self) -> None:
+        """It is its turn."""
         ...
 
 
@@ -96,6 +103,17 @@ class CandidateRunner:
         self._keep = keep
         self._num_runs = 0
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[OpenLoopClient]:
+        """A client of the server, which is awake meanwhile."""
+        self._server.resume()
+        try:
+            async with open_loop_client(self._server.url, self._server.model) as client:
+                yield client
+            await self._server.settle()
+        finally:
+            self._server.pause()
+
     async def warm_up(self, requests: Sequence[TimedRequest]) -> None:
         """Send these at once, without counting them. Raises ClusterError as `settle`."""
         await self._run("warm-up", requests, _IDLE_S)
@@ -108,7 +126,7 @@ class CandidateRunner:
         Raises:
             ClusterError: one of the first requests was not served, or none of the others.
         """
-        async with open_loop_client(self._server.url, self._server.model) as client:
+        async with self._turn() as client:
             outcomes = await client.one_by_one(alone, self._salt("idle"), _IDLE_S)
         self._record("idle", outcomes)
         burst = (await self._run("burst", together, _IDLE_S)).outcomes
@@ -159,10 +177,9 @@ class CandidateRunner:
         limit_s: float,
         rate: float | None = None,
     ) -> Run:
-        async with open_loop_client(self._server.url, self._server.model) as client:
+        async with self._turn() as client:
             run = await client.run(requests, self._salt(what), limit_s)
-        self._record(what, run.outcomes, rate)
-        await self._server.settle()
+            self._record(what, run.outcomes, rate)
         return run
 
     def _salt(self, what: str) -> str:
@@ -224,8 +241,13 @@ class Experiment:
         self.failures[who] = error.message
         self.tell(f"{who} is left out: {error.message}")
 
-    def requests_at(self, case: CompareCase, rate: float) -> tuple[list[TimedRequest], float]:
-        """Return the requests at that rate, and the seconds over which they arrive."""
-        count = max(self.plan.least_requests, ceil(self.plan.duration_s * rate))
-        requests = case.workload.timed(rate, count)
+    def requests_at(
+        self, case: CompareCase, rate: float, turn: int = 0
+    ) -> tuple[list[TimedRequest], float]:
+        """Return the requests at that rate, and the seconds over which they arrive.
+
+        In whole decks, so that each turn has the same mixture.
+        """
+        count = case.whole_decks(max(self.plan.least_requests, ceil(self.plan.duration_s * rate)))
+        requests = case.workload.timed(rate, count, turn)
         return requests, len(requests) / rate

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.config import COLOCATED, Tuning
-from pdserve.bench.compare.goodput import next_rate
+from pdserve.bench.compare.goodput import RatePoint, next_rate
 from pdserve.bench.compare.interference import Interference
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
+from pdserve.bench.compare.verdict import dispersion
 from pdserve.bench.load.outcome import Promise
 from pdserve.errors import ClusterError
-from pdserve.settings.config import Mode
 
 _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it
+_CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no further runs
 _RATE_DIGITS = 3
 
 
@@ -26,14 +29,24 @@ class SweepResult:
 
     tuning: Tuning  # of the co-located mode
     trials: list[Trial] = field(default_factory=list)
-    interference: dict[Mode, Interference] = field(default_factory=dict)
-    rows: dict[Mode, list[RateRow]] = field(default_factory=dict)
+    interference: dict[str, Interference] = field(default_factory=dict)
+    rows: dict[str, list[RateRow]] = field(default_factory=dict)
+    again: dict[str, list[RateRow]] = field(default_factory=dict)  # of one of them, beside itself
     stopped: str = "interrupted"  # why there are no more rates
 
-    def drop(self, mode: Mode) -> None:
+    @property
+    def points(self) -> list[list[RatePoint]]:
+        """All runs of each mode."""
+        return [
+            [row.point for row in rows + self.again.get(mode, [])]
+            for mode, rows in self.rows.items()
+        ]
+
+    def drop(self, mode: str) -> None:
         """Remove a mode that failed: its earlier results are not a valid basis."""
         self.interference.pop(mode, None)
         self.rows.pop(mode, None)
+        self.again.pop(mode, None)
 
 
 class Sweep:
@@ -44,7 +57,7 @@ class Sweep:
         experiment: Experiment,
         case: CompareCase,
         promise: Promise,
-        idle: dict[Mode, Unloaded],
+        idle: dict[str, Unloaded],
     ) -> None:
         self._experiment = experiment
         self._plan = experiment.plan
@@ -64,7 +77,7 @@ class Sweep:
         ]
         await self._disturb(candidates, result)
         async with AsyncExitStack() as running:
-            runners: dict[Mode, CandidateRunner] = {}
+            runners: dict[str, CandidateRunner] = {}
             for candidate in candidates:
                 mode = candidate.mode
                 try:
@@ -114,26 +127,36 @@ class Sweep:
                 self._experiment.fail(mode, error)
 
     async def _measure_rates(
-        self, runners: dict[Mode, CandidateRunner], result: SweepResult, until_s: float
+        self, runners: dict[str, CandidateRunner], result: SweepResult, until_s: float
     ) -> None:
-        """Measure every mode at every rate, with another mode first each time."""
+        """Measure every mode at every rate, the first one twice: A B C A, then backwards.
+
+        So what changes from one minute to the next does as much to all of them.
+        """
         result.rows = {mode: [] for mode in runners}
+        result.again = {mode: [] for mode in list(runners)[:1]}
+        turns: Counter[float] = Counter()
         longest_tail_s = 0.0  # of a run, after its last arrival
-        for number in range(self._plan.most_rates):
+        for number in count():
             if not runners:
                 break
             rate = self._next_rate(number, result)
             if rate is None:
-                result.stopped = "every rate that tells something was measured"
+                result.stopped = "what another run could tell is not worth its time"
                 return
-            requests, duration_s = self._experiment.requests_at(self._case, rate)
-            needs_s = len(runners) * (duration_s + longest_tail_s)
-            if number and self._experiment.clock.now() + needs_s > until_s:
+            requests, duration_s = self._experiment.requests_at(self._case, rate, turns[rate])
+            turns[rate] += 1
+            needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
+            left_s = until_s - self._experiment.clock.now()
+            if number and needs_s > left_s:
                 result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
                 return
-            order = list(runners)
-            for mode in order[number % len(order) :] + order[: number % len(order)]:
-                self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests")
+            order = [(mode, result.rows) for mode in runners]
+            order += [(mode, result.again) for mode in result.again]
+            for mode, rows in order if number % 2 == 0 else reversed(order):
+                if mode not in runners:
+                    continue  # it has just failed
+                self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests; {left_s:.0f} s left")
                 began_s = self._experiment.clock.now()
                 try:
                     run, scored = await runners[mode].at_rate(
@@ -145,17 +168,22 @@ class Sweep:
                     self._experiment.fail(mode, error)
                 else:
                     row = rate_row(rate, duration_s, run, scored, self._idle[mode], self._promise)
-                    result.rows[mode].append(row)
+                    rows[mode].append(row)
                 tail_s = self._experiment.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)
-        most = self._plan.most_rates
-        result.stopped = f"{most} rates were measured" if runners else "no mode is left"
+        result.stopped = "no mode is left"
 
     def _next_rate(self, number: int, result: SweepResult) -> float | None:
         if self._plan.rates:
             return self._plan.rates[number] if number < len(self._plan.rates) else None
-        curves = [[row.point for row in rows] for rows in result.rows.values()]
-        rate = next_rate(curves, self._takes * _START, self._plan.target)
+        points = result.points
+        rate = next_rate(
+            points,
+            self._takes * _START,
+            self._plan.target,
+            _CERTAIN,
+            dispersion(points),
+        )
         return None if rate is None else round(rate, _RATE_DIGITS)
 
     def _tell(self, text: str) -> None:

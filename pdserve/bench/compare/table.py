@@ -16,6 +16,7 @@ from pdserve.bench.compare.report import (
 from pdserve.bench.load.outcome import Percentiles
 
 _PERCENTILES = "p50/p90/p99"
+_BURSTS = 0.1  # tokens in time less requests in time: their means hide something
 BUSY = 0.5  # load average above which the report warns
 _FEW = 100  # requests, below which a p99 is between the slowest two
 
@@ -33,6 +34,7 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
+        yield "\n".join(verdict_lines(scenario))
         if any(len(row.score.kinds) > 1 for mode in modes for row in mode.rows):
             yield kind_table(scenario, modes)
         if any(mode.trials for mode in modes):
@@ -55,7 +57,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(column, justify="right")
     for column in ("TTFT ms", "TPOT ms", "ITL ms"):
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
-    for column in ("ITL p99 / idle", "client late p99"):
+    for column in ("tokens in time", "ITL p99 / idle", "client late p99"):
         table.add_column(column, justify="right")
     for rate, rows in _by_rate(modes):
         for name, row in rows:
@@ -98,6 +100,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     for column in (
         "goodput",
         "5-95 %",
+        "per core",
         "of the best",
         "tuned",
         f"idle ITL ms {_PERCENTILES}",
@@ -112,6 +115,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
             mode.mode,
             mode.goodput_text,
             mode.interval_text,
+            f"{mode.goodput / scenario.cores:.3g}/s" if mode.goodput else "-",
             f"{mode.goodput / best:.0%}" if mode.goodput_is == "crossing" and best else "-",
             "-" if mode.tuning is None else mode.tuning.text,
             _three(mode.unloaded.itl_ms, 1),
@@ -120,6 +124,14 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
             "-" if disturbed is None else _number(disturbed.p99_ratio, 2),
         )
     return table
+
+
+def verdict_lines(scenario: ScenarioReport) -> Iterator[str]:
+    """Yield what has been shown, and how far it can be believed."""
+    for verdict in scenario.verdicts:
+        yield f"{scenario.name}: {verdict.text}."
+    if scenario.noise is not None:
+        yield f"{scenario.name}: {scenario.noise.text}"
 
 
 def tuning_table(modes: Sequence[ModeReport]) -> Table:
@@ -160,6 +172,7 @@ def _rate_cells(row: RateRow) -> list[str]:
         _three(score.ttft_ms, 0),
         _three(score.tpot_ms, 1),
         _three(score.itl_ms, 1),
+        f"{score.tokens_in_time:.0%}",
         _number(row.itl_p99_vs_unloaded, 2),
         _number(score.late_ms.p99, 1) + ("" if row.client_kept_up else " !"),
     ]
@@ -211,6 +224,13 @@ def _doubts(report: CompareReport) -> Iterator[str]:
             "requests that did not finish. They look better than they should where many of the "
             "sent ones were refused or did not end."
         )
+    for mode in report.modes:
+        if any(row.score.tokens_in_time < row.score.attainment - _BURSTS for row in mode.rows):
+            yield (
+                f"{mode.scenario}: {mode.mode} streams in bursts: of requests that were in time by "
+                "their means, many tokens came later than a steady stream of the promised pace "
+                "would have brought them."
+            )
     if any(row.score.sent < _FEW for row in rows):
         yield f"A p99 of fewer than {_FEW} requests lies between the slowest two of them."
 

@@ -79,7 +79,7 @@ class _Event(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str
-    code: str | None = None
+    code: str | int | None = None  # vLLM's is the status
 
 
 class _ErrorBody(msgspec.Struct):
@@ -100,4 +100,7 @@ def error_in(body: bytes) -> str:
         error = msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.DecodeError:
         return ""
-    return "" if error is None else (error.code or error.message)[:SAID_CHARS]
+    if error is None:
+        return ""
+    told = error.code if isinstance(error.code, str) and error.code else error.message
+    return told[:SAID_CHARS]

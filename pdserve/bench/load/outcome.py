@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
+from math import ceil, inf
 from typing import Literal
 
 import msgspec
@@ -78,6 +78,21 @@ class Promise(msgspec.Struct, frozen=True):
 
     ttft_s: float
     tpot_s: float
+
+    def num_in_time(self, outcome: Outcome) -> float:
+        """Return how many tokens came no later than with a steady stream that just keeps this.
+
+        A mean hides what comes in bursts. Pieces are taken to have equally many tokens.
+        """
+        if not outcome.arrivals_s:
+            return 0.0
+        each = max(1.0, outcome.num_received / len(outcome.arrivals_s))
+        first_s, in_time = outcome.due_s + self.ttft_s, 0.0
+        for number, arrival_s in enumerate(outcome.arrivals_s):
+            start = number * each
+            due = round((arrival_s - first_s) / self.tpot_s, 6)  # tokens before this one are late
+            in_time += each - min(each, max(0.0, ceil(due - start)))
+        return in_time
 
     def factor(self, outcome: Outcome) -> float:
         """Return the factor on both targets at which this request would just meet them."""

@@ -56,6 +56,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Percentiles
     itl_ms: Percentiles
     late_ms: Percentiles  # the client's own lag
+    tokens_in_time: float  # share of the received tokens; see Promise.num_in_time
     tokens_per_s: float  # received tokens, from the first due time to the last token
     errors: dict[str, int]  # error |-> count
 
@@ -95,9 +96,15 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
         tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
         itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
         late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
+        tokens_in_time=_tokens_in_time(outcomes, promise),
         tokens_per_s=throughput(outcomes),
         errors={text: said.count(text) for text in sorted(set(said))},
     )
+
+
+def _tokens_in_time(outcomes: Sequence[Outcome], promise: Promise) -> float:
+    num_received = sum(outcome.num_received for outcome in outcomes)
+    return sum(map(promise.num_in_time, outcomes)) / num_received if num_received else 0.0
 
 
 def _kind_score(outcomes: Sequence[Outcome], factors: Sequence[float]) -> KindScore:

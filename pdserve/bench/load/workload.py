@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -49,12 +50,15 @@ class Workload(Protocol):
 
     block_tokens: int  # of the blocks that sketches name
 
-    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
+    def sketched(self, rate: float, count: int, turn: int = 0) -> Iterator[Sketch]:
         """Yield the requests of `timed`, one by one and without their tokens."""
         ...
 
-    def timed(self, rate: float, count: int) -> list[TimedRequest]:
-        """Return the first `count` requests, or all there are, at `rate` requests per second."""
+    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
+        """Return `count` requests, or all there are, at `rate` requests per second.
+
+        Each `turn` has others: turn 0 the first ones.
+        """
         ...
 
     def first(self, count: int) -> list[TimedRequest]:
@@ -71,14 +75,15 @@ class SyntheticWorkload:
         self._scenario = scenario
         self._seed = seed
 
-    def timed(self, rate: float, count: int) -> list[TimedRequest]:
+    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
         """As Workload.timed."""
-        return [self._filled(sketch) for sketch in self.sketched(rate, count)]
+        return [self._filled(sketch) for sketch in self.sketched(rate, count, turn)]
 
-    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
+    def sketched(self, rate: float, count: int, turn: int = 0) -> Iterator[Sketch]:
         """As Workload.sketched."""
-        times = poisson_times(rate, count, [self._seed, _ARRIVALS])
-        return map(self._sketch, times, self._kinds())
+        seed = [self._seed, _ARRIVALS, turn] if turn else [self._seed, _ARRIVALS]
+        times = poisson_times(rate, count, seed)
+        return map(self._sketch, times, islice(self._kinds(), turn * count, None))
 
     def first(self, count: int) -> list[TimedRequest]:
         """As Workload.first."""
@@ -125,15 +130,19 @@ class TraceWorkload:
         self.factor = self.block_tokens / MOONCAKE_BLOCK
         self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
 
-    def timed(self, rate: float, count: int) -> list[TimedRequest]:
+    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
         """As Workload.timed. Raises ConfigError as `mean_rate`."""
-        return [self._filled(sketch) for sketch in self.sketched(rate, count)]
+        return [self._filled(sketch) for sketch in self.sketched(rate, count, turn)]
 
-    def sketched(self, rate: float, count: int) -> Iterator[Sketch]:
-        """As Workload.sketched. Raises ConfigError as `mean_rate`."""
-        rows = self._rows[:count]
-        slower = mean_rate(rows) / rate
-        return (self._sketch(i, row, row.at_s * slower) for i, row in enumerate(rows))
+    def sketched(self, rate: float, count: int, turn: int = 0) -> Iterator[Sketch]:
+        """As Workload.sketched; later turns begin anew where the trace ends. Raises as `timed`."""
+        first = turn * count % max(1, len(self._rows) - count + 1)
+        rows = self._rows[first : first + count]
+        slower, began_s = mean_rate(rows) / rate, rows[0].at_s if turn else 0.0
+        return (
+            self._sketch(first + i, row, (row.at_s - began_s) * slower)
+            for i, row in enumerate(rows)
+        )
 
     def first(self, count: int) -> list[TimedRequest]:
         """As Workload.first."""

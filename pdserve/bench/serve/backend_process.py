@@ -8,6 +8,7 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -23,14 +24,22 @@ _END_S = 15.0  # from SIGTERM to SIGKILL
 _NOT_THERE = 404
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that is ready."""
+
+    url: str
+    pid: int | None  # of it and of its process group; None: it was not started here
+
+
 @asynccontextmanager
 async def running(
     backend: Backend,
     places: Mapping[str, str],
     start_s: float,
     tell: Callable[[str], None] = lambda text: None,
-) -> AsyncIterator[str]:
-    """Yield the URL of a server that is ready; one that is started here ends with the context.
+) -> AsyncIterator[Started]:
+    """Yield a server that is ready; one that is started here ends with the context.
 
     Args:
         backend: who it is.
@@ -42,7 +51,7 @@ async def running(
         StartFailed: it cannot be started, ended before it was ready, or was not ready in time.
     """
     if backend.url:
-        yield backend.url
+        yield Started(backend.url, None)
         return
     with closing(ReservedPort(_HOST)) as reserved:
         port = reserved.port  # free from now on: not every server could listen on a reserved one
@@ -54,7 +63,7 @@ async def running(
         raise StartFailed(f"{backend.name} cannot be started: {error}", FAILED) from error
     try:
         await _wait_ready(f"http://{_HOST}:{port}", child, start_s)
-        yield f"http://{_HOST}:{port}"
+        yield Started(f"http://{_HOST}:{port}", child.pid)
     finally:
         await _end(child)
 

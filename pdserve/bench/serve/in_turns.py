@@ -10,11 +10,12 @@ from contextlib import AbstractAsyncContextManager
 
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.serve.backend import Backend
+from pdserve.bench.serve.backend_process import Started
 from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, run_round, turns
 
-Start = Callable[[Backend], AbstractAsyncContextManager[str]]  # yields its URL
+Start = Callable[[Backend], AbstractAsyncContextManager[Started]]
 
 
 async def serve_in_turns(
@@ -39,8 +40,8 @@ async def serve_in_turns(
             tell(f"round {number + 1} of {plan.rounds}: {one.name} starts")
             chosen = [one.model] if one.model else []
             async with (
-                start(one) as url,
-                open_targets([url], chosen, plan, headers) as (target,),
+                start(one) as started,
+                open_targets([started.url], chosen, plan, headers) as (target,),
             ):
                 models[one.name] = target.model
                 for load in plan.loads:

@@ -16,7 +16,7 @@ from pdserve.bench.checkpoints.named import checkpoint_of, gguf_of
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.bench.serve.backend import Backend
-from pdserve.bench.serve.backend_process import running
+from pdserve.bench.serve.backend_process import Started, running
 from pdserve.bench.serve.config import Load, ServeBenchConfig, ServePlan
 from pdserve.bench.serve.in_turns import serve_in_turns
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
@@ -88,7 +88,7 @@ async def _in_turns(config: ServeBenchConfig, plan: ServePlan, report: ServeRepo
     backends = config.backends
     places = _places(config, set[str]().union(*(one.places for one in backends)))
 
-    def start(backend: Backend) -> AbstractAsyncContextManager[str]:
+    def start(backend: Backend) -> AbstractAsyncContextManager[Started]:
         return running(backend, places, config.start_s, say)
 
     await serve_in_turns(backends, plan, start, report, say, key_headers())

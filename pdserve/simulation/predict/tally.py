@@ -41,6 +41,7 @@ class Tally:
         self._is_hopeless = is_hopeless
         self._late: Counter[str] = Counter()
         self._seen: list[Seen] = []
+        self._num_in_time = 0  # tokens; see Promise.num_in_time
         self._gaps = np.zeros(_NUM_BINS, np.int64)
 
     def __call__(self, outcome: Outcome) -> None:
@@ -71,6 +72,8 @@ class Tally:
         self.num_prompt_tokens += seen.num_prompt
         self.num_cached_tokens += outcome.num_cached_tokens
         self.num_output_tokens += seen.num_received
+        due = (np.array(times_s) - call.at_s - self.promise.ttft_s) / self.promise.tpot_s
+        self._num_in_time += int(np.count_nonzero(np.round(due, 6) <= np.arange(len(due))))
         if len(times_s) > 1:
             self._gaps += np.bincount(_bins(np.diff(times_s)), minlength=_NUM_BINS)
         return seen
@@ -78,7 +81,8 @@ class Tally:
     def score(self, target: float) -> Score:
         """Return the score, as of a live run; percentiles of ITL are within half a percent."""
         scored = score(self._seen, self.promise, target)
-        return msgspec.structs.replace(scored, itl_ms=self._itl_ms())
+        in_time = self._num_in_time / (self.num_output_tokens or 1)
+        return msgspec.structs.replace(scored, itl_ms=self._itl_ms(), tokens_in_time=in_time)
 
     def _itl_ms(self) -> Percentiles:
         ends = self._gaps.cumsum()

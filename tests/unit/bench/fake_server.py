@@ -66,10 +66,17 @@ class FakeServer:
     model: str = "m"
     max_model_len: int = 8192
     settles: bool = True
+    is_paused: bool = False
 
     async def settle(self) -> None:
         if not self.settles and any("-rate-" in body["cache_salt"] for body in self.bodies):
             raise ClusterError("a request hangs")
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[FakeServer]:

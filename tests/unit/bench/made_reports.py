@@ -14,6 +14,7 @@ from pdserve.bench.compare.report import (
     Unloaded,
 )
 from pdserve.bench.compare.runner import rate_row
+from pdserve.bench.compare.verdict import Verdict
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.slo_score import score
@@ -91,6 +92,9 @@ def made_report() -> CompareReport:
         num_cut=3,
         length_factor=1.0,
         rates=[1.0, 2.0],
+        verdicts=[Verdict("disaggregated", "colocated", None, False, "nobody has measured this")],
+        noise=None,
+        cores=2,
         stopped="2 rates were measured",
         seconds=40.0,
     )

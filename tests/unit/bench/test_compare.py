@@ -42,7 +42,6 @@ PLAN = ComparePlan(
     target=0.9,
     seed=0,
     rates=[100.0, 200.0],
-    most_rates=9,
     duration_s=0.05,
     least_requests=8,
     idle_requests=2,
@@ -59,11 +58,12 @@ async def refuse(request: web.Request, body: Body) -> web.StreamResponse:
     return web.json_response({"error": {"message": "no", "code": "overloaded"}}, status=429)
 
 
-def refuses_in(what: str) -> Answer:
-    """Serves everything but runs of that name, which is part of their salt."""
+def refuses_in(*names: str) -> Answer:
+    """Serves everything but runs of these names, which are part of their salt."""
 
     async def answer(request: web.Request, body: Body) -> web.StreamResponse:
-        return await (refuse if what in body["cache_salt"] else answer_all)(request, body)
+        is_refused = any(name in body["cache_salt"] for name in names)
+        return await (refuse if is_refused else answer_all)(request, body)
 
     return answer
 
@@ -79,6 +79,8 @@ class World:
     kept: list[RunRecord] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     num_running: int = 0
+    run_s: float = 0.0  # that each run at a rate takes by the clock
+    clock: ManualClock = field(default_factory=ManualClock)
     report: CompareReport | None = None
 
     @asynccontextmanager
@@ -100,11 +102,16 @@ class World:
         return Experiment(
             plan=plan,
             launch=self.launch,
-            clock=ManualClock(),
+            clock=self.clock,
             keep=self.kept.append,
-            tell=self.told.append,
+            tell=self.tell,
             failures={},
         )
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+        if text.endswith("s left"):
+            self.clock.advance(self.run_s)
 
     async def run(
         self, plan: ComparePlan = PLAN, scenario: ScenarioName = "short-prompts"
@@ -140,7 +147,7 @@ async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
     ]
     assert prompts[0] == prompts[1] == prompts[2]
     for mode in modes.values():
-        assert [row.score.attainment for row in mode.rows] == [1.0, 1.0]
+        assert {(row.rate, row.score.attainment) for row in mode.rows} == {(100, 1.0), (200, 1.0)}
         assert (mode.goodput, mode.goodput_is) == (200.0, "above the rates")
         assert all(row.prefilled_on == {"p": row.score.sent} for row in mode.rows)
 
@@ -159,10 +166,8 @@ async def test_modes_take_turns_at_going_first() -> None:
     world = World()
     await world.run()
     order = [record.mode for record in world.kept if record.what == "rate"]
-    assert order == [
-        *("disaggregated", "colocated", "adaptive"),
-        *("colocated", "adaptive", "disaggregated"),
-    ]
+    there = ["disaggregated", "colocated", "adaptive", "disaggregated"]
+    assert order == [*there, *reversed(there)]
 
 
 async def test_idle_clusters_are_promised_nothing_and_all_others_the_same() -> None:
@@ -196,9 +201,10 @@ async def test_one_tuning_needs_no_trial() -> None:
 
 
 async def test_refusals_are_misses() -> None:
-    world = World(answers={Candidate("disaggregated"): refuses_in("-rate-3")})
-    modes, _, _ = await world.run()  # warm-up is its run 1, the first rate 2, the second one 3
-    refused = modes["disaggregated"].rows[1].score
+    # The warm-up is its run 1, the first rate runs 2 and 3, the second one 4 and 5.
+    world = World(answers={Candidate("disaggregated"): refuses_in("-rate-4", "-rate-5")})
+    modes, _, _ = await world.run()
+    refused = modes["disaggregated"].rows[-1].score
     assert (refused.attainment, refused.refused, refused.errors) == (
         0.0,
         refused.sent,
@@ -271,7 +277,7 @@ async def test_no_rate_is_begun_for_which_there_is_no_time() -> None:
     modes, report, _ = await World().run(change(PLAN, budget_s=0.01))
     assert report.rates == [100.0]
     assert report.stopped.startswith("no time for 200/s")
-    assert all(len(mode.rows) == 1 for mode in modes.values())
+    assert all({row.rate for row in mode.rows} == {100.0} for mode in modes.values())
 
 
 async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
@@ -296,11 +302,11 @@ async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
 
 
 async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
-    world = World()
-    modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
+    world = World(run_s=1.0)
+    modes, report, _ = await world.run(change(PLAN, rates=[], budget_s=7.9))  # two rates
     burst = max(mode.unloaded.burst_per_s for mode in modes.values())
     assert report.rates == pytest.approx([0.6 * burst, 1.2 * burst], rel=1e-3)  # all was in time
-    assert report.stopped == "2 rates were measured"
+    assert report.stopped.startswith("no time for")
 
 
 async def test_warm_up_is_kept_but_counts_nowhere() -> None:

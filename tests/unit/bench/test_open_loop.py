@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 
 import pytest
 from aiohttp import web
 
 from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.completion_stream import error_in
 from pdserve.bench.load.open_loop import open_loop_client
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.load.workload import TimedRequest
@@ -312,3 +314,15 @@ async def test_a_closed_loop_that_takes_too_long_ends_unfinished() -> None:
         seen = await client.run_closed([timed(), timed()], "salt", 1, 0.2)
     assert [outcome.end for outcome in seen.outcomes] == ["unfinished"] * 2
     assert len(server.bodies) == 1
+
+
+def test_an_error_is_its_code_in_words_or_else_its_message() -> None:
+    def body(code: object) -> bytes:
+        return json.dumps({"error": {"message": "too long", "code": code}}).encode()
+
+    assert [error_in(body(code)) for code in ("overloaded", 400, None)] == [
+        "overloaded",
+        "too long",
+        "too long",
+    ]
+    assert error_in(b"<html>") == ""

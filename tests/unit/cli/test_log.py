@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
@@ -51,3 +53,26 @@ def test_grpcs_own_complaint_of_bytes_that_it_made_itself_is_left_out(
     assert stream.getvalue() == ""
     grpc_log.error("something else")
     assert "something else" in stream.getvalue()
+
+
+def test_json_has_the_request_that_a_line_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSERVE_LOG", "json")
+    root, level, kept = logging.getLogger(), logging.getLogger().level, logging.getLogger().handlers
+    root.handlers, stream = [], io.StringIO()
+    try:
+        log_to(stream)
+        log = logging.getLogger("pdserve.test")
+        log.error("chatcmpl-0123456789abcdef~1 cannot go on:\n%s", "\x1b[2J")
+        try:
+            raise ValueError("why")
+        except ValueError:
+            log.exception("an odd fault")
+    finally:
+        root.handlers, root.level = kept, level
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["request_id"] == "chatcmpl-0123456789abcdef"
+    assert first["message"].endswith("cannot go on:\n\x1b[2J")
+    assert (first["level"], first["logger"]) == ("error", "pdserve.test")
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert "request_id" not in second
+    assert second["exception"].endswith("ValueError: why")

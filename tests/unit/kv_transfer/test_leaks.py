@@ -1,4 +1,4 @@
-"""Thousands of pulls, links and lives leave no descriptor and no thread behind."""
+"""Hundreds of pulls, links and lives leave no descriptor and no thread behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_pulls_leave_no_descriptors_and_no_threads(
     async with open_pair(kind, SMALL) as pair:
         await pull_in_every_way(pair, 100)
         during = await held()
-        await pull_in_every_way(pair, 600)
+        await pull_in_every_way(pair, 300)
         fds, num_threads = await held()
         assert fds <= during[0] + 2  # connections that wait for the next pull
         assert num_threads <= during[1] + 4
@@ -63,7 +63,7 @@ async def test_pulls_leave_no_descriptors_and_no_threads(
 @pytest.mark.parametrize("kind", TRANSPORTS)
 async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> None:
     before = await held()
-    for _ in range(12):
+    for _ in range(6):
         async with open_pair(kind, SMALL) as pair:
             links = [await pair.puller.connect(pair.exporter.welcome(), 5) for _ in range(5)]
             await pair.pull(pair.exporter.issue("r", 0, 4, [1]), [2])

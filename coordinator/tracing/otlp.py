@@ -1,0 +1,170 @@
+"""Sends spans and GenAI metrics to an OpenTelemetry collector, from threads of its SDK.
+
+Spans are made as the SDK's finished ones: their ids, and the times at which they began and ended,
+are known before. What the collector does not take in time is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pdserve
+from coordinator.api.observer import RequestSummary
+from coordinator.requests.journey import Journey
+from coordinator.tracing.call_span import CallSpan, begun
+from coordinator.tracing.spans import Attributes, Span, common_attributes, of_call, of_journey
+from pdserve.clock import Clock
+from pdserve.errors import ConfigError
+from pdserve.settings.tracing import TracingConfig
+
+with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+    from opentelemetry.trace.status import Status, StatusCode
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Histogram
+
+# Seconds; the conventions give them with the metrics.
+DURATION: Final = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+FIRST_TOKEN: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_SEND_S: Final = 5.0  # until a collector has to have taken what is sent
+
+
+def make_tracing(config: TracingConfig, model: str, clock: Clock) -> OtlpTracing | None:
+    """Return what records calls; None: there is no collector.
+
+    Raises:
+        ConfigError: a collector is given, but the extra `otel` is not installed.
+    """
+    if not config.otlp_endpoint:
+        return None
+    try:
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.otlp_endpoint needs an extra: pip install 'pdserve[otel]' ({error})"
+        ) from error
+    return OtlpTracing(config, model, clock)
+
+
+class OtlpTracing:
+    """Records calls and their requests. No method but `close` blocks."""
+
+    def __init__(self, config: TracingConfig, model: str, clock: Clock) -> None:
+        self._share = config.sampling
+        self._model = model
+        self._clock = clock
+        self._server: Attributes = {}
+        resource = Resource.create(
+            {
+                "service.name": "pdserve",
+                "service.version": pdserve.__version__,
+                "service.instance.id": str(uuid4()),
+            }
+        )
+        spans, metrics = _exporters(config)
+        self._resource = resource
+        self._scope = InstrumentationScope("pdserve", pdserve.__version__)
+        self._processor = BatchSpanProcessor(spans)
+        reader = PeriodicExportingMetricReader(metrics, config.metrics_s * 1e3)
+        self._meters = MeterProvider([reader], resource)
+        self._duration = self._histogram("request.duration", DURATION)
+        self._first_token = self._histogram("time_to_first_token", FIRST_TOKEN)
+        self._per_token = self._histogram("time_per_output_token", PER_TOKEN)
+
+    def listens_on(self, host: str, port: int) -> None:
+        """Where the calls arrive from now on."""
+        self._server = {"server.address": host, "server.port": port}
+
+    def begin(self, headers: Mapping[str, str]) -> CallSpan | None:
+        """Begin a call; None: its spans are not recorded."""
+        return begun(headers, self._share)
+
+    def call_ended(self, summary: RequestSummary) -> None:
+        """A call has ended, whether its spans are recorded or not."""
+        attributes = common_attributes(summary, self._model) | self._server
+        self._duration.record(summary.duration_s, attributes)
+        if summary.ttft_s is not None:
+            self._first_token.record(summary.ttft_s, attributes)
+        if summary.tpot_s is not None:
+            self._per_token.record(summary.tpot_s, attributes)
+        if summary.span is not None:
+            self._send(of_call(summary, summary.span, self._model, self._clock.now()))
+
+    def journey_ended(self, journey: Journey) -> None:
+        """A request of a call has ended: before the call itself."""
+        if journey.span is not None:
+            for span in of_journey(journey, journey.span):
+                self._send(span)
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most."""
+        self._processor.force_flush(round(_SEND_S * 1e3))
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._meters.shutdown(_SEND_S * 1e3)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        return self._meters.get_meter("pdserve", pdserve.__version__).create_histogram(
+            f"gen_ai.server.{name}", "s", explicit_bucket_boundaries_advisory=buckets
+        )
+
+    def _send(self, span: Span) -> None:
+        call = span.call
+        own_id = call.span_id if span.is_server else random.getrandbits(64) or 1
+        parent_id = call.parent_id if span.is_server else call.span_id
+        since_epoch_s = time.time() - self._clock.now()
+        failed = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET)
+        attributes = span.attributes | self._server if span.is_server else span.attributes
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                self._context(call, own_id, is_remote=False),
+                self._context(call, parent_id, is_remote=span.is_server) if parent_id else None,
+                self._resource,
+                attributes,
+                kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
+                status=failed,
+                start_time=round((span.start_s + since_epoch_s) * 1e9),
+                end_time=round((span.end_s + since_epoch_s) * 1e9),
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def _context(self, call: CallSpan, span_id: int, *, is_remote: bool) -> SpanContext:
+        state = TraceState.from_header([call.state]) if call.state else None
+        return SpanContext(call.trace_id, span_id, is_remote, TraceFlags(TraceFlags.SAMPLED), state)
+
+
+def _exporters(config: TracingConfig) -> tuple[SpanExporter, MetricExporter]:
+    """Return what sends spans and metrics, over the transport that the collector speaks."""
+    url = config.otlp_endpoint
+    if config.otlp_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(url, timeout=_SEND_S), OTLPMetricExporter(url, timeout=_SEND_S)
+    from opentelemetry.exporter.otlp.proto.http import metric_exporter, trace_exporter
+
+    base = url.rstrip("/")
+    return (
+        trace_exporter.OTLPSpanExporter(f"{base}/v1/traces", timeout=_SEND_S),
+        metric_exporter.OTLPMetricExporter(f"{base}/v1/metrics", timeout=_SEND_S),
+    )

@@ -1,0 +1,159 @@
+"""What a comparison has shown, in words, with its certainty.
+
+Goodputs are compared by their ratio, drawn from what the runs leave possible (`goodput.drawn`). The
+first server is measured twice at each rate, as if it were two (A/A): what those differ by is chance
+and the machine, and no smaller difference between others is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, exp, log
+
+import msgspec
+import numpy as np
+
+from pdserve.bench.compare.goodput import Draws, RatePoint
+
+_INTERVAL = (2.5, 97.5)  # percent
+_Z = 1.96
+_SMALL = 1.1  # the ratio that a run should be able to tell from 1
+_MOST_TIMES = 100
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """A ratio of two goodputs: its median, and 95 % of what it may be."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, some: Draws, others: Draws) -> Ratio | None:
+        """Of draws of both; None if either may well be nothing at all."""
+        if np.median(some) <= 0 or np.median(others) <= 0:
+            return None
+        least = min(some[some > 0].min(), others[others > 0].min())
+        logs = np.log(np.maximum(some, least)) - np.log(np.maximum(others, least))
+        low, middle, high = np.exp(np.percentile(logs, (_INTERVAL[0], 50, _INTERVAL[1])))
+        return cls(float(middle), float(low), float(high))
+
+    @property
+    def differs(self) -> bool:
+        """Whether 1 is outside of the interval."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def text(self) -> str:
+        """As "1.30x, 95 % interval 1.10 to 1.50"."""
+        return f"{self.middle:.2f}x, 95 % interval {self.low:.2f} to {self.high:.2f}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One server beside another."""
+
+    server: str
+    other: str
+    ratio: Ratio | None  # of their goodputs
+    is_certain: bool  # they differ by more than chance, and by more than a server from itself
+    text: str
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """A server beside itself."""
+
+    server: str
+    ratio: Ratio | None
+    dispersion: float  # variance of runs at one rate, over that of independent requests
+
+    @property
+    def factor(self) -> float:
+        """The ratio, at least 1, that is nothing but noise."""
+        return 1.0 if self.ratio is None else exp(abs(log(self.ratio.middle)))
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.ratio is None:
+            return f"A/A: {self.server} could not be compared with itself."
+        said = f"A/A: {self.server} beside itself: {self.ratio.text}"
+        if self.ratio.differs:
+            said += "; the machine was not the same for both, so no smaller difference is believed"
+        if self.dispersion > 1:
+            said += (
+                f". Runs at one rate vary {self.dispersion:.1f} times as much as independent "
+                "requests would: the intervals count so many requests as one"
+            )
+        return said + "."
+
+
+def verdicts(draws: Mapping[str, Draws], noise: Noise | None) -> list[Verdict]:
+    """Compare the best server with each other one. The best comes from the medians."""
+    ordered = sorted(draws, key=lambda name: float(np.median(draws[name])), reverse=True)
+    return [_verdict(ordered[0], other, draws, noise) for other in ordered[1:]]
+
+
+def _verdict(best: str, other: str, draws: Mapping[str, Draws], noise: Noise | None) -> Verdict:
+    ratio = Ratio.of(draws[best], draws[other])
+    if ratio is None:
+        nothing = other if np.median(draws[best]) > 0 else "none of them"
+        told = f"{nothing} keeps the promise at any rate that was measured"
+        if nothing == other:
+            told = f"{best} keeps the promise; {other} at no rate that was measured"
+        return Verdict(best, other, None, nothing == other, told)
+    is_certain = ratio.differs and ratio.middle > (noise.factor if noise else 1.0)
+    if not is_certain:
+        return Verdict(best, other, ratio, False, _cannot_tell(best, other, ratio))
+    return Verdict(best, other, ratio, True, f"{_advice(best, other)}{best} keeps {ratio.text}")
+
+
+def _advice(best: str, other: str) -> str:
+    match best, other:
+        case "colocated", "disaggregated":
+            return "do not disaggregate this: "
+        case "disaggregated", "colocated":
+            return "disaggregate this: "
+    return f"against {other}: "
+
+
+def _cannot_tell(best: str, other: str, ratio: Ratio) -> str:
+    """How much longer a run would have to be to tell a small difference."""
+    half = max(log(ratio.high / ratio.low) / 2, 1e-9)
+    times = ceil((half / log(_SMALL)) ** 2)
+    told = f"this run cannot tell {best} from {other} ({ratio.text})"
+    if 1 < times <= _MOST_TIMES:
+        told += f"; about {times} times as many requests would tell a difference of a tenth"
+    return told
+
+
+def dispersion(servers: Sequence[Sequence[RatePoint]]) -> float:
+    """Return how much more shares vary between equal runs than by independent requests.
+
+    At least 1, and more if few runs tell. Runs of one server at one rate are equal.
+    """
+    squares, freedom = 0.0, 0
+    for group in (kind for runs in servers for kind in _equal(runs)):
+        met, sent = (sum(numbers) for numbers in zip(*group, strict=True))
+        share = met / sent
+        if len(group) < 2 or not 0 < share < 1:
+            continue  # where all or none are in time there is nothing to see
+        squares += sum((m - s * share) ** 2 / (s * share * (1 - share)) for m, s in group)
+        freedom += len(group) - 1
+    return max(1.0, squares / freedom) * _unsure(freedom) if freedom else 1.0
+
+
+def _equal(points: Sequence[RatePoint]) -> Iterator[list[tuple[int, int]]]:
+    """Yield (in time, sent) of the runs at each rate, for each kind of requests."""
+    by_rate: dict[float, list[RatePoint]] = {}
+    for point in points:
+        by_rate.setdefault(point.rate, []).append(point)
+    for same in by_rate.values():
+        yield from (list(kind) for kind in zip(*(point.kinds for point in same), strict=True))
+
+
+def _unsure(freedom: int) -> float:
+    """A variance is known no better than from so many runs: of Student's t, squared, over normal.
+
+    The first terms of the expansion of the 97.5 % quantile.
+    """
+    return ((_Z + 2.37 / freedom + 2.82 / freedom**2) / _Z) ** 2
