@@ -264,7 +264,9 @@ def _trust(arguments: argparse.Namespace) -> Trust:
 def _status(arguments: argparse.Namespace) -> int:
     from pdserve.cli import status
 
-    return status.run(arguments.url, _trust(arguments), watch=arguments.watch, as_json=arguments.json)
+    return status.run(
+        arguments.url, _trust(arguments), watch=arguments.watch, as_json=arguments.json
+    )
 
 
 def _role(arguments: argparse.Namespace) -> int:

@@ -34,17 +34,18 @@ def run(
         PdserveError: no answer, no such node, the node refuses, or it does not change in time.
     """
     body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
-    return asyncio.run(_run(url, body, trust))
-
-
-async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bool) -> int:
-    body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
-    answer = await post_admin(
-        url, "/admin/role", body, answer=_Answer, timeout_s=timeout_s + _SLACK_S
-    )
-    status = await fetch_status(url)
-    print(_told(status, node_id, role, changed=answer.changed))
+    changed, status = asyncio.run(_change(url, body, timeout_s + _SLACK_S, trust))
+    print(_told(status, node_id, role, changed=changed))
     return OK
+
+
+async def _change(
+    url: str, body: dict[str, object], timeout_s: float, trust: Trust
+) -> tuple[bool, ClusterStatus]:
+    answer = await post_admin(
+        url, "/admin/role", body, answer=_Answer, timeout_s=timeout_s, trust=trust
+    )
+    return answer.changed, await fetch_status(url, trust=trust)
 
 
 def _told(status: ClusterStatus, node_id: str, role: str, *, changed: bool) -> str:

@@ -45,9 +45,7 @@ async def wait_until(
     looking.result()
 
 
-async def _look_until(
-    is_ready: Callable[[ClusterStatus], bool], url: str, trust: Trust
-) -> None:
+async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str, trust: Trust) -> None:
     while True:
         try:
             status = await fetch_status(url, trust=trust)
@@ -59,9 +57,7 @@ async def _look_until(
         await asyncio.sleep(_TICK_S)
 
 
-async def _too_late(
-    url: str, names: Sequence[str], within_s: float, trust: Trust
-) -> StartFailed:
+async def _too_late(url: str, names: Sequence[str], within_s: float, trust: Trust) -> StartFailed:
     try:
         status = await fetch_status(url, trust=trust)
         missing = status.waiting_for([name for name in names if name != COORDINATOR])

@@ -212,4 +212,3 @@ def _check_keys(directory: Path) -> None:
         raise ConfigError(
             f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
         ) from error
-

@@ -6,6 +6,7 @@ Until then it has a place and a deadline, too: who connects and is silent keeps 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,18 @@ from pdserve.errors import ConfigError
 from pdserve.process.certificates import CERT_FILE, KEY_FILE, Reloaded
 
 HANDSHAKE_S = 10.0  # in which client and server agree on keys
+_QUIET_S = 10.0  # after a line about a client that did not, so that none can fill the log
+_log = logging.getLogger(__name__)
 
 
 class Https:
     """The TLS of one server. Connections that come after its files changed use the new ones."""
 
     def __init__(
-        self, directory: Path, places: Places, make_protocol: Callable[[], asyncio.Protocol]
+        self,
+        directory: Path,
+        places: Places,
+        make_protocol: Callable[[], asyncio.Protocol],
     ) -> None:
         """`make_protocol` makes what speaks HTTP on a connection.
 
@@ -32,7 +38,8 @@ class Https:
         self._contexts = Reloaded(directory, (CERT_FILE, KEY_FILE), _context)
         self._places = places
         self._make_protocol = make_protocol
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[_Handshake, asyncio.Task[None]] = {}
+        self._quiet_until_s = 0.0
 
     def accepted(self) -> asyncio.Protocol:
         """Return the protocol of a new TCP connection."""
@@ -40,24 +47,27 @@ class Https:
 
     def begin(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
         """Let a connection agree on keys, if there is a place for it."""
-        peer = transport.get_extra_info("peername") or ("",)
-        if not self._places.take(handshake, str(peer[0])):
+        transport.pause_reading()  # what comes before `start_tls` would not be decrypted
+        if not self._places.take(handshake, _address(transport)):
             transport.abort()
             return
         task = asyncio.create_task(self._shake_hands(handshake, transport))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._handshakes[handshake] = task
+        task.add_done_callback(lambda _: self._handshakes.pop(handshake, None))
 
-    def leave(self, handshake: _Handshake) -> None:
-        """Give the place of a connection back."""
+    def end(self, handshake: _Handshake) -> None:
+        """A connection is lost, or turned away."""
         self._places.leave(handshake)
+        if (task := self._handshakes.get(handshake)) is not None:
+            task.cancel()
 
     def close(self) -> None:
         """End what has not become a client yet."""
-        for task in self._handshakes:
+        for task in self._handshakes.values():
             task.cancel()
 
     async def _shake_hands(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
+        secured = None
         try:
             secured = await asyncio.get_running_loop().start_tls(
                 transport,
@@ -66,15 +76,22 @@ class Https:
                 server_side=True,
                 ssl_handshake_timeout=HANDSHAKE_S,
             )
-        except OSError:  # no TLS, too old a version, a certificate that is not trusted, too late
-            transport.abort()
-            return
-        except asyncio.CancelledError:
-            transport.abort()
-            raise
+        except ssl.SSLError as error:  # no TLS, too old a version, or the client does not trust us
+            self._tell(_address(transport), error)
+        except OSError as error:  # it left, or was too slow
+            _log.debug("a client at %s left: %s", _address(transport), error)
         finally:
-            self.leave(handshake)
-        handshake.become(self._make_protocol(), cast(asyncio.Transport, secured))
+            self._places.leave(handshake)
+            if secured is None:
+                transport.abort()
+        if secured is not None:
+            handshake.become(self._make_protocol(), secured)
+
+    def _tell(self, address: str, error: ssl.SSLError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _QUIET_S
+            _log.warning("no TLS with a client at %s: %s", address, error)
 
 
 class _Handshake(asyncio.Protocol):
@@ -84,7 +101,6 @@ class _Handshake(asyncio.Protocol):
         self._https = https
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []  # what came in one piece with the end of the handshake
-        self._is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -93,8 +109,7 @@ class _Handshake(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
-        self._is_lost = True
-        self._https.leave(self)
+        self._https.end(self)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -104,15 +119,18 @@ class _Handshake(asyncio.Protocol):
         """See `Guest`."""
         if self._transport is not None:
             self._transport.abort()
+        self._https.end(self)
 
     def become(self, protocol: asyncio.Protocol, secured: asyncio.Transport) -> None:
-        """Hand the connection over, unless the client has left already."""
-        if self._is_lost:
-            return
+        """Hand the connection over."""
         secured.set_protocol(protocol)
         protocol.connection_made(secured)
         for data in self._early:
             protocol.data_received(data)
+
+
+def _address(transport: asyncio.Transport) -> str:
+    return str((transport.get_extra_info("peername") or ("",))[0])
 
 
 def _context(directory: Path) -> ssl.SSLContext:
