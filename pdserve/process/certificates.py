@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from pdserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager names them
+Role: TypeAlias = Literal["coordinator", "node"]
 _Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 T = TypeVar("T")
+
+
+def role_name(role: Role) -> str:
+    """The DNS name that a certificate of this role has."""
+    return f"{role}.pdserve"
 
 
 class Reloaded(Generic[T]):

@@ -14,28 +14,22 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from pdserve.addresses import is_loopback
 from pdserve.errors import ConfigError
-from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Reloaded
+from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Reloaded, role_name
 from pdserve.settings.security import SecurityConfig
 
 log = logging.getLogger(__name__)
 
-Role = Literal["coordinator", "node"]
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 TOKEN_HEADER: Final = "pdserve-join-token"
 _LEAST_TOKEN = 16  # characters
-
-
-def role_name(role: Role) -> str:
-    """The DNS name that a certificate of this role has."""
-    return f"{role}.pdserve"
 
 
 @dataclass(frozen=True, slots=True)

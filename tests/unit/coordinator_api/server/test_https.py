@@ -102,7 +102,7 @@ def test_new_certificates_count_without_a_restart(run: Run, keys: Path, tmp_path
 @pytest.mark.parametrize(
     ("shown", "trusted", "why"),
     [
-        ("ours", "other", "signature failure"),
+        ("ours", "other", "unable to get local issuer certificate"),
         ("old", "old", "certificate has expired"),
         ("elsewhere", "elsewhere", "IP address mismatch"),
     ],
