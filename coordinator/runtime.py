@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from secrets import token_hex
 
 from aiohttp import web
@@ -146,7 +147,8 @@ class Coordinator:
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
         beginning = asyncio.create_task(self._model.tokenizer.begin())
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
-        http = HttpServer(self._app, host=config.host, port=config.port)
+        https_dir = Path(config.access.https_dir) if config.access.https_dir else None
+        http = HttpServer(self._app, host=config.host, port=config.port, https_dir=https_dir)
         nodes = self._make_node_server()
         grpc_port = await nodes.start(config.nodes_host, config.grpc_port)
         try:

@@ -25,6 +25,7 @@ from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import TransportServer
+from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import Clock
 from pdserve.errors import (
     AccessDenied,
@@ -58,6 +59,7 @@ class Exporter:
         *,
         with_checksums: bool = False,
         ticket_lifetime_s: float = TICKET_LIFETIME_S,
+        tls: NodeTls | None = None,
     ) -> None:
         if pool.block_bytes != identity.layout.block_bytes:
             raise ValueError(
@@ -69,6 +71,7 @@ class Exporter:
         self.identity = identity
         self.pool = pool
         self.statistics = ExporterStatistics()
+        self.tls = tls
         self.introduction_key = new_key()  # for coordinators only
         self.offers: list[TransportOffer] = []
         self._clock = clock

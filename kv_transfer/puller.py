@@ -31,6 +31,7 @@ from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Read, Reader
+from kv_transfer.transports.tls import NodeTls
 from pdserve.errors import (
     CorruptTransfer,
     StaleIncarnation,
@@ -83,6 +84,7 @@ class Puller:
         name: str = "",
         num_threads: int = 4,
         simulated: Callable[[str], SimulatedLink | None] = lambda node_id: None,
+        tls: NodeTls | None = None,
     ) -> None:
         """`simulated` returns the network to simulate from an exporter, by its node id."""
         if pool.block_bytes != identity.layout.block_bytes:
@@ -95,7 +97,7 @@ class Puller:
         self._identity = identity
         self._simulated = simulated
         self._threads = CopyThreads(num_threads, "kv-pull")
-        reader = Reader(name or secrets.token_hex(8), host_id, pool, self._threads)
+        reader = Reader(name or secrets.token_hex(8), host_id, pool, self._threads, tls)
         self._transports = [kind.client(reader) for kind in kinds if not kind.obstacle(pool)]
 
     async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> Link:

@@ -107,6 +107,8 @@ KINDS = (  # best first
     TransportKind("tcp", TcpServer, TcpTransport, frozenset({"cpu"})),
 )
 
+IN_CLEAR = frozenset({"ucx", "nccl"})  # what reaches other machines, and has no TLS
+
 
 def choose_kinds(names: Sequence[str], pool: KvPool) -> list[TransportKind]:
     """The transports with these names, in this order; without names, all that are useful.

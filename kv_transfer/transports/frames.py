@@ -13,7 +13,6 @@ before it has seen a valid token.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from typing import TypeVar
@@ -24,7 +23,7 @@ from kv_transfer.access import ACCESS_BYTES
 from kv_transfer.spans.box import KvBox
 from kv_transfer.ticket import MAX_TICKET_BYTES
 from kv_transfer.transports.interface import Read
-from kv_transfer.transports.sockets import receive_exactly
+from kv_transfer.transports.sockets import receive_exactly, send_all
 from pdserve.errors import (
     PdserveError,
     PeerLost,
@@ -101,12 +100,12 @@ _Frame = TypeVar("_Frame", bound=msgspec.Struct)
 async def send_frame(sock: socket.socket, frame: msgspec.Struct) -> None:
     """Send one frame. Raises OSError: the connection broke."""
     body = msgspec.msgpack.encode(frame)
-    await asyncio.get_running_loop().sock_sendall(sock, _PREFIX.pack(_MAGIC, len(body)) + body)
+    await send_all(sock, _PREFIX.pack(_MAGIC, len(body)) + body)
 
 
 async def send_access(sock: socket.socket, token: bytes) -> None:
     """Send the access token, as the first message. Raises OSError: the connection broke."""
-    await asyncio.get_running_loop().sock_sendall(sock, _MAGIC + token)
+    await send_all(sock, _MAGIC + token)
 
 
 async def receive_access(sock: socket.socket) -> bytes:

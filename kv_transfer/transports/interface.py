@@ -22,6 +22,7 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.threads import CopyThreads
 from kv_transfer.ticket import Ticket
+from kv_transfer.transports.tls import NodeTls
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
@@ -59,6 +60,11 @@ class Source(Protocol):
     @property
     def statistics(self) -> ExporterStatistics:
         """Counters for the server to update."""
+        ...
+
+    @property
+    def tls(self) -> NodeTls | None:
+        """How connections over a network are secured; None: not at all."""
         ...
 
     def check_access(self, token: bytes) -> None:
@@ -127,6 +133,7 @@ class Reader:
     host_id: str
     pool: KvPool  # the destination of all reads
     threads: CopyThreads
+    tls: NodeTls | None = None  # as Source.tls
 
 
 class Transport(Protocol):

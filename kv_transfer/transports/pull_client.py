@@ -18,6 +18,7 @@ from kv_transfer.transports.frames import (
 )
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.sockets import resolve
+from kv_transfer.transports.tls import NodeTls
 from pdserve.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
 
 # After these errors the stream is at a frame border, and the connection can be used again.
@@ -28,11 +29,11 @@ class Unanswered(PeerLost):
     """The connection ended before the exporter answered; harmless if it was idle before."""
 
 
-async def dial(endpoint: str, access: bytes) -> socket.socket:
+async def dial(endpoint: str, access: bytes, tls: NodeTls | None) -> socket.socket:
     """Connect to an exporter's "host:port", and send the access token.
 
     Raises:
-        PeerLost: nobody listens there.
+        PeerLost: nobody listens there, or nobody to be trusted.
     """
     with ExitStack() as undo:
         try:
@@ -41,6 +42,8 @@ async def dial(endpoint: str, access: bytes) -> socket.socket:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(sock, address)
+            if tls is not None:
+                sock = undo.enter_context(await tls.connect(sock))
             await send_access(sock, access)
         except (OSError, ValueError) as error:
             raise PeerLost(f"cannot connect to {endpoint!r}: {error}") from error

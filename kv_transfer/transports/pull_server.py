@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from kv_transfer.generations import check_generations
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, source_ranges
 from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.transports import tls
 from kv_transfer.transports.acceptor import Acceptor
 from kv_transfer.transports.frames import (
     MAX_REQUEST_BYTES,
@@ -95,6 +97,7 @@ class _Connection:
     task: asyncio.Task[None] | None = None
     access: bytes = b""  # the access token, once it is verified
     is_pulling: bool = False
+    num_bytes: int = 0  # that were sent, or should have been
 
 
 class PullServer:
@@ -185,6 +188,8 @@ class PullServer:
                     connection.is_pulling = True
                     if not await self._answer(connection, payload, request):
                         return
+                    if self._source.tls is not None and connection.num_bytes >= tls.MAX_BYTES:
+                        return  # the puller opens another one
                     connection.is_pulling = False
             finally:
                 connection.sock.close()
@@ -197,11 +202,13 @@ class PullServer:
         """Whether the connection belongs to an open session; checked before anything else."""
         try:
             async with asyncio.timeout(self._limits.request_s):
+                if self._source.tls is not None:
+                    connection.sock = await self._source.tls.accept(connection.sock)
                 token = await receive_access(connection.sock)
             self._source.check_access(token)
         except AccessDenied as error:
             log.warning("a connection for KV was closed: %s", error)
-        except (GarbledFrame, TimeoutError) as error:
+        except (GarbledFrame, TimeoutError, ssl.SSLError) as error:
             self._source.statistics.garbage += 1
             log.warning("a connection for KV was closed: %s", str(error) or "no access token")
         except (PeerLost, OSError) as error:
@@ -241,6 +248,7 @@ class PullServer:
         try:
             self._source.check_access(connection.access)  # its session may have ended
             pull = await self._verify(request)
+            connection.num_bytes += pull.num_bytes
             await self._say(connection.sock, Verdict(num_bytes=pull.num_bytes))
             await payload.send(pull)
             self._check(pull)

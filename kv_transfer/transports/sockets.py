@@ -1,9 +1,10 @@
-"""Waiting for raw non-blocking sockets, on asyncio's own event loop and on uvloop."""
+"""Waiting for raw non-blocking sockets, with TLS or without, on asyncio's event loop and uvloop."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ _RECEIVE_BYTES = 64 << 10
 
 async def wait_readable(sock: socket.socket) -> None:
     """Wait until there is something to read, the end of the stream, or an error."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return  # it has been read from the kernel already
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(sock.fileno(), _wake, ready)
@@ -35,7 +38,7 @@ async def wait_writable(sock: socket.socket) -> None:
 def has_ended(sock: socket.socket) -> bool:
     """Whether the other end has closed the connection, and nothing is left to read."""
     try:
-        return not sock.recv(1, socket.MSG_PEEK)
+        return not socket.socket.recv(sock, 1, socket.MSG_PEEK)  # also below TLS
     except BlockingIOError:
         return False
     except OSError:
@@ -71,14 +74,31 @@ async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
     Raises:
         OSError: the connection broke.
     """
-    loop = asyncio.get_running_loop()
     received = bytearray()
     while len(received) < num_bytes:
-        part = await loop.sock_recv(sock, min(num_bytes - len(received), _RECEIVE_BYTES))
+        try:
+            part = sock.recv(min(num_bytes - len(received), _RECEIVE_BYTES))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            await wait_readable(sock)
+            continue
         if not part:
             break
         received += part
     return bytes(received)
+
+
+async def send_all(sock: socket.socket, data: bytes) -> None:
+    """Send all of `data`.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[sock.send(left) :]
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            await wait_writable(sock)
 
 
 async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 
 from kv_transfer.memory import cpu_pool
-from kv_transfer.threads import CancelFlag, CopyThreads, slice_s
+from kv_transfer.threads import CancelFlag, slice_s
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import wait_readable
+from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
-from pdserve import _native
 from pdserve.errors import PeerLost
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
@@ -38,7 +38,7 @@ class TcpTransport:
     name = "tcp"
 
     def __init__(self, reader: Reader) -> None:
-        self._threads = reader.threads
+        self._reader = reader
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
         """None: it works everywhere."""
@@ -46,7 +46,7 @@ class TcpTransport:
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> TcpChannel:
         """Raises PeerLost: nobody listens there."""
-        channel = TcpChannel(offer.endpoint, welcome, self._threads)
+        channel = TcpChannel(offer.endpoint, welcome, self._reader)
         await channel.open()
         return channel
 
@@ -57,17 +57,18 @@ class TcpTransport:
 class TcpChannel:
     """Connections to one exporter. Owns the idle ones; a read owns those that it uses."""
 
-    def __init__(self, endpoint: str, exporter: ExporterWelcome, threads: CopyThreads) -> None:
+    def __init__(self, endpoint: str, exporter: ExporterWelcome, reader: Reader) -> None:
         self._endpoint = endpoint
         self._access = exporter.access
         self._layout: KvLayout = exporter.layout
-        self._threads = threads
+        self._threads = reader.threads
+        self._tls = reader.tls
         self._idle: list[socket.socket] = []
         self._is_closed = False
 
     async def open(self) -> None:
         """Prepare one connection. Raises PeerLost."""
-        self._idle.append(await dial(self._endpoint, self._access))
+        self._idle.append(await dial(self._endpoint, self._access, self._tls))
 
     async def read(self, read: Read) -> None:
         """As Channel.read. If one part fails, so does the read, once the other has ended too."""
@@ -88,7 +89,7 @@ class TcpChannel:
             with suppress(Unanswered):
                 await self._read_on(sock, read)
                 return
-        await self._read_on(await dial(self._endpoint, self._access), read)
+        await self._read_on(await dial(self._endpoint, self._access, self._tls), read)
 
     async def close(self) -> None:
         """Close the idle connections."""
@@ -112,15 +113,7 @@ class TcpChannel:
         position, end = 0, read.num_bytes
         while position < end:
             await wait_readable(sock)
-            job = partial(
-                _native.recv_spans,
-                sock.fileno(),
-                destination,
-                into,
-                position,
-                cancel.byte,
-                slice_s(end),
-            )
+            job = partial(receive_spans, sock, destination, into, position, cancel, slice_s(end))
             position = await self._threads.move(job, cancel, end)
 
     def _take_back(self, sock: socket.socket) -> None:

@@ -14,7 +14,7 @@ from kv_transfer.threads import CancelFlag, CopyThreads, slice_s
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.pull_server import PullLimits, PullServer, VerifiedPull
 from kv_transfer.transports.sockets import wait_writable
-from pdserve import _native
+from kv_transfer.transports.span_io import send_spans
 from pdserve.protocol import TransportOffer
 
 
@@ -60,12 +60,12 @@ class _TcpPayload:
         position = 0
         while position < pull.num_bytes:
             job = partial(
-                _native.send_spans,
-                self._sock.fileno(),
+                send_spans,
+                self._sock,
                 self._pool.flat,
                 pull.ranges,
                 position,
-                cancel.byte,
+                cancel,
                 slice_s(pull.num_bytes),
             )
             before, position = position, await self._threads.move(job, cancel, pull.num_bytes)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.errors import ConfigError
+from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Role, role_name
 from pdserve.process.exit_codes import OK
-from pdserve.wire.security import CA_FILE, CERT_FILE, KEY_FILE, Role, role_name
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -61,6 +61,8 @@ def make(directory: Path, role: Role, hosts: Sequence[str], valid: datetime.time
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(_issuer(authority_key), critical=False)
     )
     made = directory / role
     _write_key(made / KEY_FILE, key)
@@ -87,12 +89,37 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
     certificate = _sign(
         builder.issuer_name(_subject("pdserve CA"))
         .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True),
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False),
         key,
     )
     _write(directory / CA_FILE, certificate.public_bytes(serialization.Encoding.PEM))
     _write_key(directory / CA_KEY_FILE, key)
     return certificate, key
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _issuer(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    """Tells CAs of one name apart, so that a wrong one is called unknown, not its signature bad."""
+    from cryptography import x509
+
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def _builder(name: str, valid: datetime.timedelta) -> x509.CertificateBuilder:

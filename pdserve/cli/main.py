@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pdserve
 from pdserve.cli.bench import add_benches
@@ -25,6 +25,9 @@ from pdserve.settings.struct import ConfigStruct
 from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.simulate.config import SimulateConfig
+
+if TYPE_CHECKING:
+    from pdserve.cluster.coordinator_http import Trust
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
@@ -132,6 +135,12 @@ def _add_url_flag(parser: FlagParser) -> None:
         "--url",
         default="http://127.0.0.1:8000",
         help="address of the coordinator (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="certificate of the CA of an https:// coordinator (default: what this machine trusts)",
     )
 
 
@@ -272,10 +281,18 @@ def _config(arguments: argparse.Namespace) -> int:
     return show_config.run(arguments.shown, _CONFIGS[arguments.shown], arguments)
 
 
+def _trust(arguments: argparse.Namespace) -> Trust:
+    from pdserve.cluster.coordinator_http import trust_in
+
+    return trust_in(arguments.ca)
+
+
 def _status(arguments: argparse.Namespace) -> int:
     from pdserve.cli import status
 
-    return status.run(arguments.url, watch=arguments.watch, as_json=arguments.json)
+    return status.run(
+        arguments.url, _trust(arguments), watch=arguments.watch, as_json=arguments.json
+    )
 
 
 def _role(arguments: argparse.Namespace) -> int:
@@ -285,6 +302,7 @@ def _role(arguments: argparse.Namespace) -> int:
         arguments.url,
         arguments.node,
         arguments.role,
+        _trust(arguments),
         timeout_s=arguments.timeout_s,
         force=arguments.force,
     )
@@ -293,7 +311,7 @@ def _role(arguments: argparse.Namespace) -> int:
 def _revisions(arguments: argparse.Namespace) -> int:
     from pdserve.cli import revisions
 
-    return revisions.run(arguments.url, arguments.shares)
+    return revisions.run(arguments.url, arguments.shares, _trust(arguments))
 
 
 def _key(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pdserve.cluster.admin import post_admin
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import OK
@@ -22,7 +23,7 @@ class _Answer(msgspec.Struct, frozen=True):
     attached: list[str]
 
 
-def run(url: str, shares: Sequence[str]) -> int:
+def run(url: str, shares: Sequence[str], trust: Trust = True) -> int:
     """Set the shares, each "REVISION=SHARE", if there are any, and print a table; the exit code.
 
     Raises:
@@ -32,13 +33,15 @@ def run(url: str, shares: Sequence[str]) -> int:
         parsed = parse_shares(shares)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return asyncio.run(_run(url, parsed or None))
+    return asyncio.run(_run(url, parsed or None, trust))
 
 
-async def _run(url: str, shares: Mapping[str, float] | None) -> int:
+async def _run(url: str, shares: Mapping[str, float] | None, trust: Trust) -> int:
     body: dict[str, object] = {} if shares is None else {"shares": shares}
-    answer = await post_admin(url, "/admin/revisions", body, answer=_Answer, timeout_s=_TIMEOUT_S)
-    nodes = Counter(node.revision for node in (await fetch_status(url)).nodes)
+    answer = await post_admin(
+        url, "/admin/revisions", body, answer=_Answer, timeout_s=_TIMEOUT_S, trust=trust
+    )
+    nodes = Counter(node.revision for node in (await fetch_status(url, trust=trust)).nodes)
     print("\n".join(table(answer.shares, nodes)))
     return OK
 

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from pdserve.cluster.admin import post_admin
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
@@ -18,23 +19,33 @@ class _Answer(msgspec.Struct, frozen=True):
     changed: bool
 
 
-def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> int:
+def run(
+    url: str,
+    node_id: str,
+    role: str,
+    trust: Trust = True,
+    *,
+    timeout_s: float,
+    force: bool,
+) -> int:
     """Change the role of a node of the cluster at `url`, and print the result; the exit code.
 
     Raises:
         PdserveError: no answer, no such node, the node refuses, or it does not change in time.
     """
-    return asyncio.run(_run(url, node_id, role, timeout_s, force=force))
-
-
-async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bool) -> int:
     body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
-    answer = await post_admin(
-        url, "/admin/role", body, answer=_Answer, timeout_s=timeout_s + _SLACK_S
-    )
-    status = await fetch_status(url)
-    print(_told(status, node_id, role, changed=answer.changed))
+    changed, status = asyncio.run(_change(url, body, timeout_s + _SLACK_S, trust))
+    print(_told(status, node_id, role, changed=changed))
     return OK
+
+
+async def _change(
+    url: str, body: dict[str, object], timeout_s: float, trust: Trust
+) -> tuple[bool, ClusterStatus]:
+    answer = await post_admin(
+        url, "/admin/role", body, answer=_Answer, timeout_s=timeout_s, trust=trust
+    )
+    return answer.changed, await fetch_status(url, trust=trust)
 
 
 def _told(status: ClusterStatus, node_id: str, role: str, *, changed: bool) -> str:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
 from pdserve.process.exit_codes import OK
@@ -26,7 +27,7 @@ _PADDING = (0, 1, 0, 0)  # narrow, so that all columns but the last fit into 80 
 _COLUMNS = ("free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT")
 
 
-def run(url: str, *, watch: bool, as_json: bool) -> int:
+def run(url: str, trust: Trust = True, *, watch: bool, as_json: bool) -> int:
     """Show the cluster at `url`; the exit code.
 
     Raises:
@@ -35,9 +36,9 @@ def run(url: str, *, watch: bool, as_json: bool) -> int:
     console = Console()
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_watch(url, console))
+            asyncio.run(_watch(url, trust, console))
         return OK
-    status = asyncio.run(fetch_status(url))
+    status = asyncio.run(fetch_status(url, trust=trust))
     if as_json:
         print(json.dumps(msgspec.to_builtins(status), indent=2))
     else:
@@ -114,11 +115,11 @@ def _failing(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
             yield Text(text, "bold red")
 
 
-async def _watch(url: str, console: Console) -> None:
+async def _watch(url: str, trust: Trust, console: Console) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             try:
-                shown = render(await fetch_status(url))
+                shown = render(await fetch_status(url, trust=trust))
             except ClusterError as error:
                 shown = Text(str(error), "bold red")
             live.update(shown, refresh=True)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pdserve.cluster.coordinator_http import key_headers, request
+from pdserve.cluster.coordinator_http import Trust, key_headers, request
 from pdserve.errors import ClusterError, from_code
 
 T = TypeVar("T")
@@ -22,7 +22,13 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 async def post_admin(
-    url: str, path: str, body: dict[str, object], *, answer: type[T], timeout_s: float
+    url: str,
+    path: str,
+    body: dict[str, object],
+    *,
+    answer: type[T],
+    timeout_s: float,
+    trust: Trust = True,
 ) -> T:
     """Return the answer of the coordinator at `url`.
 
@@ -30,7 +36,7 @@ async def post_admin(
         PdserveError: no answer in time, or what the coordinator says of it.
     """
     code, content = await request(
-        "POST", url, path, timeout_s=timeout_s, headers=key_headers(), body=body
+        "POST", url, path, timeout_s=timeout_s, headers=key_headers(), body=body, trust=trust
     )
     try:
         if code == 200:

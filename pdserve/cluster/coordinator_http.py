@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeAlias
 
-from pdserve.errors import ClusterError
+from pdserve.errors import ClusterError, ConfigError
 from pdserve.settings.api_key import API_KEY_VARIABLE
 
 END_MARK = b"[DONE]"  # the data of the last event of a stream
 _DATA = b"data:"
+
+Trust: TypeAlias = ssl.SSLContext | bool  # whom to take for the server; True: as this machine does
 
 
 async def request(
@@ -21,6 +25,7 @@ async def request(
     timeout_s: float,
     headers: dict[str, str] | None = None,
     body: dict[str, object] | None = None,
+    trust: Trust = True,
 ) -> tuple[int, bytes]:
     """Send a request to the coordinator at `url`, such as "http://127.0.0.1:8000".
 
@@ -34,15 +39,36 @@ async def request(
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.request(method, url.rstrip("/") + path, headers=headers, json=body) as response,
+            session.request(
+                method, url.rstrip("/") + path, headers=headers, json=body, ssl=trust
+            ) as response,
         ):
             return response.status, await response.read()
     except TimeoutError as error:
         raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
+    except aiohttp.ClientSSLError as error:
+        raise ClusterError(
+            f"no coordinator to be trusted at {url}: {error} (--ca or SSL_CERT_FILE names the file "
+            "with the certificate of its CA)"
+        ) from error
     except aiohttp.ClientConnectorError as error:
         raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
     except (aiohttp.ClientError, ValueError) as error:
         raise ClusterError(f"no coordinator at {url}: {error}") from error
+
+
+def trust_in(ca: Path | None) -> Trust:
+    """Trust the servers whose certificates the CAs in a file have signed; by default, as usual.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"--ca {ca} has no certificate of a CA: {error}") from error
 
 
 def key_headers() -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from pdserve.cluster.child import Child, Exit
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
@@ -20,13 +21,14 @@ async def wait_until(
     url: str,
     children: Sequence[Child],
     within_s: float,
+    trust: Trust = True,
 ) -> None:
     """Poll the status of the cluster at `url` until `is_ready` returns True.
 
     Raises:
         StartFailed: one of `children` ended first, or `within_s` passed.
     """
-    looking = asyncio.create_task(_look_until(is_ready, url))
+    looking = asyncio.create_task(_look_until(is_ready, url, trust))
     endings = [asyncio.create_task(child.ended()) for child in children]
     try:
         done, _ = await asyncio.wait(
@@ -39,14 +41,14 @@ async def wait_until(
         if ending in done:
             raise _ended_early(ending.result())
     if looking not in done:
-        raise await _too_late(url, [child.name for child in children], within_s)
+        raise await _too_late(url, [child.name for child in children], within_s, trust)
     looking.result()
 
 
-async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str) -> None:
+async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str, trust: Trust) -> None:
     while True:
         try:
-            status = await fetch_status(url)
+            status = await fetch_status(url, trust=trust)
         except ClusterError:  # the coordinator does not listen yet
             pass
         else:
@@ -55,9 +57,9 @@ async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str) -> No
         await asyncio.sleep(_TICK_S)
 
 
-async def _too_late(url: str, names: Sequence[str], within_s: float) -> StartFailed:
+async def _too_late(url: str, names: Sequence[str], within_s: float, trust: Trust) -> StartFailed:
     try:
-        status = await fetch_status(url)
+        status = await fetch_status(url, trust=trust)
         missing = status.waiting_for([name for name in names if name != COORDINATOR])
     except ClusterError as error:
         missing = str(error)

@@ -23,6 +23,7 @@ from typing import Self
 from pdserve.addresses import format_address, loopback
 from pdserve.cluster.child import Child, Exit, LineSink
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cluster.ports import ReservedPort, reachable
@@ -96,7 +97,13 @@ class Cluster:
     @property
     def url(self) -> str:
         """Address for clients: "http://127.0.0.1:8000"."""
-        return f"http://{reachable(self.config.host, self._ports[0].port)}"
+        scheme = "https" if self.config.access.https_dir else "http"
+        return f"{scheme}://{reachable(self.config.host, self._ports[0].port)}"
+
+    @property
+    def _trust(self) -> Trust:
+        """The child is known without a certificate, and that is hardly for a loopback address."""
+        return not self.config.access.https_dir
 
     @property
     def grpc_address(self) -> str:
@@ -130,7 +137,7 @@ class Cluster:
         Raises:
             ClusterError: the coordinator does not answer.
         """
-        return await fetch_status(self.url)
+        return await fetch_status(self.url, trust=self._trust)
 
     async def metrics_addresses(self) -> dict[str, str]:
         """Node name |-> host:port of its /metrics, for the attached nodes."""
@@ -218,7 +225,7 @@ class Cluster:
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], children: Sequence[Child]
     ) -> None:
-        await wait_until(is_ready, self.url, children, self.config.start_s)
+        await wait_until(is_ready, self.url, children, self.config.start_s, self._trust)
 
     # ---- end -------------------------------------------------------------------------------------
 

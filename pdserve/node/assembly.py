@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
@@ -14,6 +15,7 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import choose_kinds
+from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import Clock, SystemClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
@@ -148,6 +150,7 @@ def _make_transfer_ends(
 ) -> tuple[Exporter, Puller]:
     """Both ends of the KV transfer, over the same pool and transports."""
     kinds = choose_kinds(config.transports, memory)
+    tls = NodeTls(Path(config.security.tls_dir)) if config.security.tls_dir else None
     exporter = Exporter(
         node_id,
         incarnation,
@@ -157,6 +160,7 @@ def _make_transfer_ends(
         kinds,
         with_checksums=config.checksums,
         ticket_lifetime_s=config.timeouts.ticket_s,
+        tls=tls,
     )
     links = [parse_link(text) for text in config.handoff.links]
     puller = Puller(
@@ -166,6 +170,7 @@ def _make_transfer_ends(
         kinds,
         name=f"{node_id}@{incarnation}",
         simulated=lambda exporter: link_between(links, exporter, node_id),
+        tls=tls,
     )
     return exporter, puller
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
+from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -211,8 +212,9 @@ class Node:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
         reached = config.advertise or host
         port = await self._server.start(host, config.port)
-        if config.security.tls_dir and not is_loopback(reached):
-            log.warning("certificates protect gRPC; KV between machines is not encrypted")
+        in_clear = IN_CLEAR & {reach.name for reach in parts.exporter.reaches}
+        if config.security.tls_dir and in_clear and not is_loopback(reached):
+            log.warning("KV over %s is not encrypted", ", ".join(sorted(in_clear)))
         hello = self._hello(format_address(reached, port), format_address(reached, metrics_port))
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         self._coordinators = Coordinators(

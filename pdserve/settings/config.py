@@ -349,6 +349,9 @@ class AccessConfig(ConfigStruct, frozen=True):
     key_file: Annotated[
         str, Meta(description="TOML file of tenants and API keys; reloaded when it changes")
     ] = ""
+    https_dir: Annotated[
+        str, Meta(description="directory of tls.crt and tls.key, to speak HTTPS; empty: HTTP")
+    ] = ""
     cors_origins: Annotated[
         list[str],
         Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),

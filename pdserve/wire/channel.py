@@ -8,7 +8,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
-from pdserve.wire.security import OPEN, Refused, Role, Security, role_name, tell_nobody
+from pdserve.process.certificates import Role, role_name
+from pdserve.wire.security import OPEN, Refused, Security, tell_nobody
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
 

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import grpc
@@ -22,22 +22,16 @@ import grpc.aio
 
 from pdserve.addresses import is_loopback
 from pdserve.errors import ConfigError
+from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Reloaded, role_name
 from pdserve.settings.security import SecurityConfig
 
 log = logging.getLogger(__name__)
 
-Role = Literal["coordinator", "node"]
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 Refused: TypeAlias = Callable[[str, str], None]  # is told the caller's address, and the reason
 
-CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager names them
 TOKEN_HEADER: Final = "pdserve-join-token"
 _LEAST_TOKEN = 16  # characters
-
-
-def role_name(role: Role) -> str:
-    """The DNS name that a certificate of this role has."""
-    return f"{role}.pdserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +63,10 @@ class Security:
         """Credentials that ask for a certificate, and are read anew when the files change."""
         if self.tls_dir is None:
             return None
-        files = _ServerFiles(self.tls_dir)
-        first = files.configuration()
-        return grpc.dynamic_ssl_server_credentials(first, files.changed, True)
+        configurations = _Configurations(self.tls_dir)
+        return grpc.dynamic_ssl_server_credentials(
+            configurations.current, configurations.changed, True
+        )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """Credentials for one channel, from the files as they are now.
@@ -111,31 +106,20 @@ def check_exposure(config: SecurityConfig, host: str) -> None:
         )
 
 
-class _ServerFiles:
-    """The files of a server's credentials, watched at every handshake."""
+class _Configurations:
+    """The configurations of a server, asked for at every handshake."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._seen = _stamp(directory)
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        ca, certificate, key = _read_keys(self._directory)
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+        self._files = Reloaded(directory, (CA_FILE, CERT_FILE, KEY_FILE), _configuration)
+        self.current = self._files.latest()
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new files, or None to go on with the ones in use."""
-        try:
-            stamp = _stamp(self._directory)
-            if stamp == self._seen:
-                return None
-            _check_keys(self._directory)  # they may have been written half: then the old ones stay
-            configuration = self.configuration()
-        except (ConfigError, OSError) as error:
-            log.error("the new certificates cannot be used, the old ones stay in use: %s", error)
+        """The new one, or None to go on with the one in use."""
+        latest = self._files.latest()
+        if latest is self.current:
             return None
-        self._seen = stamp
-        log.info("certificates in %s reloaded", self._directory)
-        return configuration
+        self.current = latest
+        return latest
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -215,6 +199,12 @@ def _read_keys(directory: Path) -> tuple[bytes, bytes, bytes]:
     return ca, certificate, key
 
 
+def _configuration(directory: Path) -> grpc.ServerCertificateConfiguration:
+    _check_keys(directory)  # they may have been written half
+    ca, certificate, key = _read_keys(directory)
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
+
 def _check_keys(directory: Path) -> None:
     """Check that the files are certificates, and that the key is the certificate's.
 
@@ -229,8 +219,3 @@ def _check_keys(directory: Path) -> None:
         raise ConfigError(
             f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
         ) from error
-
-
-def _stamp(directory: Path) -> tuple[tuple[int, int], ...]:
-    found = (path.stat() for path in (directory / n for n in (CA_FILE, CERT_FILE, KEY_FILE)))
-    return tuple((stat.st_mtime_ns, stat.st_ino) for stat in found)

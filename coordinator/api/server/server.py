@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from types import TracebackType
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.context import CONTEXT
 from coordinator.api.server.connection import Connection
+from coordinator.api.server.https import Https
 from coordinator.api.server.places import Places
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
@@ -27,7 +29,19 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 class HttpServer:
     """Serves an application of `create_app`, from `start` to `stop` or as a context manager."""
 
-    def __init__(self, app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        https_dir: Path | None = None,
+    ) -> None:
+        """With `https_dir`, which has a certificate and its key, it speaks HTTPS only.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
         self._host = host
         self._port = port
         self._is_closed = False
@@ -38,6 +52,7 @@ class HttpServer:
             self._config.max_connections, max(1, file_limit() - OTHER_FILES)
         )
         self._places = Places(self._max_connections, need_keys=app[CONTEXT].tenants.need_keys)
+        self._https = https_dir and Https(https_dir, self._places, self._connection)
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
@@ -53,7 +68,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The base URL of the server."""
-        return f"http://{format_address(self._host, self._port)}"
+        return f"{'https' if self._https else 'http'}://{format_address(self._host, self._port)}"
 
     async def start(self) -> None:
         """Start listening. Raises ConfigError when the address cannot be bound."""
@@ -61,7 +76,10 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                self._accepted, self._host, self._port, backlog=_BACKLOG
+                self._https.accepted if self._https else self._connection,
+                self._host,
+                self._port,
+                backlog=_BACKLOG,
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -88,7 +106,7 @@ class HttpServer:
             await self._tasks.abort(ABORT_TIMEOUT_S)
             await self._close_connections()
 
-    def _accepted(self) -> Connection:
+    def _connection(self) -> Connection:
         assert self._runner.server is not None
         return Connection(self._runner.server, self._config, _protocol_log, self._places)
 
@@ -96,6 +114,8 @@ class HttpServer:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._https:
+            self._https.close()
         server = self._runner.server
         transports = [] if server is None else [c.transport for c in server.connections]
         await self._runner.cleanup()

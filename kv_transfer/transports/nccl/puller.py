@@ -28,6 +28,7 @@ from kv_transfer.transports.nccl.peer import (
 )
 from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import watching_end
+from kv_transfer.transports.tls import NodeTls
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
@@ -46,7 +47,9 @@ class NcclTransport:
         driver = device_pool(reader.pool).driver
         self._host_id = reader.host_id
         endings = endings or Endings()
-        self._shared = _Shared(driver, SpanCopier(driver), reader.threads, endings, stall_s)
+        self._shared = _Shared(
+            driver, SpanCopier(driver), reader.threads, endings, stall_s, reader.tls
+        )
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
         """NCCL refuses two processes on one GPU."""
@@ -76,6 +79,7 @@ class _Shared:
     threads: CopyThreads
     endings: Endings
     stall_s: float
+    tls: NodeTls | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +145,7 @@ class NcclChannel:
         self._shared.endings.begin(pairing.peer)
 
     async def _pair(self) -> _Pairing:
-        sock = await dial(self._endpoint, self._access)
+        sock = await dial(self._endpoint, self._access, self._shared.tls)
         peer: NcclPeer | None = None
         try:
             invitation = await receive_frame(sock, Invitation, MAX_INVITATION_BYTES)

@@ -27,7 +27,7 @@ from kv_transfer.memory import GENERATION_BYTES
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import dial
-from kv_transfer.transports.sockets import has_ended, receive_exactly
+from kv_transfer.transports.sockets import has_ended, receive_exactly, send_all
 from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
@@ -46,6 +46,7 @@ class UcxTransport:
 
     def __init__(self, reader: Reader) -> None:
         self._host_id = reader.host_id
+        self._tls = reader.tls
         self._memory = reader.pool.kind
         self._blocks = blocks_of(reader.pool)
         self._driver = UcxDriver(partial(NixlAgent, reader.name), self._blocks)
@@ -70,7 +71,8 @@ class UcxTransport:
         """As Transport.connect. Also raises TransportUnavailable: this process cannot use UCX."""
         theirs = UcxOffer.read(offer.metadata)
         with ExitStack() as undo:
-            control = undo.enter_context(await dial(offer.endpoint, welcome.access))
+            sock = await dial(offer.endpoint, welcome.access, self._tls)
+            control = undo.enter_context(sock)
             peer = await self._driver.connect(theirs.agent, theirs.agent_metadata)
             channel = UcxChannel(self._driver, peer, theirs, welcome, self._blocks, control)
             try:
@@ -150,7 +152,7 @@ class UcxChannel:
 async def _say_connected(control: socket.socket) -> None:
     """Tell the exporter to stop polling for us, and wait until it has. Raises PeerLost."""
     try:
-        await asyncio.get_running_loop().sock_sendall(control, CONNECTED)
+        await send_all(control, CONNECTED)
         answer = await receive_exactly(control, len(CONNECTED))
     except OSError as error:
         raise PeerLost(f"the exporter has hung up: {error}") from error

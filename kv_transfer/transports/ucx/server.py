@@ -21,7 +21,7 @@ import msgspec
 from kv_transfer.transports.acceptor import Acceptor
 from kv_transfer.transports.frames import receive_access
 from kv_transfer.transports.interface import Source
-from kv_transfer.transports.sockets import receive_exactly, resolve, wait_readable
+from kv_transfer.transports.sockets import receive_exactly, resolve, send_all, wait_readable
 from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
 from pdserve.addresses import format_address
@@ -90,6 +90,8 @@ class UcxServer:
         statistics = self._source.statistics
         try:
             async with asyncio.timeout(_CONNECT_S):
+                if self._source.tls is not None:
+                    sock = await self._source.tls.accept(sock)
                 self._source.check_access(await receive_access(sock))
                 await self._poll_until_connected(sock)
         except AccessDenied as error:  # counted by check_access
@@ -102,6 +104,8 @@ class UcxServer:
         else:
             statistics.pools_shared += 1
             await wait_readable(sock)  # until the puller disconnects: nothing else is sent
+        finally:
+            sock.close()
 
     async def _poll_until_connected(self, sock: socket.socket) -> None:
         self._num_connecting += 1
@@ -115,7 +119,7 @@ class UcxServer:
         if self._num_connecting == 0 and self._polling is not None:
             # So that the puller's next read tests whether it works without polling.
             await asyncio.wait({self._polling}, timeout=_LAST_POLL_S)
-        await asyncio.get_running_loop().sock_sendall(sock, CONNECTED)
+        await send_all(sock, CONNECTED)
 
     async def _poll(self) -> None:
         """Poll while any puller connects.

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -84,6 +85,7 @@ async def served(
     embedding_model: EmbeddingModel | None = None,
     classes: ServiceClasses | None = None,
     store: ResponseStore | None = None,
+    https_dir: Path | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -103,7 +105,7 @@ async def served(
     add_stateful_routes(app, store)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
-        HttpServer(app) as server,
+        HttpServer(app, https_dir=https_dir) as server,
         aiohttp.ClientSession(server.url, timeout=timeout) as client,
     ):
         yield Harness(server, app[CONTEXT], generator, observer, client)

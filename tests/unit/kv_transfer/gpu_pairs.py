@@ -24,6 +24,7 @@ from kv_transfer.transports.nccl.peer import Endings
 from kv_transfer.transports.nccl.puller import NcclTransport
 from kv_transfer.transports.nccl.server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
+from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvLayout
 from tests import waits
@@ -88,13 +89,17 @@ class GpuPair:
         return len(self.host.memory) - 2
 
 
-def make_exporter(pool: DevicePool, layout: KvLayout, kinds: Sequence[TransportKind]) -> Exporter:
+def make_exporter(
+    pool: DevicePool, layout: KvLayout, kinds: Sequence[TransportKind], tls: NodeTls | None = None
+) -> Exporter:
     identity = KvIdentity("a-model", "main", layout)
-    return Exporter("p0", "life-1", identity, pool, ManualClock(100.0), kinds)
+    return Exporter("p0", "life-1", identity, pool, ManualClock(100.0), kinds, tls=tls)
 
 
-def make_puller(pool: DevicePool, layout: KvLayout, kinds: Sequence[TransportKind]) -> Puller:
-    return Puller(pool, KvIdentity("a-model", "main", layout), host_id(), kinds)
+def make_puller(
+    pool: DevicePool, layout: KvLayout, kinds: Sequence[TransportKind], tls: NodeTls | None = None
+) -> Puller:
+    return Puller(pool, KvIdentity("a-model", "main", layout), host_id(), kinds, tls=tls)
 
 
 @asynccontextmanager
@@ -103,6 +108,7 @@ async def open_gpu_pair(
     layout: KvLayout = SMALL,
     destination_layout: KvLayout | None = None,
     num_blocks: int = 16,
+    tls: NodeTls | None = None,
 ) -> AsyncIterator[GpuPair]:
     """Afterwards no lane, mapping or staging memory is left."""
     destination_layout = destination_layout or layout
@@ -110,8 +116,8 @@ async def open_gpu_pair(
     source = DeviceBlocks(host.driver(0), layout, num_blocks, host)
     source.fill(seed=1)
     destination = DeviceBlocks(host.driver(1), destination_layout, num_blocks, host)
-    exporter = make_exporter(source.pool, layout, kinds)
-    puller = make_puller(destination.pool, destination_layout, kinds)
+    exporter = make_exporter(source.pool, layout, kinds, tls)
+    puller = make_puller(destination.pool, destination_layout, kinds, tls)
     await exporter.start("127.0.0.1")
     link = await puller.connect(exporter.welcome(), timeout_s=5)
     pair = GpuPair(host, exporter, puller, link, source, destination)

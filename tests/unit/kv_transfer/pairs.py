@@ -18,6 +18,7 @@ from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import KINDS, TransportKind
+from kv_transfer.transports.tls import NodeTls
 from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvDtype, KvLayout
@@ -84,20 +85,28 @@ def make_exporter(
     network: FakeNetwork | None = None,
     *,
     with_checksums: bool = True,
+    tls: NodeTls | None = None,
 ) -> tuple[Exporter, ManualClock]:
     clock = ManualClock(100.0)
     network = network or FakeNetwork()
     identity = KvIdentity("a-model", "main", layout)
     kinds = [k for k in kinds_with(network) if k.name == kind]
     with_checksums &= layout != LARGE  # gigabytes are pulled of it
-    exporter = Exporter("p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums)
+    exporter = Exporter(
+        "p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums, tls=tls
+    )
     return exporter, clock
 
 
-def make_puller(pool: ExportedPool, layout: KvLayout, network: FakeNetwork | None = None) -> Puller:
+def make_puller(
+    pool: ExportedPool,
+    layout: KvLayout,
+    network: FakeNetwork | None = None,
+    tls: NodeTls | None = None,
+) -> Puller:
     network = network or FakeNetwork()
     identity = KvIdentity("a-model", "main", layout)
-    return Puller(pool, identity, host_id(), kinds_with(network))
+    return Puller(pool, identity, host_id(), kinds_with(network), tls=tls)
 
 
 def kinds_with(network: FakeNetwork) -> list[TransportKind]:
@@ -114,13 +123,16 @@ async def open_pair(
     num_blocks: int = 32,
     *,
     with_checksums: bool = True,
+    tls: NodeTls | None = None,
 ) -> AsyncIterator[Pair]:
     destination_layout = destination_layout or layout
     network = FakeNetwork()
     source = make_pool(layout, num_blocks, seed=1)
     destination = make_pool(destination_layout, num_blocks)
-    exporter, clock = make_exporter(source, layout, kind, network, with_checksums=with_checksums)
-    puller = make_puller(destination, destination_layout, network)
+    exporter, clock = make_exporter(
+        source, layout, kind, network, with_checksums=with_checksums, tls=tls
+    )
+    puller = make_puller(destination, destination_layout, network, tls)
     await exporter.start("127.0.0.1")
     link = await puller.connect(exporter.welcome(), timeout_s=5)
     assert link.transport == kind

@@ -213,7 +213,7 @@ ENDPOINTS = st.text(max_size=30) | st.sampled_from(
 def test_dialling_a_garbled_endpoint_finds_nobody(endpoint: str) -> None:
     async def scenario() -> None:
         with suppress(PeerLost):
-            (await dial(endpoint, bytes(32))).close()
+            (await dial(endpoint, bytes(32), None)).close()
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 import shutil
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -17,18 +18,12 @@ import grpc.aio
 import pytest
 
 from pdserve.errors import ConfigError
+from pdserve.process.certificates import Role
 from pdserve.settings.security import SecurityConfig
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
-from pdserve.wire.security import (
-    OPEN,
-    Refused,
-    Role,
-    Security,
-    check_exposure,
-    tell_nobody,
-)
+from pdserve.wire.security import OPEN, Refused, Security, check_exposure, tell_nobody
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 from pdserve.cli.certs import make, run
@@ -180,3 +175,21 @@ def test_made_keys_are_their_owners_alone(
     assert len(made) == 5
     assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
     assert "keep it off" in capsys.readouterr().out
+
+
+def test_made_certificates_are_as_strict_verifiers_want_them(keys: Path) -> None:
+    """Python's own client verifies so from 3.13 on."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(keys / "ours/coordinator/tls.crt", keys / "ours/coordinator/tls.key")
+    client = ssl.create_default_context(cafile=keys / "ours/ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in [*ends, ends[0]]:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert ends[0].version() == "TLSv1.3"
+    assert ends[0].getpeercert()

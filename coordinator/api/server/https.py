@@ -1,0 +1,146 @@
+"""HTTPS: a connection agrees on TLS before it becomes a client's `Connection`.
+
+Until then it has a place and a deadline, too: who connects and is silent keeps nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from coordinator.api.server.places import Places
+from pdserve.errors import ConfigError
+from pdserve.process.certificates import CERT_FILE, KEY_FILE, Reloaded
+
+HANDSHAKE_S = 10.0  # in which client and server agree on keys
+_QUIET_S = 10.0  # after a line about a client that did not, so that none can fill the log
+_log = logging.getLogger(__name__)
+
+
+class Https:
+    """The TLS of one server. Connections that come after its files changed use the new ones."""
+
+    def __init__(
+        self,
+        directory: Path,
+        places: Places,
+        make_protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        """`make_protocol` makes what speaks HTTP on a connection.
+
+        Raises:
+            ConfigError: there is no certificate and key in the directory that fit together.
+        """
+        self._contexts = Reloaded(directory, (CERT_FILE, KEY_FILE), _context)
+        self._places = places
+        self._make_protocol = make_protocol
+        self._handshakes: dict[_Handshake, asyncio.Task[None]] = {}
+        self._quiet_until_s = 0.0
+
+    def accepted(self) -> asyncio.Protocol:
+        """Return the protocol of a new TCP connection."""
+        return _Handshake(self)
+
+    def begin(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
+        """Let a connection agree on keys, if there is a place for it."""
+        transport.pause_reading()  # what comes before `start_tls` would not be decrypted
+        if not self._places.take(handshake, _address(transport)):
+            transport.abort()
+            return
+        task = asyncio.create_task(self._shake_hands(handshake, transport))
+        self._handshakes[handshake] = task
+        task.add_done_callback(lambda _: self._handshakes.pop(handshake, None))
+
+    def end(self, handshake: _Handshake) -> None:
+        """A connection is lost, or turned away."""
+        self._places.leave(handshake)
+        if (task := self._handshakes.get(handshake)) is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """End what has not become a client yet."""
+        for task in self._handshakes.values():
+            task.cancel()
+
+    async def _shake_hands(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
+        secured = None
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport,
+                handshake,
+                self._contexts.latest(),
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE_S,
+            )
+        except ssl.SSLError as error:  # no TLS, too old a version, or the client does not trust us
+            self._tell(_address(transport), error)
+        except OSError as error:  # it left, or was too slow
+            _log.debug("a client at %s left: %s", _address(transport), error)
+        finally:
+            self._places.leave(handshake)
+            if secured is None:
+                transport.abort()
+        if secured is not None:
+            handshake.become(self._make_protocol(), secured)
+
+    def _tell(self, address: str, error: ssl.SSLError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _QUIET_S
+            _log.warning("no TLS with a client at %s: %s", address, error)
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection that has not agreed on keys yet. A `Guest` as any other."""
+
+    def __init__(self, https: Https) -> None:
+        self._https = https
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []  # what came in one piece with the end of the handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._https.begin(self, self._transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        self._https.end(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._early.append(data)
+
+    def turn_away(self) -> None:
+        """See `Guest`."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._https.end(self)
+
+    def become(self, protocol: asyncio.Protocol, secured: asyncio.Transport) -> None:
+        """Hand the connection over."""
+        secured.set_protocol(protocol)
+        protocol.connection_made(secured)
+        for data in self._early:
+            protocol.data_received(data)
+
+
+def _address(transport: asyncio.Transport) -> str:
+    return str((transport.get_extra_info("peername") or ("",))[0])
+
+
+def _context(directory: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:  # without a password it would ask for the one of an encrypted key at the terminal
+        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"access.https_dir: {CERT_FILE} and {KEY_FILE} in {directory} are no certificate and "
+            f"its unencrypted key: {error}"
+        ) from error
+    return context

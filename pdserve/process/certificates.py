@@ -1,0 +1,63 @@
+"""Files of certificates: their names, and what is made of them, anew when they change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from pdserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager names them
+Role: TypeAlias = Literal["coordinator", "node"]
+_Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+T = TypeVar("T")
+
+
+def role_name(role: Role) -> str:
+    """The DNS name that a certificate of this role has."""
+    return f"{role}.pdserve"
+
+
+class Reloaded(Generic[T]):
+    """What was made of files of one directory, for whoever looks at them now and then."""
+
+    def __init__(self, directory: Path, names: Sequence[str], make: Callable[[Path], T]) -> None:
+        """Make it of the files as they are.
+
+        Raises:
+            ConfigError: `make` does.
+        """
+        self._directory = directory
+        self._names = names
+        self._make = make
+        self._seen = self._stamp()  # before reading: a change meanwhile is seen at the next look
+        self._made = make(directory)
+
+    def latest(self) -> T:
+        """What the files make now. If they make nothing, it is logged, and the former stays."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return self._made
+        self._seen = stamp
+        try:
+            self._made = self._make(self._directory)
+        except ConfigError as error:
+            log.error("the new certificates cannot be used, the old ones stay in use: %s", error)
+        else:
+            log.info("certificates in %s reloaded", self._directory)
+        return self._made
+
+    def _stamp(self) -> _Stamp:
+        return tuple(_stamp_of(self._directory / name) for name in self._names)
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:  # `make` says so, if it still is so then
+        return None
+    return stat.st_ctime_ns, stat.st_ino, stat.st_size
