@@ -26,6 +26,7 @@ from coordinator.measured_promises import MeasuredPromises
 from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
+from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer, Turn
@@ -130,6 +131,13 @@ class Coordinator:
             SystemClock(),
         )
         self._loads.watch(self._metrics)
+        self._desired = DesiredNodes(SystemClock())
+        self._metrics.watch_each(
+            "desired_nodes",
+            "Nodes that the pool should have, for autoscalers",
+            "pool",
+            self._desired_nodes,
+        )
         self._drains = Drains(self._registry, config.mode)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)
         self._ready = asyncio.Event()  # once a request could be served
@@ -161,7 +169,7 @@ class Coordinator:
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
                 self._loop_lag_s = watch.longest_lag_s
-                async with self._rebalancing(), self._live.running():
+                async with self._rebalancing(), self._sizing(), self._live.running():
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                     await signals.drain.wait()
@@ -188,7 +196,11 @@ class Coordinator:
             max_waiting=self._config.routing.max_waiting,
             recent_calls=self._calls.recent(),
             absent=self._absent.nodes(),
+            desired_nodes=self._desired_nodes(),
         )
+
+    def _desired_nodes(self) -> dict[RoleName, int]:
+        return {ROLES[role]: number for role, number in self._desired.numbers.items()}
 
     def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)
@@ -248,6 +260,21 @@ class Coordinator:
     def _look_ready(self, _: Member) -> None:
         if self._flow.is_ready():
             self._ready.set()
+
+    @asynccontextmanager
+    async def _sizing(self) -> AsyncIterator[None]:
+        """Keep the desired numbers of nodes up to date meanwhile; driven by time, as loads are."""
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(self._config.timeouts.heartbeat_s)
+                self._desired.tick(self._loads.demands(POOLS[self._config.mode]))
+
+        task = asyncio.create_task(look())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     @asynccontextmanager
     async def _rebalancing(self) -> AsyncIterator[None]:

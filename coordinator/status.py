@@ -14,7 +14,7 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, Sickness
 from pdserve.protocol.status import FailingPeer, NodeStatus, RoleName, StateName, WaitingClass
 
-_ROLES: dict[NodeRole, RoleName] = {NodeRole.PREFILL: "prefill", NodeRole.DECODE: "decode"}
+ROLES: Final[Mapping[NodeRole, RoleName]] = {NodeRole.PREFILL: "prefill", NodeRole.DECODE: "decode"}
 _STATES: dict[NodeState, StateName] = {
     NodeState.LOADING: "loading",
     NodeState.READY: "ready",
@@ -105,7 +105,7 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
     hello, load, outlook = member.hello, member.load, router.node_outlook(member)
     return NodeStatus(
         node_id=hello.node_id,
-        role=_ROLES[member.role],
+        role=ROLES[member.role],
         state=_STATES[load.state],
         reason=load.reason,
         loading_progress=load.loading_progress,

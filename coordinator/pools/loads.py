@@ -13,6 +13,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
+from coordinator.pools.desired import Demand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.registry import KvReach, Member, Registry
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
@@ -89,6 +90,29 @@ class PoolLoads:
         self._num_refused = refused
         return self._look(late)
 
+    def demands(self, roles: Iterable[NodeRole]) -> dict[NodeRole, Demand]:
+        """Return what is asked of each of these pools."""
+        now_s = self._clock.now()
+        promised = self._promises.tightest(now_s)
+        targets = promised or (USUAL_TTFT_S, USUAL_TPOT_S)
+        in_line_s = 0.0 if promised else self._promises.longest_wait_s(now_s)
+        return {role: self._demand(role, targets, in_line_s) for role in roles}
+
+    def _demand(self, role: NodeRole, targets: tuple[float, float], in_line_s: float) -> Demand:
+        pool = [member for member in self._registry if member.role is role]
+        ready = [member for member in pool if member.is_ready and member.perf is not None]
+        ttft_s, tpot_s = targets
+
+        def load_with(number: int) -> float:
+            spread = len(ready) / number
+            if role is NodeRole.DECODE:
+                return sum(decode_load(member, tpot_s, spread) for member in ready) / len(ready)
+            queued_s = sum(in_line_s + self._queue_s(member) for member in ready)
+            busy = sum(member.load.busy_share for member in ready)
+            return max(busy, queued_s / ttft_s) / number
+
+        return Demand(len(ready), len(pool) - len(ready), load_with)
+
     def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
         now_s = self._clock.now()
         promised = self._promises.tightest(now_s)
@@ -139,15 +163,16 @@ def _have_pair(kinds: Iterable[_Kind]) -> bool:
     return any(not a.isdisjoint(b) for a in prefills for b in decodes)
 
 
-def decode_load(member: Member, tpot_s: float) -> float:
+def decode_load(member: Member, tpot_s: float, spread: float = 1.0) -> float:
     """Return the load of a decode node: the larger of two ratios.
 
     The ratios are time per token / promised TPOT, and used blocks / KV_SHARE of all blocks. Both
-    are predicted as if all waiting requests were running. The member's `perf` must be known.
+    are predicted as if all waiting requests were running, and with `spread` times as many of either
+    kind. The member's `perf` must be known.
     """
     perf, load, hello = member.perf, member.load, member.hello
     assert perf is not None
-    num_requests = load.running_requests + load.waiting_requests
+    num_requests = (load.running_requests + load.waiting_requests) * spread
     if num_requests == 0:
         return 0.0
     growth = num_requests / max(load.running_requests, 1)
@@ -155,7 +180,7 @@ def decode_load(member: Member, tpot_s: float) -> float:
     in_turns = max(num_requests / perf.max_batch_size, 1.0)
     context = round(num_blocks * hello.layout.block_size / in_turns)
     model = PerfModel(perf.step, decode_ratio=load.decode_ratio or 1.0)
-    step_s = model.decode_s(round(num_requests / in_turns), context)
+    step_s = model.decode_s(max(1, round(num_requests / in_turns)), context)
     return max(step_s * in_turns / tpot_s, num_blocks / hello.num_blocks / KV_SHARE)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pdserve.cli.interruptible import finishes_before
 from pdserve.cli.up_screen import UpScreen, invitation
+from pdserve.cluster.autoscale import Autoscaler
 from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.restarts import Restarts
@@ -32,7 +33,7 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):
             return FORCED
-        await finishes_before(signals.drain, Restarts(cluster, screen.say).run())
+        await finishes_before(signals.drain, _keep(cluster, screen))
         screen.say(f"stopping, for {config.timeouts.drain_s:g} s at most; Ctrl-C kills")
         ends: list[Exit] = []
         if not await finishes_before(signals.now, _stop(cluster, ends)):
@@ -45,11 +46,19 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     return FAILED if bad_ends else OK
 
 
+async def _keep(cluster: Cluster, screen: UpScreen) -> None:
+    """Start again what ends, and as many nodes as load asks for."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Restarts(cluster, screen.say).run())
+        if cluster.config.scale is not None:
+            group.create_task(Autoscaler(cluster, cluster.config.scale, screen.say).run())
+
+
 async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> None:
     await cluster.spawn()
     if cluster.crowding:
         screen.say(cluster.crowding)
-    with screen.loading(cluster.node_names) as bars:
+    with screen.loading(cluster.started_nodes) as bars:
         await cluster.wait_ready(bars.show)
     status = await cluster.status()
     print(invitation(cluster.url, status, has_page=config.access.page), flush=True)

@@ -27,6 +27,13 @@ from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
 
 
+class Scale(msgspec.Struct, frozen=True):
+    """The least and the most nodes of each pool."""
+
+    least: int
+    most: int
+
+
 class ClusterConfig(ConfigStruct, frozen=True):
     """A cluster on one machine. What all nodes share is given once."""
 
@@ -37,6 +44,13 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Meta(description="number of prefill nodes (default: 1, or 0 if colocated)"),
     ] = None
     decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
+    autoscale: Annotated[
+        str,
+        Meta(
+            description="MIN:MAX nodes of each pool, as load asks for; instead of the numbers, and "
+            "with rebalance"
+        ),
+    ] = ""
     mode: Annotated[
         Mode,
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
@@ -69,13 +83,36 @@ class ClusterConfig(ConfigStruct, frozen=True):
     timeouts: Timeouts = Timeouts()
 
     @property
+    def scale(self) -> Scale | None:
+        """How many nodes each pool may have; None: as many as at the start.
+
+        Raises:
+            ConfigError: that is not said as it must be.
+        """
+        if not self.autoscale:
+            return None
+        least, _, most = self.autoscale.partition(":")
+        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+            raise ConfigError(
+                f"--autoscale {self.autoscale}: must be MIN:MAX, such as 1:4, from 1 on"
+            )
+        return Scale(int(least), int(most))
+
+    @property
+    def num_decode(self) -> int:
+        """How many decode nodes there may be at most. Raises as `scale`."""
+        return self.decode if self.scale is None else self.scale.most
+
+    @property
     def num_prefill(self) -> int:
-        """How many prefill nodes there will be.
+        """How many prefill nodes there may be at most.
 
         Raises:
             ConfigError: the number asked for contradicts the mode.
         """
         colocated = self.mode == "colocated"
+        if self.scale is not None:
+            return 0 if colocated else self.scale.most
         if self.prefill is None:
             return 0 if colocated else 1
         if colocated and self.prefill:

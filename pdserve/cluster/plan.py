@@ -61,7 +61,7 @@ def plan_cluster(
         ConfigError: the numbers of nodes contradict the mode.
     """
     prefill: list[Kind] = ["prefill"] * config.num_prefill
-    decode: list[Kind] = ["decode"] * config.decode
+    decode: list[Kind] = ["decode"] * config.num_decode
     kinds = prefill + decode
     shares = assign_cores(len(kinds), machine.cores)
     engines = [
@@ -98,7 +98,7 @@ def _coordinator_config(
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
         answers=_answer_config(config),
-        routing=config.routing,
+        routing=replace(config.routing, rebalance=config.routing.rebalance or bool(config.scale)),
         access=config.access,
         tracing=config.tracing,
         timeouts=config.timeouts.part(CoordinatorTimeouts),

@@ -73,6 +73,7 @@ class Cluster:
         self._plans: dict[str, ProcessPlan] = {}
         self._children: dict[str, Child] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self._retired: set[str] = set()  # nodes that were drained for good
 
     async def __aenter__(self) -> Self:
         try:
@@ -119,6 +120,12 @@ class Cluster:
         """All planned nodes, prefill nodes first; the names are also the node ids."""
         return [name for name in self._plans if name != COORDINATOR]
 
+    @property
+    def started_nodes(self) -> list[str]:
+        """Those that were started and not retired since."""
+        started = (name for name in self.node_names if name in self._children)
+        return [name for name in started if name not in self._retired]
+
     def pid(self, name: str) -> int:
         """The process id, also after the end of the process."""
         return self._children[name].pid
@@ -163,7 +170,14 @@ class Cluster:
         for plan in plans:
             self._plans[plan.name] = plan
         for name in self._plans:
-            self._start(name)
+            if self._is_first(name):
+                self._start(name)
+
+    def _is_first(self, name: str) -> bool:
+        """Whether the process is there from the start on, and not only when it is needed."""
+        scale = self.config.scale
+        kind, _, number = name.rpartition("-")
+        return scale is None or not kind or int(number) < scale.least
 
     async def wait_ready(self, on_status: Callable[[ClusterStatus], None] | None = None) -> None:
         """Wait until all nodes are ready; `on_status` is called with every status on the way.
@@ -175,7 +189,7 @@ class Cluster:
         def is_ready(status: ClusterStatus) -> bool:
             if on_status is not None:
                 on_status(status)
-            return status.ready and not status.waiting_for(self.node_names)
+            return status.ready and not status.waiting_for(self.started_nodes)
 
         await self._wait_until(is_ready, list(self._children.values()))
 
@@ -217,6 +231,7 @@ class Cluster:
         await self._wait_until(lambda status: not status.waiting_for(names), running)
 
     def _start(self, name: str) -> None:
+        self._retired.discard(name)
         argv = [*self.command_line(name), f"--die-with-parent={os.getpid()}"]
         self._children[name] = self._make_child(
             name, argv, self._on_line, self._exits.put_nowait, inherits_key=name == COORDINATOR
@@ -230,8 +245,10 @@ class Cluster:
     # ---- end -------------------------------------------------------------------------------------
 
     async def next_exit(self) -> Exit:
-        """Wait for the next end of any process; each end is returned once."""
-        return await self._exits.get()
+        """Wait for the next end of any process that was not retired; each is returned once."""
+        while (end := await self._exits.get()).name in self._retired:
+            pass
+        return end
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process, without waiting."""
@@ -241,6 +258,11 @@ class Cluster:
         """Send SIGKILL; returns when the process has ended."""
         self.send_signal(name, signal.SIGKILL)
         return await self._children[name].ended()
+
+    async def retire_node(self, name: str) -> Exit:
+        """As drain_node, and nobody starts it again unless it is needed."""
+        self._retired.add(name)
+        return await self.drain_node(name)
 
     async def drain_node(self, name: str) -> Exit:
         """Send SIGTERM, and SIGKILL after the drain deadline; returns when it has ended."""

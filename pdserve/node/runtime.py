@@ -43,6 +43,7 @@ from pdserve.node.memory.kv_memory import (
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.host_tier import make_tier_blocks
 from pdserve.node.profiling.watch import ProfileWatch
+from pdserve.node.reports.busy import BusyShare
 from pdserve.node.reports.gauges import (
     load_report,
     observe_step,
@@ -167,6 +168,8 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
+        self._busy = BusyShare(parts.clock.now())
+        services.on_step(self._busy.stepped)
         samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
@@ -372,6 +375,7 @@ class Node:
             sent_at=time.time(),
             loop_lag_s=self._loop_lag_s(),
             certificate_ends_at=self._certificate.seconds(),
+            busy_share=self._busy.share(parts.clock.now()),
         )
 
     def _attached(self, link: CoordinatorLink) -> None:

@@ -104,6 +104,7 @@ class CoordinatorStatus(Message, frozen=True, kw_only=True):
     max_waiting: int = 0  # places in its line; 0: it does not tell
     recent_calls: RecentCalls = RecentCalls()
     absent: list[AbsentNode] = []
+    desired_nodes: dict[RoleName, int] = {}  # that each pool should have; empty: not known yet
 
 
 class WaitingClass(Message, frozen=True):

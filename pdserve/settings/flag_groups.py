@@ -11,7 +11,7 @@ from typing import Final
 Groups = Mapping[str, tuple[str, ...]]  # heading |-> names of fields
 
 CLUSTER: Final[Groups] = {
-    "pools": ("prefill", "decode", "mode", "rebalance"),
+    "pools": ("prefill", "decode", "mode", "rebalance", "autoscale"),
     "model": (
         "model",
         "served_model_name",

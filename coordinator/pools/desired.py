@@ -1,0 +1,104 @@
+"""How many nodes each pool should have: what an autoscaler is to make true.
+
+A pool is asked what load it would have with so many nodes, measured from what its nodes do now:
+
+    prefill   the time that its nodes compute, as a share of all; and its queues
+    decode    time per token and blocks in use, as if its streams were spread over so many nodes
+
+Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
+pool that is far behind knows only that. Down, one node at a time, if the others would have time to
+spare for minutes, and never on missing data: a node that loads, is silent or was not measured may
+be why the others are idle. No event loop, no messages: demands come in, numbers come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pdserve.clock import Clock
+from pdserve.protocol import NodeRole
+from pdserve.settings.config import Mode
+
+BUSY: Final = 0.8  # load from which on a pool needs more nodes
+SPARE: Final = 0.55  # load below which one node fewer would do
+SUSTAINED_S: Final = 2.0  # for which a pool must be too busy
+IDLE_S: Final = 60.0  # for which a node must be superfluous
+GROWTH: Final = 2  # most desired nodes per ready one
+
+# The pools that a mode has nodes in.
+POOLS: Final[Mapping[Mode, tuple[NodeRole, ...]]] = {
+    "disaggregated": (NodeRole.PREFILL, NodeRole.DECODE),
+    "colocated": (NodeRole.DECODE,),
+    "adaptive": (NodeRole.PREFILL, NodeRole.DECODE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One pool as it is now."""
+
+    ready: int  # nodes that work, and are measured
+    others: int  # attached ones that do not (they load, say), or of which nothing is known yet
+    load_with: Callable[[int], float]  # the mean load if so many nodes did the work
+
+
+@dataclass(slots=True)
+class _Pool:
+    desired: int
+    busy_since_s: float | None = None
+    spare_since_s: float | None = None
+
+
+class DesiredNodes:
+    """The policy of one coordinator; `tick` must be called at regular intervals."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pools: dict[NodeRole, _Pool] = {}
+
+    @property
+    def numbers(self) -> dict[NodeRole, int]:
+        """The desired number of nodes of each pool; empty before the first tick."""
+        return {role: pool.desired for role, pool in self._pools.items()}
+
+    def tick(self, demands: Mapping[NodeRole, Demand]) -> None:
+        """Look at the pools that the mode needs."""
+        for role, demand in demands.items():
+            attached = max(1, demand.ready + demand.others)
+            pool = self._pools.setdefault(role, _Pool(attached))
+            if demand.ready:
+                self._look(pool, demand)
+            else:  # nothing is known: what there is has to come up
+                pool.desired = max(pool.desired, attached)
+                pool.busy_since_s = pool.spare_since_s = None
+
+    def _look(self, pool: _Pool, demand: Demand) -> None:
+        now_s = self._clock.now()
+        wanted = _enough(demand)
+        is_spare = (
+            pool.desired > 1
+            and not demand.others
+            and demand.ready >= pool.desired
+            and demand.load_with(pool.desired - 1) < SPARE
+        )
+        pool.busy_since_s = _since(pool.busy_since_s, now_s, holds=wanted > pool.desired)
+        pool.spare_since_s = _since(pool.spare_since_s, now_s, holds=is_spare)
+        if pool.busy_since_s is not None and now_s - pool.busy_since_s >= SUSTAINED_S:
+            pool.desired = wanted
+        elif pool.spare_since_s is not None and now_s - pool.spare_since_s >= IDLE_S:
+            pool.desired -= 1
+            pool.spare_since_s = None  # what that does has to be seen first
+
+
+def _enough(demand: Demand) -> int:
+    """Return the fewest nodes that would not be too busy."""
+    most = GROWTH * demand.ready
+    return next((n for n in range(1, most) if demand.load_with(n) <= BUSY), most)
+
+
+def _since(before_s: float | None, now_s: float, *, holds: bool) -> float | None:
+    if not holds:
+        return None
+    return now_s if before_s is None else before_s
