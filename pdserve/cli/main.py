@@ -136,6 +136,10 @@ def _add_url_flag(parser: FlagParser) -> None:
         default="http://127.0.0.1:8000",
         help="address of the coordinator (default: %(default)s)",
     )
+    _add_ca_flag(parser)
+
+
+def _add_ca_flag(parser: FlagParser) -> None:
     parser.add_argument(
         "--ca",
         type=Path,
@@ -193,6 +197,7 @@ def _add_doctor_flags(parser: FlagParser) -> None:
         help="check the cluster of these coordinators, such as http://127.0.0.1:8000; without it, "
         "this machine's hardware, kernels, transports and packages are checked",
     )
+    _add_ca_flag(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -342,7 +347,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.cluster:
         from pdserve.cli.doctor.cluster import command as cluster_doctor
 
-        return cluster_doctor.run(arguments.cluster, as_json=arguments.json)
+        return cluster_doctor.run(arguments.cluster, _trust(arguments), as_json=arguments.json)
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)

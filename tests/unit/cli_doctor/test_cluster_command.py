@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pdserve.cli.doctor.cluster import command
 from pdserve.cli.doctor.cluster.finding import Level, names, problem, warning
 from pdserve.cli.main import main
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.errors import ClusterError
 from pdserve.protocol.status import ClusterStatus
 from tests.unit.cli_doctor.statuses import LOST, OTHER, PROCESS, URL, cluster
@@ -20,7 +21,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, ClusterStatus]:
     """What coordinators answer by URL; others are silent."""
     known: dict[str, ClusterStatus] = {}
 
-    async def fetch(url: str) -> ClusterStatus:
+    async def fetch(url: str, *, trust: Trust) -> ClusterStatus:
         if url not in known:
             raise ClusterError(f"no answer from {url}")
         return known[url]

@@ -25,6 +25,7 @@ from pdserve.cli.doctor.cluster.nodes import node_findings
 from pdserve.cli.doctor.cluster.pools import pool_findings
 from pdserve.cli.doctor.cluster.speed import loop_findings, speed_findings
 from pdserve.cli.doctor.cluster.versions import version_findings
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
 from pdserve.process.exit_codes import FAILED, OK
@@ -47,9 +48,9 @@ CHECKS: Final[tuple[Check, ...]] = (
 )
 
 
-def run(urls: Sequence[str], *, as_json: bool) -> int:
+def run(urls: Sequence[str], trust: Trust = True, *, as_json: bool) -> int:
     """Check the cluster of these coordinators and print it; the exit code is 1 for a problem."""
-    findings = asyncio.run(diagnose(urls))
+    findings = asyncio.run(diagnose(urls, trust))
     if as_json:
         print(json.dumps(msgspec.to_builtins(findings), indent=2))
     else:
@@ -59,9 +60,10 @@ def run(urls: Sequence[str], *, as_json: bool) -> int:
     return FAILED if any(found.level is Level.PROBLEM for found in findings) else OK
 
 
-async def diagnose(urls: Sequence[str]) -> list[Finding]:
+async def diagnose(urls: Sequence[str], trust: Trust = True) -> list[Finding]:
     """Ask every coordinator once; the worst findings come first."""
-    told = dict(zip(urls, await asyncio.gather(*map(_ask, urls)), strict=True))
+    asked = await asyncio.gather(*(_ask(url, trust) for url in urls))
+    told = dict(zip(urls, asked, strict=True))
     found = [answer for answer in told.values() if isinstance(answer, Finding)]
     answers = {url: answer for url, answer in told.items() if isinstance(answer, _Answer)}
     if answers:
@@ -88,9 +90,9 @@ class _Answer(msgspec.Struct, frozen=True):
     https_end: float | None  # of its certificate, in seconds since 1970; None: it speaks HTTP
 
 
-async def _ask(url: str) -> _Answer | Finding:
+async def _ask(url: str, trust: Trust) -> _Answer | Finding:
     try:
-        return _Answer(await fetch_status(url), await https_end(url))
+        return _Answer(await fetch_status(url, trust=trust), await https_end(url, trust))
     except ClusterError as error:
         advice = (
             "if /health does not answer on its own machine either, look at the end of its log and "

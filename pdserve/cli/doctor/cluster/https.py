@@ -6,17 +6,14 @@ import asyncio
 import ssl
 from urllib.parse import urlsplit
 
+from pdserve.cluster.coordinator_http import Trust
 from pdserve.errors import ClusterError
 
 _REPLY_S = 5.0
 
 
-async def https_end(url: str, context: ssl.SSLContext | None = None) -> float | None:
+async def https_end(url: str, trust: Trust = True) -> float | None:
     """When the certificate at an https:// URL ends, in seconds since 1970; None: it is http://.
-
-    Args:
-        url: of a coordinator.
-        context: whom to trust; None: as this machine does.
 
     Raises:
         ClusterError: nobody answers, or the certificate is not to be trusted, as when it has ended.
@@ -24,7 +21,7 @@ async def https_end(url: str, context: ssl.SSLContext | None = None) -> float | 
     parts = urlsplit(url)
     if parts.scheme != "https":
         return None
-    trusted = context or ssl.create_default_context()
+    trusted = trust if isinstance(trust, ssl.SSLContext) else ssl.create_default_context()
     try:
         async with asyncio.timeout(_REPLY_S):
             _, writer = await asyncio.open_connection(
