@@ -46,6 +46,7 @@ from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store
 from coordinator.stateful.storage.store import STORE
+from coordinator.status import ROLES
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from coordinator.tracing.otlp import make_tracing
@@ -58,7 +59,7 @@ from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
-from pdserve.protocol.status import CoordinatorStatus
+from pdserve.protocol.status import CoordinatorStatus, RoleName
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
 from pdserve.slo import AUTO, ServiceClasses
@@ -136,7 +137,7 @@ class Coordinator:
             "desired_nodes",
             "Nodes that the pool should have, for autoscalers",
             "pool",
-            self._desired_nodes,
+            lambda: {str(pool): float(n) for pool, n in self._desired_nodes().items()},
         )
         self._drains = Drains(self._registry, config.mode)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from coordinator.admission import WaitingLine
 from coordinator.measured_promises import prompt_s, step_s

@@ -19,7 +19,6 @@ CLUSTER: Final[Groups] = {
         "quantization",
         "max_model_len",
         "tool_format",
-        "split_reasoning",
     ),
     "network": ("host", "port", "transports"),
     "promises": ("slo_classes", "default_class", "admission"),

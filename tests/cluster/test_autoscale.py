@@ -1,0 +1,129 @@
+"""`--autoscale`: nodes are started when load asks for them, and drained without losing a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pdserve.cluster.autoscale import Autoscaler, Step, next_step
+from pdserve.cluster.config import ClusterConfig, Scale
+from pdserve.cluster.restarts import Restarts
+from pdserve.errors import ConfigError
+from pdserve.protocol.status import (
+    ClusterStatus,
+    CoordinatorStatus,
+    NodeStatus,
+    RoleName,
+    StateName,
+)
+from pdserve.settings.config import RoutingConfig
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+NODES = [f"{kind}-{number}" for kind in ("prefill", "decode") for number in range(3)]
+
+
+def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 0) -> NodeStatus:
+    return NodeStatus(
+        node_id=name,
+        role=role,
+        state=state,
+        loading_progress=1.0,
+        incarnation="1",
+        session_address="",
+        metrics_address="",
+        num_blocks=1,
+        free_blocks=1,
+        cached_blocks=0,
+        pinned_blocks=0,
+        queued_tokens=0,
+        running_requests=requests,
+        waiting_requests=0,
+        step_time_ms=0.0,
+    )
+
+
+def step(nodes: Sequence[NodeStatus], prefill: int, decode: int) -> Step | None:
+    """What is done where so many nodes are desired, from 1 to 3 of each pool."""
+    started = [status.node_id for status in nodes]
+    status = ClusterStatus(
+        model="m",
+        mode="disaggregated",
+        ready=True,
+        inflight=0,
+        nodes=list(nodes),
+        coordinator=CoordinatorStatus(desired_nodes={"prefill": prefill, "decode": decode}),
+    )
+    spare = [name for name in NODES if name not in started]
+    return next_step(status, started, spare, Scale(1, 3))
+
+
+P0, P1 = node("prefill-0", "prefill"), node("prefill-1", "prefill")
+D0, D1 = node("decode-0", "decode", requests=5), node("decode-1", "decode", requests=2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "desired", "done"),
+    [
+        ([P0, D0], (1, 1), None),
+        ([P0, D0], (1, 2), Step("start", "decode-1")),
+        ([P0, D0], (5, 2), Step("start", "prefill-1")),  # 3 at most; the shorter pool first
+        ([P0, D0, D1], (2, 1), None),  # a flip is cheaper, and the coordinator's
+        ([P0, D0, D1], (1, 1), Step("retire", "decode-1")),  # the one with less to move
+        ([P0, D0, D1], (1, 0), Step("retire", "decode-1")),
+        ([P0, D0], (0, 0), None),  # 1 at least
+        ([P0, P1, D0], (3, 1), Step("start", "prefill-2")),
+        ([P0, node("prefill-1", "decode"), D0], (1, 3), Step("start", "decode-1")),
+        ([P0, node("prefill-1", "decode"), D0], (1, 1), Step("retire", "prefill-1")),
+        ([P0, D0, node("decode-1", "decode", "loading")], (1, 3), None),  # one at a time
+    ],
+)
+def test_the_next_step(nodes: list[NodeStatus], desired: tuple[int, int], done: Step) -> None:
+    assert step(nodes, *desired) == done
+
+
+@pytest.mark.parametrize("wrong", ["3", "0:2", "4:2", "a:b", "1:2:3"])
+def test_what_is_no_range_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=f"--autoscale {wrong}: must be MIN:MAX"):
+        _ = ClusterConfig(autoscale=wrong).scale
+
+
+async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
+    tiny_checkpoint: Path,
+) -> None:
+    """No TPOT is as short as this one, so whatever decodes is too much for its node."""
+    routing = RoutingConfig(slo_classes=["hasty tpot=0.00001"], default_class="hasty")
+    config = fleet_config(tiny_checkpoint, autoscale="1:2", routing=routing)
+    said: list[str] = []
+    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+        assert fleet.started_nodes == ["prefill-0", "decode-0"]
+        scale = config.scale
+        assert scale is not None
+        async with asyncio.TaskGroup() as group:
+            keeping = [
+                group.create_task(Autoscaler(fleet, scale, said.append).run()),
+                group.create_task(Restarts(fleet, said.append).run()),
+            ]
+            while "decode-1 is ready" not in said:
+                await asyncio.gather(
+                    *(client.complete(make_prompt(40 + n), 1000) for n in range(4))
+                )
+            keeping[0].cancel()
+            streams = [
+                group.create_task(client.complete(make_prompt(90 + n), 8000)) for n in range(4)
+            ]
+            while not (await fleet.gauges("decode-1"))["running_requests"]:
+                await asyncio.sleep(0.02)
+            end = await fleet.retire_node("decode-1")
+            assert end.returncode == 0
+            assert not any(stream.done() for stream in streams)
+            outputs = [await stream for stream in streams]
+            for task in keeping:
+                task.cancel()
+        assert [len(output.tokens) for output in outputs] == [8000] * 4
+        assert fleet.started_nodes == ["prefill-0", "decode-0"]
+        assert said == ["starting decode-1: load asks for it", "decode-1 is ready"]

@@ -1,0 +1,128 @@
+"""How many nodes a pool should have: soon more, slowly fewer, never fewer without data."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from itertools import pairwise
+
+import pytest
+
+from coordinator.pools.desired import BUSY, GROWTH, IDLE_S, SUSTAINED_S, Demand, DesiredNodes
+from pdserve.clock import ManualClock
+from pdserve.protocol import NodeRole
+
+P, D = NodeRole.PREFILL, NodeRole.DECODE
+TICK_S = 0.5
+LOAD_S = 20.0  # until a new node is ready
+
+
+class Pool:
+    """A pool whose work fills `work` nodes, and an autoscaler that does as it is told."""
+
+    def __init__(self, num_nodes: int, work: float) -> None:
+        self.work = work
+        self.ready = num_nodes
+        self.loading: deque[float] = deque()  # until when
+        self.clock = ManualClock()
+        self.policy = DesiredNodes(self.clock)
+        self.random = random.Random(0)
+        self.changes: list[tuple[float, int]] = []  # (time, desired)
+        self.backlog = 0.0  # in seconds of one node
+
+    @property
+    def desired(self) -> int:
+        return self.policy.numbers[P]
+
+    def run(self, seconds: float, noise: float = 0.0) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.clock.advance(TICK_S)
+            while self.loading and self.loading[0] <= self.clock.now():
+                self.loading.popleft()
+                self.ready += 1
+            work = self.work * (1 + noise * self.random.uniform(-1, 1))
+            self.backlog = max(0.0, self.backlog + (work - self.ready) * TICK_S)
+            busy = float(self.ready) if self.backlog else min(work, self.ready)
+            load = max(busy, self.backlog)  # a queue of a second is just in time
+            self.policy.tick(
+                {P: Demand(self.ready, len(self.loading), lambda n, load=load: load / n)}
+            )
+            before = self.changes[-1][1] if self.changes else self.ready
+            if self.desired != before:
+                self.changes.append((self.clock.now(), self.desired))
+            while self.ready + len(self.loading) < self.desired:
+                self.loading.append(self.clock.now() + LOAD_S)
+            if not self.loading:
+                self.ready = min(self.ready, self.desired)
+
+
+def test_three_times_the_load_is_asked_for_in_seconds_and_answered_when_nodes_load() -> None:
+    pool = Pool(2, work=1.2)
+    pool.run(60)
+    assert pool.desired == 2
+    pool.work *= 3
+    pool.run(5)
+    assert pool.desired > 2
+    pool.run(2 * LOAD_S + 10)
+    assert pool.ready >= 4
+    assert pool.work / pool.ready <= 1
+    pool.run(60)
+    assert pool.backlog == 0
+
+
+@pytest.mark.parametrize("work", [0.0, 0.3, 0.79, 0.81, 1.5, 2.39, 2.41, 4.0])
+def test_an_hour_of_the_same_load_settles_and_stays(work: float) -> None:
+    pool = Pool(3, work)
+    pool.run(3600, noise=0.1)
+    settled = [change for change in pool.changes if change[0] > 600]
+    assert settled == []
+    assert pool.work <= BUSY * 1.1 * pool.ready
+    assert pool.ready <= max(1, pool.work / 0.5) + 1
+
+
+def test_fewer_are_asked_for_one_at_a_time_and_late() -> None:
+    pool = Pool(5, work=0.2)
+    pool.run(6 * IDLE_S)
+    times = [at_s for at_s, _ in pool.changes]
+    assert [number for _, number in pool.changes] == [4, 3, 2, 1]
+    assert times[0] >= IDLE_S
+    assert all(later - earlier >= IDLE_S for earlier, later in pairwise(times))
+
+
+def test_nobody_is_sent_away_while_something_is_not_known() -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    for _ in range(1000):
+        clock.advance(1.0)
+        policy.tick({D: Demand(2, 1, lambda n: 0.0)})  # the third one is silent
+    assert policy.numbers == {D: 3}
+    for _ in range(1000):
+        clock.advance(1.0)
+        policy.tick({D: Demand(0, 1, lambda n: 0.0)})  # and so are the others, now
+    assert policy.numbers == {D: 3}
+
+
+def test_a_pool_without_nodes_wants_one() -> None:
+    policy = DesiredNodes(ManualClock())
+    assert policy.numbers == {}
+    policy.tick({P: Demand(0, 0, lambda n: 0.0)})
+    assert policy.numbers == {P: 1}
+
+
+def test_a_pool_far_behind_asks_for_no_more_than_it_can_know() -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    for _ in range(20):
+        policy.tick({P: Demand(2, 0, lambda n: 50.0 / n)})
+        clock.advance(1.0)
+    assert policy.numbers == {P: 2 * GROWTH}
+
+
+def test_a_burst_is_left_to_the_queue() -> None:
+    pool = Pool(2, work=1.0)
+    pool.run(30)
+    pool.work = 1.9
+    pool.run(SUSTAINED_S - TICK_S)
+    pool.work = 1.0
+    pool.run(30)
+    assert pool.changes == []
