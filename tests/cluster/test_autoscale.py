@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -19,7 +20,6 @@ from pdserve.protocol.status import (
     RoleName,
     StateName,
 )
-from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
@@ -92,12 +92,16 @@ def test_what_is_no_range_is_refused(wrong: str) -> None:
         _ = ClusterConfig(autoscale=wrong).scale
 
 
+async def _load(client: Client, number: int) -> NoReturn:
+    while True:
+        await client.complete(make_prompt(5500 + number), 500)
+
+
 async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
     tiny_checkpoint: Path,
 ) -> None:
-    """No TPOT is as short as this one, so whatever decodes is too much for its node."""
-    routing = RoutingConfig(slo_classes=["hasty tpot=0.00001"], default_class="hasty")
-    config = fleet_config(tiny_checkpoint, autoscale="1:2", routing=routing)
+    """What makes it busy is the KV of its streams; there is room for 36,000 tokens."""
+    config = fleet_config(tiny_checkpoint, autoscale="1:2", engine={"kv_memory": "9MiB"})
     said: list[str] = []
     async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
         assert fleet.started_nodes == ["prefill-0", "decode-0"]
@@ -108,13 +112,14 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
                 group.create_task(Autoscaler(fleet, scale, said.append).run()),
                 group.create_task(Restarts(fleet, said.append).run()),
             ]
+            load = [group.create_task(_load(client, n)) for n in range(6)]
             while "decode-1 is ready" not in said:
-                await asyncio.gather(
-                    *(client.complete(make_prompt(40 + n), 1000) for n in range(4))
-                )
+                await asyncio.sleep(0.02)
+            for task in load:
+                task.cancel()
             keeping[0].cancel()
             streams = [
-                group.create_task(client.complete(make_prompt(90 + n), 8000)) for n in range(4)
+                group.create_task(client.complete(make_prompt(90 + n), 4000)) for n in range(4)
             ]
             while not (await fleet.gauges("decode-1"))["running_requests"]:
                 await asyncio.sleep(0.02)
@@ -124,6 +129,6 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
             outputs = [await stream for stream in streams]
             for task in keeping:
                 task.cancel()
-        assert [len(output.tokens) for output in outputs] == [8000] * 4
+        assert [len(output.tokens) for output in outputs] == [4000] * 4
         assert fleet.started_nodes == ["prefill-0", "decode-0"]
         assert said == ["starting decode-1: load asks for it", "decode-1 is ready"]
