@@ -52,6 +52,7 @@ VALUES: dict[str, Document] = {
     "a cache that is there": {"model": {"name": "/models/m", "cache": {"existingClaim": "models"}}},
     "tenants": {"auth": {"keyFileSecret": "tenants"}},
     "a key of one's own": {"auth": {"apiKeySecret": "key"}},
+    "HTTPS": {"auth": {"httpsSecret": "api"}, "podMonitor": {"enabled": True}},
     "a join token of one's own": {"auth": {"joinTokenSecret": "join"}},
     "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
     "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
@@ -238,6 +239,23 @@ def test_nodes_join_with_the_token_that_coordinators_want(chart: Renderer) -> No
         mounted = volumes[mounts[str(token.parent)]]
         assert mounted["secret"]["secretName"] == "test-join-token"
         assert token.name in secret["data"]
+
+
+def test_the_api_speaks_https_with_the_secret_that_is_named(chart: Renderer) -> None:
+    documents = chart.render(VALUES["HTTPS"])
+    coordinator = workloads(documents)["coordinator"]
+    config = config_of("coordinator", coordinator)
+    assert isinstance(config, CoordinatorConfig)
+    pod = pod_of(coordinator)
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts[config.access.https_dir]]["secret"] == {"secretName": "api"}
+    probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    assert [probe["httpGet"]["scheme"] for probe in probes] == ["HTTPS"] * 3
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    ends = {end["port"]: end.get("scheme") for end in monitor["spec"]["podMetricsEndpoints"]}
+    assert ends == {"http": "https", "metrics": None}, "nodes' metrics are in clear text"
 
 
 def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> None:

@@ -24,6 +24,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.auth.apiKeySecret | default (printf "%s-api-key" (include "pdserve.name" .)) -}}
 {{- end -}}
 
+{{/* What the API speaks. */}}
+{{- define "pdserve.scheme" -}}
+{{ if .Values.auth.httpsSecret }}https{{ else }}http{{ end }}
+{{- end -}}
+
 {{/* Secret with what nodes show to join. */}}
 {{- define "pdserve.joinTokenSecret" -}}
 {{- .Values.auth.joinTokenSecret | default (printf "%s-join-token" (include "pdserve.name" .)) -}}
