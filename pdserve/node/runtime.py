@@ -160,7 +160,7 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
-        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces))
+        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces), lambda: self._state)
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)

@@ -107,6 +107,26 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* For mTLS, with the name of a Secret or nothing. */}}
+{{- define "pdserve.tlsArguments" -}}
+{{- if . }}
+- --set=security.tls_dir=/etc/pdserve/tls
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.tlsMount" -}}
+{{- if . }}
+- { name: tls, mountPath: /etc/pdserve/tls, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.tlsVolume" -}}
+{{- with . }}
+- name: tls
+  secret: { secretName: {{ . }} }
+{{- end }}
+{{- end -}}
+
 {{/* Volumes that pods of all kinds have. */}}
 {{- define "pdserve.volumes" -}}
 - name: tmp
