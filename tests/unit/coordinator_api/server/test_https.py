@@ -135,6 +135,7 @@ async def test_a_client_that_refuses_leaves_one_line(
         with pytest.raises(ClusterError):
             await is_well(api, of(keys / "old"))
     (line,) = [r.getMessage() for r in caplog.records if "no TLS with" in r.getMessage()]
+    assert "tls.crt in" in caplog.text, "at the start"
     assert re.search("at 127.0.0.1: .*certificate.expired", line, re.IGNORECASE)
 
 
