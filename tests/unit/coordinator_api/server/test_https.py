@@ -69,7 +69,6 @@ def test_long_bodies_and_streams_go_over_tls(run: Run, keys: Path) -> None:
             url, trust = "/v1/completions", of(keys / "ours")
             async with api.client.post(url, json=body, ssl=trust) as response:
                 raw = await response.read()
-            assert len(raw) > 2**14  # a record
             body["prompt"] = "Hi " * 2**15
             async with api.client.post(url, json=body, ssl=trust) as response:
                 assert f"{3 * 2**15} characters" in (await response.json())["error"]["message"]
