@@ -49,11 +49,15 @@ class MeasuredPromises:
             self._promise()
 
     def _promise(self) -> None:
-        prompt_s = max(map(_prompt_s, self._perfs(NodeRole.PREFILL)))
-        step_s = max(map(_step_s, self._perfs(NodeRole.DECODE)))
+        slow_prompt_s = max(map(prompt_s, self._perfs(NodeRole.PREFILL)))
+        slow_step_s = max(map(step_s, self._perfs(NodeRole.DECODE)))
         by_name = self._classes.by_name
         promised = [
-            replace(by_name[name], ttft_s=_rounded(ttft * prompt_s), tpot_s=_rounded(tpot * step_s))
+            replace(
+                by_name[name],
+                ttft_s=_rounded(ttft * slow_prompt_s),
+                tpot_s=_rounded(tpot * slow_step_s),
+            )
             for name, (ttft, tpot) in MULTIPLES.items()
         ]
         if promised != [by_name[name] for name in MULTIPLES]:
@@ -67,11 +71,13 @@ class MeasuredPromises:
         return pool or [perf for _, perf in self._ready.values()]
 
 
-def _prompt_s(perf: PerfReport) -> float:
+def prompt_s(perf: PerfReport) -> float:
+    """Return the time of a usual prompt alone, according to a profile."""
     return PerfModel(perf.step).prefill_s(PROMPT_TOKENS, 0, perf.token_budget)
 
 
-def _step_s(perf: PerfReport) -> float:
+def step_s(perf: PerfReport) -> float:
+    """Return the time of a usual decode step, according to a profile."""
     num_streams = min(BATCH, perf.max_batch_size)
     return PerfModel(perf.step).decode_s(num_streams, num_streams * PROMPT_TOKENS)
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from coordinator.clock_offset import ClockOffset
 from pdserve.introduction import introduce
 from pdserve.protocol import (
     LoadReport,
@@ -45,6 +46,7 @@ class Member:
     slot: int = 0  # unique among members
     perf: PerfReport | None = None  # None: the node has not reported its profile yet
     reaches: frozenset[KvReach] = field(init=False)
+    clock: ClockOffset = field(default_factory=ClockOffset)
 
     def __post_init__(self) -> None:
         """Make the set of transports, which is compared with that of other nodes."""
@@ -102,8 +104,10 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._free_slots: list[int] = []  # heap of free slots below `_num_slots`
         self._num_slots = 0
+        self._on_joined: list[Listener] = []
         self._on_changed: list[Listener] = []
         self._on_lost: list[Listener] = []
+        self._on_refused: list[Callable[[str, str], None]] = []
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -135,6 +139,10 @@ class Registry:
         """Return the member with this node id, if there is one."""
         return self._members.get(node_id)
 
+    def on_joined(self, listener: Listener) -> None:
+        """Call `listener` with every member that has joined, before it is told as changed."""
+        self._on_joined.append(listener)
+
     def on_changed(self, listener: Listener) -> None:
         """Call `listener` with every member that has joined or sent a new report."""
         self._on_changed.append(listener)
@@ -142,6 +150,15 @@ class Registry:
     def on_lost(self, listener: Listener) -> None:
         """Call `listener` with every member that is lost, before its slot can be reused."""
         self._on_lost.append(listener)
+
+    def on_refused(self, listener: Callable[[str, str], None]) -> None:
+        """Call `listener` with the node id of every node that is not let in, and the reason."""
+        self._on_refused.append(listener)
+
+    def refused(self, node_id: str, reason: str) -> None:
+        """Tell that a node is not let in."""
+        for listener in self._on_refused:
+            listener(node_id, reason)
 
     def add(self, hello: NodeHello, outbox: Outbox) -> Member:
         """Add the node that sent `hello`; a former member with its node id is removed."""
@@ -151,6 +168,7 @@ class Registry:
         member = Member(hello, outbox, load, self._take_slot())
         self._members[hello.node_id] = member
         log.info("%s joined (%s, incarnation %s)", *_names(member), hello.incarnation)
+        self._tell(self._on_joined, member)
         self._tell(self._on_changed, member)
         return member
 
@@ -169,6 +187,7 @@ class Registry:
     def report(self, member: Member, load: LoadReport) -> None:
         """Record a member's load report."""
         member.load = load
+        member.clock.heard(load.sent_at)
         self._tell(self._on_changed, member)
 
     def profiled(self, member: Member, perf: PerfReport) -> None:

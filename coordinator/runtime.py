@@ -11,6 +11,8 @@ from secrets import token_hex
 
 from aiohttp import web
 
+import pdserve
+from coordinator.absent import Absent
 from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
@@ -19,6 +21,7 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
+from coordinator.call_watch import CallWatch
 from coordinator.measured_promises import MeasuredPromises
 from coordinator.page.history import History
 from coordinator.page.live import Live
@@ -27,6 +30,8 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer, Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.recording import Recordings, add_record_route
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
@@ -52,10 +57,12 @@ from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
+from pdserve.protocol.status import CoordinatorStatus
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
 from pdserve.slo import AUTO, ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
+from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
 from pdserve.wire.security import Security, check_exposure
 
@@ -80,6 +87,12 @@ class Coordinator:
             MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
         self._history = History()
+        self._recordings = Recordings(model.name)
+        self._calls = CallWatch()
+        self._absent = Absent(self._registry)
+        self._security = Security.of(config.security)
+        self._certificate = CertificateEnd(self._security.tls_dir)
+        self._loop_lag_s: Callable[[], float] = float  # none is known before it runs
         line = WaitingLine[RunningRequest](config.routing.max_waiting)
         self._tracing = make_tracing(config.tracing, model.name, SystemClock())
         admission = Admission(
@@ -107,6 +120,7 @@ class Coordinator:
             resume_s=config.timeouts.resume_s,
             revision_of=self._revisions.choose,
             on_ended=self._journey_ended,
+            describe_process=self._describe,
         )
         self._live = Live(self._flow.status, self._history)
         self._loads = PoolLoads(
@@ -146,6 +160,7 @@ class Coordinator:
             freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
+                self._loop_lag_s = watch.longest_lag_s
                 async with self._rebalancing(), self._live.running():
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
@@ -160,13 +175,32 @@ class Coordinator:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _journey_ended(self, journey: Journey) -> None:
+    def _describe(self) -> CoordinatorStatus:
+        """Return what there is to tell of this process, beside its requests."""
+        return CoordinatorStatus(
+            incarnation=self._incarnation,
+            program_version=pdserve.__version__,
+            event_loop_lag_ms=self._loop_lag_s() * 1e3,
+            has_tls=self._security.tls_dir is not None,
+            certificate_ends_at=self._certificate.seconds(),
+            revision_shares=self._revisions.shares,
+            max_inflight=self._config.max_inflight,
+            max_waiting=self._config.routing.max_waiting,
+            recent_calls=self._calls.recent(),
+            absent=self._absent.nodes(),
+        )
+
+    def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)
+        self._recordings.journey_ended(journey, prompt)
         if self._tracing is not None:
             self._tracing.journey_ended(journey)
 
     def _on_call_ended(self) -> list[Callable[[RequestSummary], None]]:
-        listeners: list[Callable[[RequestSummary], None]] = [self._history.call_ended]
+        listeners: list[Callable[[RequestSummary], None]] = [
+            self._history.call_ended,
+            self._calls.call_ended,
+        ]
         if self._tracing is not None:
             listeners.append(self._tracing.call_ended)
         return listeners
@@ -188,6 +222,7 @@ class Coordinator:
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
         add_admin_routes(app, self._changes, self._drains, self._revisions)
+        add_record_route(app, self._recordings)
         if config.access.page:
             add_page_routes(app, self._live)
         return app
@@ -202,7 +237,11 @@ class Coordinator:
         service = CoordinatorService(
             self._registry, self._flow, self._revisions, self._model.model_id, welcome, timeouts
         )
-        nodes = Server(timeouts.liveness_s, Security.of(config.security))
+        nodes = Server(
+            timeouts.liveness_s,
+            self._security,
+            lambda address, reason: self._registry.refused(f"a process at {address}", reason),
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
         return nodes
 

@@ -60,22 +60,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Serve a node until its stream breaks or no message arrives for `liveness_s`."""
+        node_id = ""
         try:
-            hello = FROM_NODE.unwrap(await self._first(context))
-            if not isinstance(hello, NodeHello):
-                raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
-            hello.layout.check()
-            check_key(hello.introduction_key)
-            self._check_id(hello)
-            self._check_way(hello)
-            self._check_model(hello)
-            self._revisions.check(hello)
-        except NodeIdTaken as error:  # the node logs it, and tries again soon
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
+            hello = await self._hello(context)
+            node_id = hello.node_id
+            self._check(hello)
         except AlreadyAttached as error:  # no fault, so nothing is logged
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+        except NodeIdTaken as error:  # the node logs it, and tries again soon
+            self._registry.refused(node_id, error.message)
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
+            self._registry.refused(node_id, error.message)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         else:
             await self._serve(hello, context)
@@ -141,6 +138,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
+    def _check(self, hello: NodeHello) -> None:
+        """Check that a node may be a member. Raises a PdserveError that says why not."""
+        hello.layout.check()
+        check_key(hello.introduction_key)
+        self._check_id(hello)
+        self._check_way(hello)
+        self._check_model(hello)
+        self._revisions.check(hello)
+
     def _check_id(self, hello: NodeHello) -> None:
         """Check that no other process has this node id.
 
@@ -182,6 +188,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 f"{hello.node_id} serves {hello.model_id!r}, this coordinator "
                 f"{self._model_id!r}: start both with the same --model"
             )
+
+    async def _hello(self, context: Context) -> NodeHello:
+        """Return the first message. Raises MalformedMessage."""
+        hello = FROM_NODE.unwrap(await self._first(context))
+        if not isinstance(hello, NodeHello):
+            raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
+        return hello
 
     async def _first(self, context: Context) -> NodeMessages | None:
         within_s = self._timeouts.connect_s

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from coordinator.admission import WaitingLine
+from coordinator.measured_promises import prompt_s, step_s
 from coordinator.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -126,6 +127,16 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         is_alone=router.pairs.is_alone(member),
         failing=_describe_failing(member, router),
         links=load.links,
+        program_version=hello.program_version,
+        coordinators=load.num_coordinators,
+        leader=load.leader,
+        clock_offset_ms=member.clock.ms,
+        event_loop_lag_ms=load.loop_lag_s * 1e3,
+        certificate_ends_at=load.certificate_ends_at,
+        prefill_ratio=load.prefill_ratio,
+        decode_ratio=load.decode_ratio,
+        profiled_prompt_ms=prompt_s(member.perf) * 1e3 if member.perf else 0.0,
+        profiled_step_ms=step_s(member.perf) * 1e3 if member.perf else 0.0,
     )
 
 

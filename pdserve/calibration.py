@@ -95,12 +95,21 @@ class HeldOutErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By which factor a step takes longer while another node of the host computes one.
 
-    Decoding reads all weights for few tokens, so two nodes on one memory bus slow each other down.
+    Beyond that, more threads than cores take turns. Decoding reads all weights for few tokens, so
+    two nodes on one memory bus slow each other down.
     """
 
+    cores: Annotated[int, Meta(ge=0)] = 0  # that all nodes of a host have together; 0: enough
     decode_beside_decode: _Factor = 1.0
     decode_beside_prompt: _Factor = 1.0
     prompt_beside_any: _Factor = 1.0
+
+
+class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the coordinator and messages add to the way of a request, in seconds."""
+
+    first_token_s: _Share = 0.0  # to its TTFT
+    handoff_s: _Share = 0.0  # between tokens 1 and 2 of a request that is handed off
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,6 +132,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ranges: Ranges
     errors: HeldOutErrors
     host: Sharing = Sharing()
+    overheads: Overheads = Overheads()
 
     def check(self) -> None:
         """Check what the types do not say.

@@ -144,6 +144,13 @@ class CoordinatorMetrics(_Registry):
             "of a leg's error",
             "reason",
         )
+        self.revision_requests = self._counter(
+            "revision_requests",
+            "Requests by their nodes' revision, and how they left these nodes: ok, the code of an "
+            "error, or why they were interrupted",
+            "revision",
+            "outcome",
+        )
         self.interruption_gap = self._histogram(
             "request_interruption_seconds", "Interruption -> next token", LONG_BUCKETS_S
         )

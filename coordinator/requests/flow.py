@@ -49,7 +49,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,14 @@ class Flow:
         resume_s: float,
         clock: Clock | None = None,
         revision_of: Callable[[GenerationRequest], str] = lambda request: "",
-        on_ended: Callable[[Journey], None] = lambda journey: None,
+        on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
+        describe_process: Callable[[], CoordinatorStatus] = CoordinatorStatus,
     ) -> None:
         """
         Args:
             revision_of: which revision a new request is for; empty: any.
-            on_ended: gets the journey of each request that has ended.
+            on_ended: gets the journey and the prompt of each request that has ended.
+            describe_process: what there is to tell of this process, beside its requests.
         """
         self._registry = registry
         self._router = router
@@ -85,6 +87,7 @@ class Flow:
         self._clock = clock or SystemClock()
         self._revision_of = revision_of
         self._on_ended = on_ended
+        self._describe_process = describe_process
         self._running: dict[str, RunningRequest] = {}
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
@@ -141,6 +144,7 @@ class Flow:
             refused=dict(self._admission.num_refused.items()),
             prefixes=self._prefix_watch.status(),
             nodes=describe_nodes(self._registry, self._router),
+            coordinator=self._describe_process(),
         )
 
     def start(self, request: GenerationRequest) -> RunningRequest:
@@ -298,7 +302,11 @@ class Flow:
         self._admission.ended(request_id, now_s, num_tokens)
         self._line_keeper.look()
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
-        self._on_ended(running.journey)
+        if running.dispatch is not None:
+            revision = running.dispatch.booking.placement.revision
+            outcome = running.journey.error or "ok"
+            self._metrics.revision_requests.labels(revision, outcome).inc()
+        self._on_ended(running.journey, running.prompt)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
         if dispatch.prefill is sender or dispatch.prefill is None:

@@ -105,6 +105,8 @@ class Resumes:
         """
         assert running.dispatch is not None
         request_id, slo = running.request_id, running.dispatch.slo
+        revision = running.dispatch.booking.placement.revision
+        self._metrics.revision_requests.labels(revision, reason).inc()
         self._dispatcher.withdraw(running, error.message)
         self._metrics.interruptions.labels(reason=reason).inc()
         trouble = self._trouble_of(running, slo, error)

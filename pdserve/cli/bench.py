@@ -30,6 +30,7 @@ from pdserve.process.exit_codes import OK
 from pdserve.process.parent_death import die_with_parent
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
+from pdserve.simulation.validate.config import PredictionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,12 @@ class Bench:
     name: str
     text: str  # for --help
     config: type[ConfigStruct]
+    folder: str = ""  # with its `run`; empty: named like itself
 
     @property
     def module(self) -> str:
         """Where its `run` is."""
-        return f"pdserve.bench.{self.name.replace('-', '_')}.run"
+        return f"{self.folder or 'pdserve.bench.' + self.name.replace('-', '_')}.run"
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the benchmark; the exit code."""
@@ -59,6 +61,12 @@ COMPARISONS: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
     Bench("compare", "goodput of the three modes on the same requests", CompareConfig),
     Bench("neighbours", "what one tenant feels of another, who attacks", NeighboursConfig),
+    Bench(
+        "prediction",
+        "simulations of clusters beside the clusters themselves",
+        PredictionConfig,
+        folder="pdserve.simulation.validate",
+    ),
     Bench("chaos", "what calls feel of nodes that are killed, frozen or cut off", ChaosConfig),
 )
 

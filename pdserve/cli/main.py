@@ -22,6 +22,7 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
+from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.simulate.config import SimulateConfig
 
@@ -89,8 +90,14 @@ def build_parser() -> FlagParser:
     _add_key_flags(add("key", "create an API key for a tenant", _key))
     _add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
     _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
-    doctor = add("doctor", "check this machine: hardware, kernels, transports, packages", _doctor)
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
+    _add_record_flags(
+        add("record", "write a live cluster's requests as a trace, without their text", _record)
+    )
+    add_flags(
+        add("calibrate", "measure what steps and pulls of live nodes take", _calibrate),
+        CalibrateConfig,
+    )
     add_flags(
         add("simulate", "predict what a cluster does with a load, by simulation", _simulate),
         SimulateConfig,
@@ -178,6 +185,17 @@ def _add_certs_flags(parser: FlagParser) -> None:
     )
 
 
+def _add_doctor_flags(parser: FlagParser) -> None:
+    parser.add_argument(
+        "--cluster",
+        nargs="+",
+        metavar="URL",
+        help="check the cluster of these coordinators, such as http://127.0.0.1:8000; without it, "
+        "this machine's hardware, kernels, transports and packages are checked",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_usage_flags(parser: FlagParser) -> None:
     parser.add_argument(
         "path", metavar="FILE", type=Path, help="the file given to the coordinator as --usage-db"
@@ -191,6 +209,14 @@ def _add_usage_flags(parser: FlagParser) -> None:
         "--since", default="", metavar="DATE", help="from this UTC date on: 2026-01-31"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_record_flags(parser: FlagParser) -> None:
+    parser.add_argument("output", metavar="FILE", type=Path, help="file to write; a new one")
+    _add_url_flag(parser)
+    parser.add_argument(
+        "--for-s", type=float, default=0.0, metavar="SECONDS", help="how long; 0: until Ctrl-C"
+    )
 
 
 def _add_status_flags(parser: FlagParser) -> None:
@@ -313,9 +339,27 @@ def _usage(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.cluster:
+        from pdserve.cli.doctor.cluster import command as cluster_doctor
+
+        return cluster_doctor.run(arguments.cluster, as_json=arguments.json)
     from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import record
+
+    return record.run(arguments.url, arguments.output, arguments.for_s)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    config = config_from(CalibrateConfig, arguments)
+    from pdserve.cli.conditions import conditions
+    from pdserve.simulation.calibrate import run as calibrate
+
+    return calibrate.run(config, conditions(config))
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

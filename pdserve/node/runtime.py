@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
@@ -20,6 +21,7 @@ from typing import NoReturn
 import uvloop
 from msgspec.structs import replace
 
+import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import IN_CLEAR
@@ -53,10 +55,12 @@ from pdserve.node.reports.gauges import (
 from pdserve.node.reports.kv_events import KvEventFeed
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.node.reports.perf_feed import PerfFeed
+from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model, set_threads
 from pdserve.node.start.ranks import start_ranks
@@ -68,6 +72,7 @@ from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
+from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
 from pdserve.wire.security import Security, check_exposure
 
@@ -143,6 +148,8 @@ class Node:
         self._sick_reason = ""
         self._security = Security.of(config.security)
         self._server = Server(config.timeouts.liveness_s, self._security)
+        self._certificate = CertificateEnd(self._security.tls_dir)
+        self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
         cache = packed_cache(config.engine, config.timeouts)
         self._ranks = start_ranks(model, cores, memory, cache)
@@ -160,7 +167,12 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
-        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces), lambda: self._state)
+        samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
+        services.on_step(samples.stepped)
+        parts.pull_costs.on_pull(samples.pulled)
+        self._metrics_server = MetricsServer(
+            Exposition(parts.metrics.pieces), samples.since, lambda: self._state
+        )
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)
@@ -237,6 +249,7 @@ class Node:
         freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
+            self._loop_lag_s = watch.longest_lag_s
             await self._serve(runner, signals)
 
     async def _serve(self, runner: ModelRunner, signals: StopSignals) -> None:
@@ -331,6 +344,7 @@ class Node:
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
             transports=self._parts.exporter.reaches,
+            program_version=pdserve.__version__,
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:
@@ -357,6 +371,9 @@ class Node:
             reason=self._sick_reason,
             num_coordinators=len(attached),
             leader=min(attached, default=""),
+            sent_at=time.time(),
+            loop_lag_s=self._loop_lag_s(),
+            certificate_ends_at=self._certificate.seconds(),
         )
 
     def _attached(self, link: CoordinatorLink) -> None:

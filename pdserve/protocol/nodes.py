@@ -81,6 +81,7 @@ class NodeHello(Message, frozen=True):
     prefill_refusal: str = ""  # why the node can never be a prefill node; empty: it can
     transports: list[TransportReach] = []  # over which its KV can move, to it and from it
     attached_to: list[str] = []  # incarnations of coordinators, over other streams
+    program_version: str = ""  # of pdserve; empty: older than this field
 
 
 class Welcome(Message, frozen=True):
@@ -132,6 +133,9 @@ class LoadReport(Message, frozen=True):
     reason: str = ""  # why the node is SICK: a `Sickness`, a colon, and what happened
     num_coordinators: int = 1  # to which the node is attached
     leader: str = ""  # incarnation of that one of them which may do what only one may do
+    sent_at: float = 0.0  # by the node's clock, seconds since 1970; 0: not told
+    loop_lag_s: float = 0.0  # longest lag of the node's event loop in the last minute
+    certificate_ends_at: float = 0.0  # seconds since 1970; 0: it has none, or cannot tell
 
     def check(self) -> None:
         """Check a report that a node has sent.
@@ -150,6 +154,9 @@ class LoadReport(Message, frozen=True):
             self.prefill_ratio,
             self.decode_ratio,
             self.num_coordinators,
+            self.sent_at,
+            self.loop_lag_s,
+            self.certificate_ends_at,
         )
         if not all(0 <= number < inf for number in numbers):
             raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")

@@ -20,6 +20,7 @@ STATUS_VERSION = 1
 
 RoleName = Literal["prefill", "decode"]
 StateName = Literal["loading", "ready", "draining", "sick"]
+Absence = Literal["lost", "refused"]  # without having drained; not let in
 
 
 class FailingPeer(Message, frozen=True):
@@ -57,6 +58,52 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     is_alone: bool = False  # no ready node of the other pool shares a transport with it
     failing: list[FailingPeer] = []
     links: list[LinkState] = []  # which nodes it pulls KV from, and how
+    program_version: str = ""  # of pdserve; empty: it does not tell
+    coordinators: int = 1  # to which it is attached
+    leader: str = ""  # that one of them which may do what only one may do: an incarnation
+    # Its clock is that far ahead of the coordinator's, less the time that a message takes; None: it
+    # does not tell.
+    clock_offset_ms: float | None = None
+    event_loop_lag_ms: float = 0.0  # the longest one of the last minute
+    certificate_ends_at: float = 0.0  # seconds since 1970; 0: there is none, or it does not tell
+    # Time of its steps with prompt chunks, and of those without: actual / profiled; 0: none seen.
+    prefill_ratio: float = 0.0
+    decode_ratio: float = 0.0
+    # What it measured as it started: a prompt of 1024 tokens, a step of 16 streams; 0: not yet.
+    profiled_prompt_ms: float = 0.0
+    profiled_step_ms: float = 0.0
+
+
+class AbsentNode(Message, frozen=True, kw_only=True):
+    """A node that is no member."""
+
+    node_id: str  # or where it is, if it was refused before it could say
+    absence: Absence
+    reason: str
+    since_s: float  # it was lost, or refused for the last time
+
+
+class RecentCalls(Message, frozen=True, kw_only=True):
+    """How the calls of about the last minute ended."""
+
+    calls: int = 0
+    refused: dict[str, int] = {}  # with a 429, by error code
+    failed: dict[str, int] = {}  # through no fault of their clients, by error code
+
+
+class CoordinatorStatus(Message, frozen=True, kw_only=True):
+    """The process that answers."""
+
+    incarnation: str = ""
+    program_version: str = ""  # of pdserve; empty: older than this struct
+    event_loop_lag_ms: float = 0.0  # the longest one of the last minute
+    has_tls: bool = False  # its nodes have to show certificates
+    certificate_ends_at: float = 0.0  # seconds since 1970; 0: there is none, or it cannot tell
+    revision_shares: dict[str, float] = {}  # by the first characters of revisions
+    max_inflight: int = 0  # requests on the nodes; 0: it does not tell
+    max_waiting: int = 0  # places in its line; 0: it does not tell
+    recent_calls: RecentCalls = RecentCalls()
+    absent: list[AbsentNode] = []
 
 
 class WaitingClass(Message, frozen=True):
@@ -90,6 +137,7 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
     refused: dict[str, int] = {}  # requests refused so far, by reason
     prefixes: PrefixStatus = PrefixStatus()
     nodes: list[NodeStatus]  # by node id
+    coordinator: CoordinatorStatus = CoordinatorStatus()
 
     def node(self, node_id: str) -> NodeStatus | None:
         """The node with this id, if it is attached."""

@@ -23,6 +23,8 @@ class Call:
     most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
     cache_salt: str = ""
     kind: str = ""
+    after: str = ""  # id of the call whose end it waits for; empty: none
+    think_s: float = 0.0  # from that end until it arrives
 
     @property
     def max_tokens(self) -> int:

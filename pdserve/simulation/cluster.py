@@ -3,13 +3,13 @@
     arrive ──► front: place, admit ──► prefill ──► token 1 ──► handoff ──► decode ──► ended
                  └──► refused            └──── on the decode node itself: no handoff ───┘
 
-A front is a coordinator, or a stand-in for one. Messages take no time.
+A front is a coordinator, or a stand-in for one. Messages take what the calibration says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Protocol, cast
@@ -74,6 +74,8 @@ class Cluster:
         self._outcomes: dict[str, Outcome] = {}  # of calls in progress
         self._arriving: Iterator[Call] = iter(())
         self._next: Call | None = None
+        self._awaiting: dict[str, list[Call]] = {}  # the end of a call |-> those that follow
+        self._to_follow: set[str] = set()  # calls that wait for the end of another one
         self._front: Front | None = None
         self._seen: Seen = _nobody_looks
         self.call_seconds = 0.0  # that calls have spent here until their ends
@@ -93,7 +95,7 @@ class Cluster:
         self.events.run()
         if self.events.is_stopped:
             return
-        stuck = list(self._outcomes)
+        stuck = [*self._outcomes, *self._to_follow]
         assert not stuck, f"{len(stuck)} calls never ended, among them {stuck[:3]}"
         for node in self.nodes:
             node.check_idle()
@@ -110,14 +112,34 @@ class Cluster:
             self.events.at(self._next.at_s, self._arrive)
 
     def _arrive(self) -> None:
-        assert self._front is not None
         while (call := self._next) is not None and call.at_s <= self.events.now_s:
             self._next = next(self._arriving, None)
-            self.num_met += len(self._outcomes)
-            self._outcomes[call.call_id] = Outcome(call)
-            self._front.arrive(call)
+            if call.after in self._outcomes or call.after in self._to_follow:
+                self._awaiting.setdefault(call.after, []).append(call)
+                self._to_follow.add(call.call_id)
+            elif call.after:  # that one was refused
+                self._follow(call)
+            else:
+                self._arrived(call)
         if self._next is not None:
             self.events.at(self._next.at_s, self._arrive)
+
+    def _arrived(self, call: Call) -> None:
+        assert self._front is not None
+        self._to_follow.discard(call.call_id)
+        self.num_met += len(self._outcomes)
+        self._outcomes[call.call_id] = Outcome(call)
+        self._front.arrive(call)
+
+    def _follow(self, call: Call) -> None:
+        """Have the call arrive once its user has thought."""
+        self._to_follow.add(call.call_id)
+        due = replace(call, at_s=self.events.now_s + call.think_s)
+        self.events.at(due.at_s, partial(self._arrived, due))
+
+    def _is_over(self, call: Call) -> None:
+        for follower in self._awaiting.pop(call.call_id, ()):
+            self._follow(follower)
 
     # ---- verbs of the front --------------------------------------------------------------------
 
@@ -126,6 +148,7 @@ class Cluster:
         outcome = self._outcomes.pop(call.call_id)
         outcome.was_refused = True
         self._seen(outcome)
+        self._is_over(call)
 
     def show(self, call: Call, at_s: float) -> None:
         """Record that token 1 was held back until `at_s`."""
@@ -157,16 +180,18 @@ class Cluster:
             journey.handoff = Handoff(
                 request, adopted, prefill, decode, self._rooms[decode], self.events
             )
-        if prefix_source is None:
-            first.submit(request)
+        submit = partial(first.submit, request)
+        if prefix_source is not None:
+            submit = partial(pull_prefix, request, prefix_source, first, self.events, submit)
+        if first.machine.overheads.first_token_s:
+            self.events.after(first.machine.overheads.first_token_s, submit)
         else:
-            submit = partial(first.submit, request)
-            pull_prefix(request, prefix_source, first, self.events, submit)
+            submit()
 
     @property
     def is_busy(self) -> bool:
         """Whether any call is in progress or still to arrive."""
-        return self._next is not None or bool(self._outcomes)
+        return self._next is not None or bool(self._outcomes) or bool(self._to_follow)
 
     def num_waiting_for_room(self, node: Node) -> int:
         """Number of handoffs that wait for blocks on this node."""
@@ -224,6 +249,7 @@ class Cluster:
             self._front.ended(call)
             self.call_seconds += now_s - call.at_s
             self._seen(self._outcomes.pop(call.call_id))
+            self._is_over(call)
         else:
             journey.silent_until_s = self._front.silent_until_s(call, len(times_s))
 

@@ -112,7 +112,10 @@ class Handoff:
 
     def _settle(self) -> None:
         if self._is_published and self._has_room:
-            self._events.at(self._pulled_s, self._arrive)
+            told_s = (
+                max(self._pulled_s, self._events.now_s) + self._target.machine.overheads.handoff_s
+            )
+            self._events.at(told_s, self._arrive)
 
     def _arrive(self) -> None:
         self._source.unpin(self._held)

@@ -1,10 +1,11 @@
-"""A host whose nodes share one memory bus.
+"""A host whose nodes share one memory bus, and perhaps cores.
 
 Profiles do not show what nodes cost each other, since each node measures itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdserve.calibration import Sharing
@@ -17,6 +18,7 @@ class Host:
 
     name: str
     sharing: Sharing = field(default_factory=Sharing)
+    threads: int = 1  # that a node computes with
     running: dict[object, StepShape] = field(default_factory=dict)  # by node
 
     @property
@@ -31,6 +33,9 @@ class Host:
         """
         others = list(self.running.values())
         self.running[node] = shape
+        return self._waits_for_bus(shape, others) * self._waits_for_cores()
+
+    def _waits_for_bus(self, shape: StepShape, others: Sequence[StepShape]) -> float:
         if not others:
             return 1.0
         if not shape.is_decode:
@@ -38,6 +43,11 @@ class Host:
         if any(other.is_decode for other in others):
             return self.sharing.decode_beside_decode
         return self.sharing.decode_beside_prompt
+
+    def _waits_for_cores(self) -> float:
+        if not self.sharing.cores:
+            return 1.0
+        return max(1.0, self.threads * len(self.running) / self.sharing.cores)
 
     def end(self, node: object) -> None:
         """End the node's step."""

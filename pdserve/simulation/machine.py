@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from pdserve.calibration import Calibration, Region
+from pdserve.calibration import Calibration, Overheads, Region
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
 from pdserve.settings.config import EngineConfig
@@ -25,6 +25,7 @@ class Machine:
     max_batch_size: int = 256
     block_size: int = 64
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
+    overheads: Overheads = field(default_factory=Overheads)
 
     @classmethod
     def of(cls, calibration: Calibration) -> Machine:
@@ -47,6 +48,7 @@ class Machine:
                 "decode": calibration.decode,
                 "mixed": calibration.mixed,
             },
+            overheads=calibration.overheads,
         )
 
     @property

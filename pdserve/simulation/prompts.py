@@ -32,7 +32,7 @@ class KnownPrompt(Sequence[int]):
         Args:
             number: unique among the prompts of a simulation.
             num_tokens: its length.
-            blocks: ids of its blocks; none if it shares no prefix with any other prompt.
+            blocks: ids of its first blocks; nobody shares the others.
             block_tokens: tokens of such a block; the last one may be shorter.
         """
         self.number = number
@@ -67,7 +67,8 @@ class KnownPrompt(Sequence[int]):
         return (_OWN + self.number << 32 | 1 << 31 | index).to_bytes(HASH_BYTES)
 
     def _id_at(self, index: int) -> int:
-        return self._blocks[index // self._block_tokens] if self._blocks else _OWN + self.number
+        place = index // self._block_tokens
+        return self._blocks[place] if place < len(self._blocks) else _OWN + self.number
 
 
 @dataclass(slots=True, eq=False)

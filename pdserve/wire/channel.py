@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
 from pdserve.process.certificates import Role, role_name
-from pdserve.wire.security import OPEN, Security
+from pdserve.wire.security import OPEN, Refused, Security, tell_nobody
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
 
@@ -69,10 +69,12 @@ def open_channel(
 class Server:
     """A gRPC server with the standard health service, which first reports NOT_SERVING."""
 
-    def __init__(self, liveness_s: float, security: Security = OPEN) -> None:
+    def __init__(
+        self, liveness_s: float, security: Security = OPEN, on_refused: Refused = tell_nobody
+    ) -> None:
         self._security = security
         self.grpc = grpc.aio.server(
-            interceptors=security.gate(),
+            interceptors=security.gate(on_refused),
             options=[*_COMMON, *_keepalive(liveness_s), ("grpc.so_reuseport", 0)],
         )
         self._health = health.aio.HealthServicer()

@@ -298,7 +298,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +314,7 @@ class NodeHello(_message.Message):
     PREFILL_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_TO_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -329,7 +330,8 @@ class NodeHello(_message.Message):
     prefill_refusal: str
     transports: _containers.RepeatedCompositeFieldContainer[TransportReach]
     attached_to: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ...) -> None: ...
+    program_version: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason")
@@ -342,7 +344,7 @@ class LinkState(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader")
+    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOADING_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +361,9 @@ class LoadReport(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    LOOP_LAG_S_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_AT_FIELD_NUMBER: _ClassVar[int]
     state: int
     role: int
     loading_progress: float
@@ -375,7 +380,10 @@ class LoadReport(_message.Message):
     reason: str
     num_coordinators: int
     leader: str
-    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ...) -> None: ...
+    sent_at: float
+    loop_lag_s: float
+    certificate_ends_at: float
+    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ..., sent_at: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., certificate_ends_at: _Optional[float] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("knot_tokens", "knot_s", "sampled_s", "pair_s", "context_s")

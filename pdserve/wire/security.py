@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -34,6 +35,7 @@ from pdserve.settings.security import SecurityConfig
 log = logging.getLogger(__name__)
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
+Refused: TypeAlias = Callable[[str, str], None]  # is told the caller's address, and the reason
 
 TOKEN_HEADER: Final = "pdserve-join-token"
 _LEAST_TOKEN = 16  # characters
@@ -84,12 +86,16 @@ class Security:
         ca, certificate, key = _read_keys(self.tls_dir)
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
-    def gate(self) -> list[grpc.aio.ServerInterceptor]:
+    def gate(self, on_refused: Refused) -> list[grpc.aio.ServerInterceptor]:
         """What refuses calls of those who may not make them."""
-        return [_Gate(self)] if self.token or self.tls_dir is not None else []
+        return [_Gate(self, on_refused)] if self.token or self.tls_dir is not None else []
 
 
 OPEN: Final = Security()
+
+
+def tell_nobody(peer: str, reason: str) -> None:
+    """The default of who is told of refusals: they are in the log anyway."""
 
 
 def check_exposure(config: SecurityConfig, host: str) -> None:
@@ -126,8 +132,9 @@ class _Configurations:
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Refuses streams without the join token, or with a certificate that is not a node's."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: Security, on_refused: Refused) -> None:
         self._security = security
+        self._on_refused = on_refused
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -140,6 +147,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         async def guarded(requests: object, context: Any) -> None:
             if refusal := self._refusal(context):
                 log.warning("refused %s: %s", context.peer(), refusal)
+                self._on_refused(_address(context.peer()), refusal)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
             await handler.stream_stream(requests, context)
 
@@ -164,6 +172,11 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         if not hmac.compare_digest(str(shown).encode(), self._security.token.encode()):
             return "the join token is not the cluster's: compare security.join_token_file"
         return ""
+
+
+def _address(peer: str) -> str:
+    """The address in "ipv4:10.0.0.3:40112": the same whenever a process tries again."""
+    return unquote(peer.partition(":")[2].rpartition(":")[0])  # gRPC quotes [ and ] of IPv6
 
 
 def _text(names: Iterable[bytes]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest_asyncio
 from msgspec.structs import replace
 
+from pdserve.cli.doctor.cluster.command import diagnose
+from pdserve.cli.doctor.cluster.finding import Level
 from pdserve.node.runtime import Node
 from pdserve.protocol import NodeHello
 from tests.cluster.checkpoints import make_prompt
@@ -57,3 +59,6 @@ async def test_requests_are_routed_around_it(fleet: Fleet) -> None:
     node = (await fleet.status()).node(UNREACHABLE)
     assert node is not None
     assert [(f.peer, f.error) for f in node.failing] == [("decode-0", "peer_lost")]
+    told = [f.what for f in await diagnose([fleet.url]) if f.level is Level.PROBLEM]
+    assert len(told) == 1
+    assert told[0].startswith("decode-0 gets no KV from prefill-0 (peer_lost")

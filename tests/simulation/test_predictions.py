@@ -17,6 +17,7 @@ from pdserve.cli.main import main
 from pdserve.errors import CalibrationError
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
+from pdserve.simulation.call import Call
 from pdserve.simulation.cluster import Cluster
 from pdserve.simulation.coordinator import Coordinator
 from pdserve.simulation.events import Events
@@ -143,3 +144,49 @@ def test_the_command_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "held-out errors of its step times: prefill unknown" in capsys.readouterr().out
     assert main([*command[:3], "--calibration", str(trace)]) == 2
     assert "is not a calibration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strides", [True, False])
+def test_a_follower_arrives_when_its_user_has_thought(strides: bool) -> None:
+    events = Events()
+    node = Node("d", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig(), strides=strides)
+    cluster = Cluster(events, [node])
+    seen: list[Outcome] = []
+    sketches = [
+        Sketch(0.0, "t", 0, 640, 50, (7,)),
+        Sketch(0.0, "t", 1, 1280, 20, (7, 8), after=0, think_s=4.0),
+        Sketch(0.0, "t", 2, 1920, 5, (7, 8, 9), after=1, think_s=0.0),
+        Sketch(0.3, "t", 3, 100, 300),
+    ]
+    load = [call_of(sketch, sketch.at_s, 640, Slo()) for sketch in sketches]
+    cluster.run(Coordinator(cluster, "colocated"), load, seen.append)
+    ends = {outcome.call.call_id: outcome.token_times_s[-1] for outcome in seen}
+    begins = {outcome.call.call_id: outcome.call.at_s for outcome in seen}
+    assert begins["1"] == pytest.approx(ends["0"] + 4.0)
+    assert begins["2"] == pytest.approx(ends["1"])
+    assert begins["3"] == 0.3
+    cached = {outcome.call.call_id: outcome.num_cached_tokens for outcome in seen}
+    assert cached == {"0": 0, "1": 640, "2": 1280, "3": 0}
+
+
+def test_a_user_who_was_refused_goes_on_all_the_same() -> None:
+    class Refuses(Coordinator):
+        def arrive(self, call: Call) -> None:
+            if call.call_id == "0":
+                self._cluster.refuse(call)
+            else:
+                super().arrive(call)
+
+    events = Events()
+    cluster = Cluster(
+        events, [Node("d", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig())]
+    )
+    seen: list[Outcome] = []
+    sketches = [
+        Sketch(1.0, "t", 0, 640, 50),
+        Sketch(1.0, "t", 1, 1280, 20, after=0, think_s=4.0),
+    ]
+    load = [call_of(sketch, sketch.at_s, 640, Slo()) for sketch in sketches]
+    cluster.run(Refuses(cluster, "colocated"), load, seen.append)
+    assert [outcome.was_refused for outcome in seen] == [True, False]
+    assert seen[1].call.at_s == 5.0

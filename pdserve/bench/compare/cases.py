@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from pdserve.bench.load.scenarios import SCENARIOS, Scenario, ScenarioName
+from pdserve.bench.load.scenarios import MODEL_LEN, SCENARIOS, Scenario, ScenarioName
+from pdserve.bench.load.sessions import SESSIONS, Sessions
 from pdserve.bench.load.traces import TraceRow
 from pdserve.bench.load.workload import SyntheticWorkload, TraceWorkload, Workload, trace_factor
 
 _TRACE_TTFT_SCALE = 5.0
 _TRACE_TPOT_SCALE = 2.5
 _TRACE_DECK = 10
+_SESSION_ROWS = 20_000  # requests, after which they begin anew
+_SESSION_TIMES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class CompareCase:
     deck: int  # number of requests that form a fair sample
     length_factor: float  # factor on the lengths of the trace or scenario
     num_cut: int = 0  # requests that were cut to fit the model
+    least_s: float = 0.0  # over which a run's requests must arrive, to be like a longer one
     scenario: Scenario | None = None  # None: a trace
 
     @property
@@ -37,6 +42,10 @@ class CompareCase:
         """Return `count` or a few more: a number of requests with the exact mixture."""
         return -(-count // self.deck) * self.deck
 
+    def count_at(self, rate: float, least: int, duration_s: float = 0.0) -> int:
+        """Return how many requests a run at this rate needs, at least so many and for so long."""
+        return self.whole_decks(max(least, ceil(rate * max(duration_s, self.least_s))))
+
 
 def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: int) -> CompareCase:
     """Make a case from a named scenario; `length_scale` 0 leaves it as it is.
@@ -44,6 +53,8 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
     Raises:
         ConfigError: its longest request does not fit the model.
     """
+    if name in SESSIONS:
+        return _in_turns(SESSIONS[name], max_model_len, length_scale or 1.0, seed)
     scenario = SCENARIOS[name]
     fitted = scenario.fitted(max_model_len, length_scale or 1.0)
     return CompareCase(
@@ -55,6 +66,22 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
         deck=scenario.deck,
         length_factor=fitted.most_tokens / scenario.most_tokens,
         scenario=fitted,
+    )
+
+
+def _in_turns(
+    sessions: Sessions, max_model_len: int, length_scale: float, seed: int
+) -> CompareCase:
+    rows = sessions.rows(_SESSION_ROWS, max_model_len, length_scale, seed)
+    return CompareCase(
+        name=sessions.name,
+        shows=sessions.shows,
+        workload=TraceWorkload(rows, 1.0, max_model_len, seed),
+        ttft_scale=sessions.ttft_scale,
+        tpot_scale=sessions.tpot_scale,
+        deck=_TRACE_DECK,
+        length_factor=length_scale * min(1.0, max_model_len / MODEL_LEN),
+        least_s=_least_s(rows),
     )
 
 
@@ -73,4 +100,11 @@ def replayed(
         deck=_TRACE_DECK,
         length_factor=workload.factor,
         num_cut=workload.num_cut,
+        least_s=_least_s(rows),
     )
+
+
+def _least_s(rows: Sequence[TraceRow]) -> float:
+    """Return how long sessions must arrive until about as many end: a few times what they think."""
+    num_sessions = sum(row.follows is None for row in rows)
+    return _SESSION_TIMES * sum(row.think_s for row in rows) / num_sessions

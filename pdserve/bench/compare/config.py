@@ -73,7 +73,7 @@ class CompareConfig(ConfigStruct, frozen=True):
         msgspec.field(default_factory=lambda: ["long-prompts", "short-prompts"])
     )
     trace: Annotated[
-        str, Meta(description="replay this trace instead: Mooncake's JSON lines or Azure's CSV")
+        str, Meta(description="replay this trace instead: of pdserve record, Mooncake or Azure")
     ] = ""
     modes: Annotated[list[Mode], Meta(description="modes to compare")] = msgspec.field(
         default_factory=lambda: ["disaggregated", "colocated", "adaptive"]

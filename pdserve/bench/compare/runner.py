@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from math import ceil
 from typing import Protocol
 
 import msgspec
@@ -248,6 +247,6 @@ class Experiment:
 
         In whole decks, so that each turn has the same mixture.
         """
-        count = case.whole_decks(max(self.plan.least_requests, ceil(self.plan.duration_s * rate)))
+        count = case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
         requests = case.workload.timed(rate, count, turn)
         return requests, len(requests) / rate

@@ -45,20 +45,35 @@ class OpenLoopClient:
     async def run(self, requests: Sequence[TimedRequest], salt: str, drain_s: float) -> Run:
         """Send each request when it is due, and wait up to `drain_s` after the last one is due.
 
+        A request that comes after another one is due its time to think after that one's end.
+
         Args:
-            requests: by time.
+            requests: by time; those that come after another one right behind it.
             salt: prefixes are shared only between requests of one salt, so not between runs.
             drain_s: after this time, running requests are cancelled and stay "unfinished".
         """
         bodies = [self._body(request, salt) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
+        followers = _followers(requests)
         sending: set[asyncio.Task[None]] = set()
         async with timed() as timer, _ended(sending):
             start_s = timer.start_s
-            for body, outcome in zip(bodies, outcomes, strict=True):
-                await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
-                sending.add(asyncio.create_task(self._send(body, outcome, start_s)))
-            await asyncio.wait(sending, timeout=drain_s)
+
+            async def send(index: int) -> None:
+                """Send a request, and then those that come after it."""
+                await self._send(bodies[index], outcomes[index], start_s)
+                await asyncio.gather(*map(think, followers.get(index, ())))
+
+            async def think(index: int) -> None:
+                await asyncio.sleep(requests[index].think_s)
+                outcomes[index].due_s = time.perf_counter() - start_s
+                await send(index)
+
+            for index, request in enumerate(requests):
+                if request.after is None:
+                    await asyncio.sleep(start_s + request.at_s - time.perf_counter())
+                    sending.add(asyncio.create_task(send(index)))
+            await asyncio.wait(sending, timeout=_longest_s(requests, drain_s))
         return timer.run_of(outcomes)
 
     async def run_closed(
@@ -158,6 +173,24 @@ async def open_loop_client(
 def as_text(prompt: Sequence[int]) -> str:
     """Return as many words as there are ids, the same for the same ids."""
     return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)
+
+
+def _followers(requests: Sequence[TimedRequest]) -> dict[int, list[int]]:
+    """Return the indices of the requests that come after each one."""
+    found: dict[int, list[int]] = {}
+    for index, request in enumerate(requests):
+        if request.after is not None:
+            found.setdefault(request.after, []).append(index)
+    return found
+
+
+def _longest_s(requests: Sequence[TimedRequest], each_s: float) -> float:
+    """Return how long a conversation may take, with `each_s` for each of its requests."""
+    taken_s: list[float] = []
+    for request in requests:
+        before_s = 0.0 if request.after is None else taken_s[request.after] + request.think_s
+        taken_s.append(before_s + each_s)
+    return max(taken_s, default=each_s)
 
 
 def _nothing_yet(request: TimedRequest) -> Outcome:

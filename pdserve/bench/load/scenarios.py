@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+import numpy as np
+
 from pdserve.errors import ConfigError
 
-ScenarioName = Literal["long-prompts", "short-prompts", "conversation"]
+ScenarioName = Literal["long-prompts", "short-prompts", "conversation", "chats", "agents"]
 
 MODEL_LEN: Final = 8192  # tokens; the lengths below are for such a model
 
@@ -84,6 +86,12 @@ class Scenario:
         return fitted
 
 
+def draw(lengths: Lengths, rng: np.random.Generator) -> int:
+    """Draw one length, in tokens."""
+    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal())
+    return int(np.clip(round(drawn), lengths.least, lengths.most))
+
+
 def _always(tokens: int) -> Lengths:
     return Lengths(tokens, 0.0, tokens, tokens)
 
@@ -123,7 +131,7 @@ CONVERSATION = Scenario(
     tpot_scale=3.0,
 )
 
-SCENARIOS: Final[dict[ScenarioName, Scenario]] = {
+SCENARIOS: Final[dict[str, Scenario]] = {
     "long-prompts": LONG_PROMPTS,
     "short-prompts": SHORT_PROMPTS,
     "conversation": CONVERSATION,

@@ -1,7 +1,9 @@
-"""Published request traces: arrival times, lengths, and shared prefixes of requests.
+"""Request traces: arrival times, lengths, and shared prefixes of requests.
 
-Two formats are supported. Neither contains text.
+Three formats are supported. None contains text.
 
+* Our own, as `pdserve record` writes it: JSON lines, the first of which is a `TraceHeader`, the
+  others `TraceLine`s. A request may follow another one, after a time to think.
 * Mooncake (FAST'25), one JSON object per line: `timestamp` in ms, `input_length`, `output_length`,
   and `hash_ids`, one per block of 512 prompt tokens; equal ids stand for equal blocks after equal
   prefixes. Timestamps are rounded to ticks of 3 s; replayed unchanged, every tick would be a burst
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import msgspec
 import numpy as np
 
 from pdserve.errors import ConfigError
+from pdserve.trace_lines import TraceHeader, TraceLine
 
 MOONCAKE_BLOCK = 512  # prompt tokens per hash id
 MOONCAKE_TICK_S = 3.0
@@ -35,7 +38,11 @@ class TraceRow:
     at_s: float  # since the first request
     num_prompt: int
     num_output: int
-    blocks: tuple[int, ...] = ()  # ids of the prompt's blocks of `MOONCAKE_BLOCK`; (): unknown
+    blocks: tuple[int, ...] = ()  # ids of the prompt's blocks; (): unknown
+    block_tokens: int = MOONCAKE_BLOCK  # of each of these, but the last one may be shorter
+    kind: str = "trace"
+    follows: int | None = None  # index of the request whose end it waits for; None: it does not
+    think_s: float = 0.0  # from that end until it is sent
 
 
 def read_trace(path: Path, seed: int) -> list[TraceRow]:
@@ -52,19 +59,29 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from error
-    if lines and lines[0].startswith("{"):
+    if lines and lines[0].startswith('{"format"'):
+        rows = _own_rows(path, lines)
+    elif lines and lines[0].startswith("{"):
         rows = _mooncake_rows(path, lines, seed)
     elif lines and lines[0].split(",") == _AZURE_COLUMNS:
         rows = _azure_rows(path, lines)
     else:
         raise ConfigError(
-            f"{path} is not a trace: its first line must be a JSON object (Mooncake) or "
-            f"{','.join(_AZURE_COLUMNS)} (Azure)"
+            f"{path} is not a trace: its first line must be a JSON object (pdserve record, "
+            f"Mooncake) or {','.join(_AZURE_COLUMNS)} (Azure)"
         )
-    rows.sort(key=lambda row: row.at_s)
+    rows = _by_time(rows)
     mean_rate(rows)  # raises if there is none
     first_s = rows[0].at_s
-    return [TraceRow(row.at_s - first_s, *_lengths(row), row.blocks) for row in rows]
+    return [
+        replace(
+            row,
+            at_s=row.at_s - first_s,
+            num_prompt=max(1, row.num_prompt),  # traces have a few requests without
+            num_output=max(1, row.num_output),
+        )
+        for row in rows
+    ]
 
 
 def mean_rate(rows: Sequence[TraceRow]) -> float:
@@ -81,9 +98,46 @@ def mean_rate(rows: Sequence[TraceRow]) -> float:
     return (len(rows) - 1) / (rows[-1].at_s - rows[0].at_s)
 
 
-def _lengths(row: TraceRow) -> tuple[int, int]:
-    """Return a row's lengths, at least one token each; traces have a few requests without."""
-    return max(1, row.num_prompt), max(1, row.num_output)
+def _by_time(rows: Sequence[TraceRow]) -> list[TraceRow]:
+    """Sort rows, which follow each other by index."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].at_s)
+    places = {index: place for place, index in enumerate(order)}
+    sorted_rows = [rows[index] for index in order]
+    return [
+        row if row.follows is None else replace(row, follows=places[row.follows])
+        for row in sorted_rows
+    ]
+
+
+def _own_rows(path: Path, lines: list[str]) -> list[TraceRow]:
+    try:
+        header = msgspec.json.decode(lines[0], type=TraceHeader)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}, line 1: {error}") from error
+    decoder = msgspec.json.Decoder(TraceLine)
+    rows: list[TraceRow] = []
+    places: dict[int, int] = {}  # id |-> index
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            read = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        if min(read.input_length, read.output_length, read.think_s) < 0:
+            raise ConfigError(f"{path}, line {number}: nothing in it may be negative")
+        places[read.id] = len(rows)
+        rows.append(
+            TraceRow(
+                read.timestamp / 1e3,
+                read.input_length,
+                read.output_length,
+                tuple(read.hash_ids),
+                header.block_tokens,
+                read.slo_class or "trace",
+                None if read.follows is None else places.get(read.follows),
+                read.think_s,
+            )
+        )
+    return rows
 
 
 class _MooncakeLine(msgspec.Struct):

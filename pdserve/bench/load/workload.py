@@ -8,7 +8,8 @@ servers get the same prompts at the same times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -16,8 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from pdserve.bench.load.client import PLAIN_IDS
-from pdserve.bench.load.scenarios import Kind, Lengths, Scenario
-from pdserve.bench.load.traces import MOONCAKE_BLOCK, TraceRow, mean_rate
+from pdserve.bench.load.scenarios import Kind, Scenario, draw
+from pdserve.bench.load.traces import TraceRow, mean_rate
 
 # Purposes of random numbers: independent streams.
 _ARRIVALS, _KINDS, _LENGTHS, _TOKENS, _BLOCKS = range(5)
@@ -31,6 +32,8 @@ class TimedRequest:
     kind: str
     prompt: list[int]
     num_output: int  # exact number of output tokens
+    after: int | None = None  # index of the request whose end it waits for, whatever `at_s` is
+    think_s: float = 0.0  # from that end until it is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Sketch:
     num_prompt: int
     num_output: int
     blocks: Sequence[int] = ()  # ids of the prompt's blocks, if others may share them
+    after: int | None = None  # number of the request whose end it waits for; that one comes before
+    think_s: float = 0.0
 
 
 class Workload(Protocol):
@@ -115,8 +120,12 @@ class TraceWorkload:
     """A trace whose lengths and times are scaled to the measurement.
 
     Prompt tokens are random, but equal block ids give equal tokens. A trace's block becomes
-    `round(512 * factor)` tokens, and every length is scaled by exactly this ratio. Requests that
+    `round(block * factor)` tokens, and every length is scaled by exactly this ratio. Requests that
     are still too long for the model are cut at `most_tokens`, the prompt first.
+
+    A request that follows another one is sent its time to think after that one's end, so an
+    overloaded server gets it later: a closed loop within an open one. It comes right after the
+    request that began its conversation. Times to think are not scaled.
     """
 
     def __init__(
@@ -126,46 +135,77 @@ class TraceWorkload:
         self._rows = rows
         self._seed = seed
         self._most_tokens = most_tokens
-        self.block_tokens = max(1, round(MOONCAKE_BLOCK * factor))
-        self.factor = self.block_tokens / MOONCAKE_BLOCK
+        block_tokens = rows[0].block_tokens
+        self.block_tokens = max(1, round(block_tokens * factor))
+        self.factor = self.block_tokens / block_tokens
         self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
 
     def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
         """As Workload.timed. Raises ConfigError as `mean_rate`."""
-        return [self._filled(sketch) for sketch in self.sketched(rate, count, turn)]
+        sketches = list(self.sketched(rate, count, turn))
+        places = {sketch.number: place for place, sketch in enumerate(sketches)}
+        return [
+            self._filled(sketch, None if sketch.after is None else places[sketch.after])
+            for sketch in sketches
+        ]
 
     def sketched(self, rate: float, count: int, turn: int = 0) -> Iterator[Sketch]:
         """As Workload.sketched; later turns begin anew where the trace ends. Raises as `timed`."""
         first = turn * count % max(1, len(self._rows) - count + 1)
         rows = self._rows[first : first + count]
         slower, began_s = mean_rate(rows) / rate, rows[0].at_s if turn else 0.0
+        followers: dict[int, list[int]] = defaultdict(list)  # by the index of what they follow
+        for index, row in enumerate(rows):
+            if row.follows is not None and row.follows >= first:
+                followers[row.follows - first].append(index)
         return (
-            self._sketch(first + i, row, (row.at_s - began_s) * slower)
-            for i, row in enumerate(rows)
+            self._sketch(first + index, rows[index], at_s, parent)
+            for root, row in enumerate(rows)
+            if row.follows is None or row.follows < first
+            for at_s in [(row.at_s - began_s) * slower]
+            for index, parent in _conversation(root, followers, first)
         )
 
     def first(self, count: int) -> list[TimedRequest]:
         """As Workload.first."""
         rows = self._rows[:count]
-        return [self._filled(self._sketch(i, row, 0.0)) for i, row in enumerate(rows)]
+        return [self._filled(self._sketch(i, row, 0.0), None) for i, row in enumerate(rows)]
 
-    def _sketch(self, number: int, row: TraceRow, at_s: float) -> Sketch:
+    def _sketch(self, number: int, row: TraceRow, at_s: float, after: int | None = None) -> Sketch:
         num_prompt, num_output = self._scaled(row)
         num_output = min(num_output, self._most_tokens - 1)
         num_prompt = min(num_prompt, self._most_tokens - num_output)
-        return Sketch(at_s, "trace", number, num_prompt, num_output, row.blocks)
+        think_s = 0.0 if after is None else row.think_s
+        return Sketch(at_s, row.kind, number, num_prompt, num_output, row.blocks, after, think_s)
 
-    def _filled(self, sketch: Sketch) -> TimedRequest:
-        if sketch.blocks:
-            seeds = [[self._seed, _BLOCKS, block] for block in sketch.blocks]
-            blocks = [random_ids(self.block_tokens, seed) for seed in seeds]
-            prompt = [token for block in blocks for token in block][: sketch.num_prompt]
-        else:
-            prompt = random_ids(sketch.num_prompt, [self._seed, _TOKENS, sketch.number])
-        return TimedRequest(sketch.at_s, sketch.kind, prompt, sketch.num_output)
+    def _filled(self, sketch: Sketch, after: int | None) -> TimedRequest:
+        seeds = [[self._seed, _BLOCKS, block] for block in sketch.blocks]
+        prompt = [token for seed in seeds for token in random_ids(self.block_tokens, seed)]
+        missing = sketch.num_prompt - len(prompt)
+        if missing > 0:  # its last block is nobody else's, or nothing is known of its blocks
+            prompt += random_ids(missing, [self._seed, _TOKENS, sketch.number])
+        return TimedRequest(
+            sketch.at_s,
+            sketch.kind,
+            prompt[: sketch.num_prompt],
+            sketch.num_output,
+            after,
+            sketch.think_s,
+        )
 
     def _scaled(self, row: TraceRow) -> tuple[int, int]:
         return max(1, int(row.num_prompt * self.factor)), max(1, int(row.num_output * self.factor))
+
+
+def _conversation(
+    root: int, followers: Mapping[int, Sequence[int]], first: int
+) -> Iterator[tuple[int, int | None]]:
+    """Yield the rows of a conversation: (index, number of the one that it follows)."""
+    left: list[tuple[int, int | None]] = [(root, None)]
+    while left:
+        index, parent = left.pop()
+        yield index, parent
+        left += ((follower, first + index) for follower in reversed(followers.get(index, ())))
 
 
 def trace_factor(rows: Sequence[TraceRow], max_model_len: int) -> float:
@@ -182,12 +222,6 @@ def poisson_times(rate: float, count: int, seed: Sequence[int]) -> list[float]:
     sums = np.random.default_rng(seed).exponential(size=count + 1).cumsum()
     times: list[float] = (sums[:-1] / sums[-1] * (count / rate)).tolist()
     return times
-
-
-def draw(lengths: Lengths, rng: np.random.Generator) -> int:
-    """Draw one length, in tokens."""
-    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal())
-    return int(np.clip(round(drawn), lengths.least, lengths.most))
 
 
 def draw_prompt(kind: Kind, seed: Sequence[int]) -> list[int]:

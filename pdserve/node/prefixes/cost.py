@@ -98,16 +98,17 @@ class PullCosts:
         self.perf = perf
         self._token_budget = token_budget
         self._pulls: dict[str, Line] = {}  # by transport
-        self._on_pull: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[str, int, float], object]] = []
 
-    def on_pull(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever something was learned about a transport."""
-        self._on_pull = listener
+    def on_pull(self, listener: Callable[[str, int, float], object]) -> None:
+        """Call `listener` with each observation: the transport, the bytes, and the seconds."""
+        self._listeners.append(listener)
 
     def observe_pull(self, transport: str, num_bytes: int, seconds: float) -> None:
         """Learn from a complete pull; `seconds` is from the query to the last byte."""
         self._pull_line(transport).observe(num_bytes, seconds)
-        self._on_pull()
+        for listener in self._listeners:
+            listener(transport, num_bytes, seconds)
 
     def observe_at_least(self, transport: str, num_bytes: int, seconds: float) -> None:
         """Learn from a pull that failed after `seconds`, if it should have been done by then."""

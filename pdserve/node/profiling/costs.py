@@ -6,12 +6,10 @@ steps: which steps ──► timer: run them ──► fit: costs ──► cach
 from __future__ import annotations
 
 import logging
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -29,7 +27,7 @@ from pdserve.node.profiling.cache import (
 from pdserve.node.profiling.fit import fit_costs, fit_error
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile
 from pdserve.node.profiling.timer import StepTimer
-from pdserve.node.start.cores import processor_name
+from pdserve.node.start.kind import device_name
 from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import GUESS, PerfModel
 from pdserve.process.user_cache import cache_folder
@@ -138,7 +136,7 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
     return ProfileKey(
         model_id=model.checkpoint.model_id,
         revision=model.revision,
-        device=_device_name(model.device),
+        device=device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),
         tensor_parallel=model.tensor_parallel,
@@ -158,12 +156,3 @@ def attention_name(device: torch.device) -> str:
     from pdserve.engine.cuda.catalog import choose_kind  # only where a GPU is asked for
 
     return choose_kind("", None).name
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        return processor_name(Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return platform.processor() or platform.machine()

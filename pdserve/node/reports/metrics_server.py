@@ -25,12 +25,20 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 class MetricsServer:
     """Serves the metrics of one process. `start` once, `close` once."""
 
-    def __init__(self, exposition: Exposition, state: Callable[[], NodeState]) -> None:
+    def __init__(
+        self,
+        exposition: Exposition,
+        samples_since: Callable[[int], bytes],
+        state: Callable[[], NodeState],
+    ) -> None:
+        """`samples_since` makes the answer of GET /samples?after=NUMBER."""
         self._exposition = exposition
+        self._samples_since = samples_since
         self._state = state
         app = web.Application()
         app.router.add_get("/health", self._answer_probe)
         app.router.add_get("/metrics", self._answer)
+        app.router.add_get("/samples", self._answer_samples)
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
@@ -65,6 +73,13 @@ class MetricsServer:
         return web.Response(
             body=await self._exposition.text(), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
+
+    async def _answer_samples(self, request: web.Request) -> web.Response:
+        try:
+            after = int(request.query.get("after", "0"))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text="after must be the number of a sample") from error
+        return web.Response(body=self._samples_since(after), content_type="application/json")
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

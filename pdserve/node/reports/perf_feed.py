@@ -42,7 +42,7 @@ class PerfFeed:
         for link in self._links:
             link.send(self._told)
 
-    def _pull_learned(self) -> None:
+    def _pull_learned(self, *_: object) -> None:
         told = self._told
         if told is not None and _differ_much(told.transfers, self._costs.transfers()):
             self.tell()

@@ -32,17 +32,21 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """For people, in a few lines."""
-        errors = msgspec.to_builtins(self.errors)
-        said = ", ".join(f"{k} {'unknown' if v is None else f'{v:.1%}'}" for k, v in errors.items())
         lines = [
             f"calibration {self.calibration}: {self.device}, {self.model}, {self.date}",
-            f"held-out errors of its step times: {said}",
+            f"held-out errors of its step times: {said_errors(self.errors)}",
         ]
         lines += [
             f"OUTSIDE the calibration: {what} from {least} to {most}"
             for what, (least, most) in self.outside.items()
         ]
         return "\n".join(lines)
+
+
+def said_errors(errors: HeldOutErrors) -> str:
+    """For people: "prefill 3.1%, decode unknown, ..."."""
+    shares = msgspec.to_builtins(errors)
+    return ", ".join(f"{k} {'unknown' if v is None else f'{v:.1%}'}" for k, v in shares.items())
 
 
 def load_calibration(name: str) -> Calibration:

@@ -24,7 +24,7 @@ class PredictConfig(ConfigStruct, frozen=True):
         ScenarioName, Meta(description="a synthetic mixture of requests, as in bench compare")
     ] = "long-prompts"
     trace: Annotated[
-        str, Meta(description="this trace instead: Mooncake's JSON lines or Azure's CSV")
+        str, Meta(description="this trace instead: of pdserve record, Mooncake or Azure")
     ] = ""
     length_scale: Annotated[
         Scale, Meta(description="factor on all lengths; 0: chosen to fit the model")

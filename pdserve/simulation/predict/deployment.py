@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -129,7 +130,7 @@ def runs_of(
     results = []
     for seed in range(num_seeds):
         case = question.case(rig.calibration, seed, longer)
-        count = case.whole_decks(question.count)
+        count = case.count_at(rate, question.count)
         results.append(run(rig, deployment, case, rate, count, promise, seed))
     return results
 
@@ -153,7 +154,8 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
     )
     for sketch in case.workload.sketched(1.0, count):
         rig.ranges.check(sketch)
-        yield call_of(sketch, at_s, case.workload.block_tokens, Slo())
+        alone = replace(sketch, after=None)
+        yield call_of(alone, at_s, case.workload.block_tokens, Slo())
         num_tokens = sketch.num_prompt + sketch.num_output
         alone_s = perf.prefill_s(sketch.num_prompt, 0, budget)
         alone_s += sketch.num_output * perf.decode_s(1, num_tokens)
@@ -163,7 +165,9 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
     calibration, events = rig.calibration, Events()
     machine = _machine(rig)
-    host = Host("shared", calibration.host) if rig.one_host and deployment.num_nodes > 1 else None
+    host = None
+    if rig.one_host and deployment.num_nodes > 1:
+        host = Host("shared", calibration.host, calibration.cpus)
     is_colocated = deployment.mode == "colocated"
     num_prefill = 0 if is_colocated else deployment.prefill
     roles = [NodeRole.PREFILL] * num_prefill
@@ -192,8 +196,11 @@ def _machine(rig: Rig) -> Machine:
     return replace(machine, costs=scaled(machine.costs, rig.slower), true_costs=costs)
 
 
-def _most_late(case: CompareCase, count: int, target: float) -> dict[str, float]:
-    """Return kind |-> how many may be late at most, of all that are sent."""
-    scenario = case.scenario
-    cards = {k.name: k.cards for k in scenario.kinds} if scenario else {"trace": case.deck}
-    return {kind: (1 - target) * count * of / case.deck for kind, of in cards.items()}
+def _most_late(case: CompareCase, count: int, target: float) -> Mapping[str, float]:
+    """Return kind |-> how many may be late at most, of all that are sent.
+
+    Nobody knows how many of each kind a trace has, so there it is as many as if all were alike.
+    """
+    kinds = case.scenario.kinds if case.scenario else ()
+    late = {kind.name: (1 - target) * count * kind.cards / case.deck for kind in kinds}
+    return late if kinds else defaultdict(lambda: (1 - target) * count)

@@ -79,13 +79,15 @@ def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo) -> Call:
     """Return the call that a sketch stands for; its client limits the answer to its length."""
     prompt = KnownPrompt(sketch.number, sketch.num_prompt, sketch.blocks, block_tokens)
     return Call(
-        call_id=f"{sketch.kind}-{sketch.number}",
+        call_id=str(sketch.number),
         at_s=at_s,
         token_ids=prompt,
         num_output=sketch.num_output,
         slo=slo,
         most_output=1,
         kind=sketch.kind,
+        after="" if sketch.after is None else str(sketch.after),
+        think_s=sketch.think_s,
     )
 
 

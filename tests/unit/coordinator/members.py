@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from coordinator.admission import Admission
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
@@ -40,7 +41,7 @@ def made_flow(
     clock: Clock | None = None,
     request_s: float = 60.0,
     resume_s: float = 30.0,
-    on_ended: Callable[[Journey], None] = lambda journey: None,
+    on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
@@ -54,7 +55,7 @@ class Nodes:
         mode: Mode = "disaggregated",
         policy: RouterName = "predicted",
         max_inflight: int = 8,
-        on_ended: Callable[[Journey], None] = lambda journey: None,
+        on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()

@@ -95,7 +95,7 @@ def test_a_request_that_was_never_sent_only_waited() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_flow_tells_of_each_request_that_has_ended(fails: bool) -> None:
     journeys: list[Journey] = []
-    nodes = Nodes(on_ended=journeys.append)
+    nodes = Nodes(on_ended=lambda journey, _: journeys.append(journey))
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     running = nodes.start("r")
     first = TokenEvent(

@@ -25,7 +25,7 @@ from pdserve.protocol import (
     Slo,
     TokenEvent,
 )
-from tests.unit.coordinator.members import heard, output, report
+from tests.unit.coordinator.members import heard, join, output, report
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
@@ -89,6 +89,27 @@ async def test_a_stream_goes_on_after_its_last_token(nodes: Nodes) -> None:
     assert await output(running) == [100, 101, 102, 103]
     gap = nodes.metrics.registry.get_sample_value("pdserve_request_interruption_seconds_count")
     assert gap == 1
+
+
+async def test_what_fails_is_counted_for_the_revision_that_failed(nodes: Nodes) -> None:
+    prefill = join(nodes.registry, "p1", PREFILL, revision="new")
+    first = join(nodes.registry, "d1", DECODE, revision="new")
+    running = nodes.start()
+    nodes.say(prefill, token(0))
+    nodes.say(first, token(1))
+    second = join(nodes.registry, "d2", DECODE, revision="old")
+    join(nodes.registry, "p2", PREFILL, revision="old")
+    nodes.registry.remove(first)
+    await decode_leg(second)
+    further(nodes, second, "r~1", 2)
+    assert await output(running) == [100, 101, 102, 103]
+    counted = {
+        (sample.labels["revision"], sample.labels["outcome"]): sample.value
+        for metric in nodes.metrics.revision_requests.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+    assert counted == {("new", "node_lost"): 1, ("old", "ok"): 1}
 
 
 async def test_a_prompt_without_token_one_is_sent_again(nodes: Nodes) -> None:

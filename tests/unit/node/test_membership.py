@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -311,7 +312,8 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
 async def test_a_node_with_another_model_is_refused(
     coordinator: Coordinator, theirs: NodeHello, message: str
 ) -> None:
-    receiver = Receiver()
+    receiver, refused = Receiver(), dict[str, str]()
+    coordinator.registry.on_refused(refused.__setitem__)
     async with (
         attached(coordinator, receiver),
         open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel,
@@ -320,6 +322,7 @@ async def test_a_node_with_another_model_is_refused(
         await stream.write(FROM_NODE.wrap(theirs))
         with pytest.raises(grpc.aio.AioRpcError, match=message):
             await stream.read()
+    assert re.search(message, refused[theirs.node_id]), "and it is told to those who ask"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pdserve.protocol import NodeState
 
 async def test_a_probe_is_told_whether_the_node_is_ready() -> None:
     state = NodeState.LOADING
-    server = MetricsServer(Exposition(lambda: iter(())), lambda: state)
+    server = MetricsServer(Exposition(lambda: iter(())), lambda after: b"", lambda: state)
     port = await server.start("127.0.0.1", 0)
     told = []
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

@@ -105,7 +105,7 @@ def test_the_policy_is_whichever_is_sooner() -> None:
 
 def test_listeners_hear_of_what_was_learned_and_of_nothing_else() -> None:
     costs, heard = made_costs(), []
-    costs.on_pull(lambda: heard.append(costs.transfers()))
+    costs.on_pull(lambda *_: heard.append(costs.transfers()))
     costs.declined("tcp")
     costs.observe_at_least("tcp", 1 << 20, 0.0)
     assert not heard

@@ -23,7 +23,7 @@ from pdserve.settings.security import SecurityConfig
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
-from pdserve.wire.security import OPEN, Security, check_exposure
+from pdserve.wire.security import OPEN, Refused, Security, check_exposure, tell_nobody
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 from pdserve.cli.certs import make, run
@@ -51,8 +51,8 @@ class Echo(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 @asynccontextmanager
-async def serving(security: Security) -> AsyncIterator[str]:
-    server = Server(60, security)
+async def serving(security: Security, on_refused: Refused = tell_nobody) -> AsyncIterator[str]:
+    server = Server(60, security, on_refused)
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Echo(), server.grpc)
     port = await server.start("127.0.0.1", 0)
     try:
@@ -130,12 +130,13 @@ async def test_broken_new_certificates_leave_the_old_ones_in_use(
 async def test_only_who_has_the_token_joins(
     token: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    security = replace(OPEN, token=TOKEN)
-    async with serving(security) as address:
+    security, refused = replace(OPEN, token=TOKEN), dict[str, str]()
+    async with serving(security, refused.__setitem__) as address:
         await call(address, security)
         with caplog.at_level(logging.WARNING), pytest.raises(grpc.aio.AioRpcError, match=said):
             await call(address, replace(OPEN, token=token))
     assert said in caplog.text
+    assert said in refused["127.0.0.1"]
     assert TOKEN not in caplog.text
 
 

@@ -1,0 +1,49 @@
+"""How the calls of about the last minute ended: totals since the start tell little of now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, Literal
+
+from coordinator.api.observer import RequestSummary
+from pdserve.protocol.status import RecentCalls
+
+_HALF_S: Final = 30.0
+_Ending = Literal["refused", "failed", "other"]
+
+
+class CallWatch:
+    """Counts calls by error code, of which there are few, in this half minute and the last one."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._half = 0
+        self._counts: Counter[tuple[_Ending, str]] = Counter()
+        self._before: Counter[tuple[_Ending, str]] = Counter()
+
+    def call_ended(self, summary: RequestSummary) -> None:
+        """A call has ended, in whatever way."""
+        self._turn()
+        self._counts[_ending(summary.status), summary.error_code or ""] += 1
+
+    def recent(self) -> RecentCalls:
+        """Return how the calls of this half minute and the last one ended."""
+        self._turn()
+        counts = self._counts + self._before
+        return RecentCalls(
+            calls=counts.total(),
+            refused={code: n for (ending, code), n in counts.items() if ending == "refused"},
+            failed={code: n for (ending, code), n in counts.items() if ending == "failed"},
+        )
+
+    def _turn(self) -> None:
+        half = int(self._now() / _HALF_S)
+        if half != self._half:
+            self._before = self._counts if half == self._half + 1 else Counter()
+            self._half, self._counts = half, Counter()
+
+
+def _ending(status: int) -> _Ending:
+    return "refused" if status == 429 else "failed" if status >= 500 else "other"

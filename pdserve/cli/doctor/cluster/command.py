@@ -1,0 +1,112 @@
+"""`pdserve doctor --cluster`: asks coordinators, checks what they tell, and says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.text import Text
+
+from pdserve.cli.doctor.cluster.certificates import certificate_findings, https_findings
+from pdserve.cli.doctor.cluster.clocks import clock_findings
+from pdserve.cli.doctor.cluster.coordinators import agreement_findings, attachment_findings
+from pdserve.cli.doctor.cluster.finding import Check, Finding, Level, problem
+from pdserve.cli.doctor.cluster.https import https_end
+from pdserve.cli.doctor.cluster.links import pair_findings, transport_findings
+from pdserve.cli.doctor.cluster.load import call_findings, load_findings
+from pdserve.cli.doctor.cluster.nodes import node_findings
+from pdserve.cli.doctor.cluster.pools import pool_findings
+from pdserve.cli.doctor.cluster.speed import loop_findings, speed_findings
+from pdserve.cli.doctor.cluster.versions import version_findings
+from pdserve.cluster.status import fetch_status
+from pdserve.errors import ClusterError
+from pdserve.process.exit_codes import FAILED, OK
+from pdserve.protocol.status import ClusterStatus
+
+_STYLES = {Level.PROBLEM: "bold red", Level.WARNING: "yellow", Level.OK: "green"}
+_WORST_FIRST = list(_STYLES)
+CHECKS: Final[tuple[Check, ...]] = (
+    pool_findings,
+    node_findings,
+    pair_findings,
+    transport_findings,
+    load_findings,
+    call_findings,
+    speed_findings,
+    loop_findings,
+    version_findings,
+    clock_findings,
+    attachment_findings,
+)
+
+
+def run(urls: Sequence[str], *, as_json: bool) -> int:
+    """Check the cluster of these coordinators and print it; the exit code is 1 for a problem."""
+    findings = asyncio.run(diagnose(urls))
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(findings), indent=2))
+    else:
+        console = Console()
+        for found in findings:
+            console.print(line(found), soft_wrap=True)
+    return FAILED if any(found.level is Level.PROBLEM for found in findings) else OK
+
+
+async def diagnose(urls: Sequence[str]) -> list[Finding]:
+    """Ask every coordinator once; the worst findings come first."""
+    told = dict(zip(urls, await asyncio.gather(*map(_ask, urls)), strict=True))
+    found = [answer for answer in told.values() if isinstance(answer, Finding)]
+    answers = {url: answer for url, answer in told.items() if isinstance(answer, _Answer)}
+    if answers:
+        statuses = {url: answer.status for url, answer in answers.items()}
+        https = {url: answer.https_end for url, answer in answers.items() if answer.https_end}
+        found += [*_checked(statuses), *agreement_findings(statuses)]
+        found += https_findings(https, time.time())
+    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.level))
+
+
+def line(found: Finding) -> Text:
+    """One line: how bad, what is checked, what is so, and what to do."""
+    where = f"{found.coordinator}: " if found.coordinator else ""
+    text = Text.assemble(
+        (f"{found.level:9}", _STYLES[found.level]), f"{found.check:13} {where}{found.what}"
+    )
+    return text.append(f" -> {found.advice}", "bold") if found.advice else text
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What a coordinator tells, and shows."""
+
+    status: ClusterStatus
+    https_end: float | None  # of its certificate, in seconds since 1970; None: it speaks HTTP
+
+
+async def _ask(url: str) -> _Answer | Finding:
+    try:
+        return _Answer(await fetch_status(url), await https_end(url))
+    except ClusterError as error:
+        advice = (
+            "if /health does not answer on its own machine either, look at the end of its log and "
+            "at its exit code, and start it again; nodes dial again by themselves"
+        )
+        return problem("coordinators", str(error), advice)
+
+
+def _checked(answers: Mapping[str, ClusterStatus]) -> Iterator[Finding]:
+    """Yield what each coordinator tells; what all of them tell, once."""
+    checks: tuple[Check, ...] = (*CHECKS, partial(certificate_findings, now=time.time()))
+    told = {url: [f for check in checks for f in check(status)] for url, status in answers.items()}
+    common = set.intersection(*map(set, told.values())) if told else set()
+    for index, (url, findings) in enumerate(told.items()):
+        for found in findings:
+            if found not in common:
+                yield replace(found, coordinator=url)
+            elif index == 0:
+                yield found

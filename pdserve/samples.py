@@ -1,0 +1,67 @@
+"""What the steps and pulls of a live node really took, as its metrics port tells it.
+
+GET /samples?after=NUMBER answers with a `NodeSamples`: what was measured since, oldest first, as
+far as the node still has it. Nothing of any request is in it but sizes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdserve.calibration import ModelShape, NodeLimits
+from pdserve.perf_model import StepShape
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """One step. Times are in seconds of the host's monotonic clock."""
+
+    number: int  # of all that the node has measured, steps and pulls
+    ended_s: float
+    period_s: float  # since the step before, or since the node was idle
+    tokens: int
+    sampled: int
+    prefill_pairs: int
+    decode_context: int
+
+    @property
+    def shape(self) -> StepShape:
+        """What the time of the step depends on."""
+        return StepShape(self.tokens, self.sampled, self.prefill_pairs, self.decode_context)
+
+    @property
+    def began_s(self) -> float:
+        """When the step before had ended."""
+        return self.ended_s - self.period_s
+
+
+class PullSample(msgspec.Struct, frozen=True, array_like=True):
+    """One complete pull of KV."""
+
+    number: int
+    transport: str
+    num_bytes: int
+    seconds: float  # from the query to the last byte
+
+
+class NodeKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured: nodes of one kind take the same time for the same step."""
+
+    device: str  # processor or GPU, as people know it
+    cpus: int  # threads of the engine
+    host_cores: int  # of the host, for all its processes
+    model: str
+    shape: ModelShape
+    limits: NodeLimits
+    tensor_parallel: int
+    quantisation: str  # empty: none
+
+
+class NodeSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurements of one node."""
+
+    node_id: str
+    host_id: str  # the same for all processes of a host
+    kind: NodeKind
+    newest: int  # number of the newest measurement there is
+    steps: list[StepSample]
+    pulls: list[PullSample]

@@ -1,0 +1,83 @@
+"""Reads what the nodes of a cluster have measured: GET /samples of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from pdserve.errors import CalibrationError, ClusterError
+from pdserve.samples import NodeKind, NodeSamples, PullSample, StepSample
+
+_REPLY_S = 10.0
+
+
+@dataclass(slots=True)
+class Recording:
+    """What some nodes measured in some time."""
+
+    steps: dict[str, list[StepSample]] = field(default_factory=dict)  # by node, in order of time
+    hosts: dict[str, str] = field(default_factory=dict)  # node |-> host id
+    pulls: list[PullSample] = field(default_factory=list)
+
+    def add(self, samples: NodeSamples) -> None:
+        """Add what a node has told."""
+        self.steps.setdefault(samples.node_id, []).extend(samples.steps)
+        self.hosts[samples.node_id] = samples.host_id
+        self.pulls.extend(samples.pulls)
+
+    def extend(self, other: Recording) -> None:
+        """Add what was recorded of the same nodes later, or of others."""
+        for node_id, steps in other.steps.items():
+            self.steps.setdefault(node_id, []).extend(steps)
+        self.hosts.update(other.hosts)
+        self.pulls.extend(other.pulls)
+
+
+class NodeReader:
+    """Reads the samples of the same nodes again and again, each only once."""
+
+    def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str]) -> None:
+        self._session = session
+        self._newest = dict.fromkeys(addresses, 0)
+        self.kind: NodeKind | None = None  # of all nodes; None before the first `read`
+
+    async def read(self) -> Recording:
+        """Return what is new.
+
+        Raises:
+            ClusterError: a node does not answer.
+            CalibrationError: the nodes are of several kinds.
+        """
+        recording = Recording()
+        for read in await asyncio.gather(*map(self._read, self._newest)):
+            for samples in read:
+                recording.add(samples)
+                self.kind = self.kind or samples.kind
+                if samples.kind != self.kind:
+                    raise CalibrationError(
+                        f"{samples.node_id} is another kind of node than the others: calibrate "
+                        "clusters of equal nodes, one after another"
+                    )
+        return recording
+
+    async def _read(self, address: str) -> list[NodeSamples]:
+        url = f"http://{address}/samples"
+        read: list[NodeSamples] = []
+        limit = aiohttp.ClientTimeout(total=_REPLY_S)
+        while True:
+            after = self._newest[address]
+            try:
+                async with self._session.get(
+                    url, params={"after": after}, timeout=limit, raise_for_status=True
+                ) as response:
+                    samples = msgspec.json.decode(await response.read(), type=NodeSamples)
+            except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+                raise ClusterError(f"cannot read {url}: {error!r}") from error
+            self._newest[address] = samples.newest
+            if not (samples.steps or samples.pulls):
+                return read or [samples]
+            read.append(samples)

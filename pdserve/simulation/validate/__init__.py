@@ -1,0 +1,1 @@
+"""`pdserve bench prediction`: simulations of clusters beside the clusters themselves."""

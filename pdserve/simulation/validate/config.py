@@ -1,0 +1,84 @@
+"""Config of `pdserve bench prediction`. Light to import."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, get_args
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.load.scenarios import ScenarioName
+from pdserve.errors import ConfigError
+from pdserve.settings.config import EngineConfig, Mode
+from pdserve.settings.flag_groups import Groups
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
+
+_FLAGS: Final[Groups] = {
+    "nodes": ("calibration", "calibrate_s", "shape", "deployments", "threads"),
+    "load": ("scenarios", "traces", "loads", "requests", "seed", "target"),
+    "answer": ("json",),
+}
+_DEPLOYMENT = re.compile(r"(\d+)P(\d+)D")
+
+
+class PredictionConfig(ConfigStruct, frozen=True):
+    """The same requests to clusters on this machine, and to simulations of them."""
+
+    flag_groups = _FLAGS
+
+    calibration: Annotated[
+        str, Meta(description="calibration of such nodes on this machine; empty: made first")
+    ] = ""
+    calibrate_s: Annotated[Seconds, Meta(description="time for that")] = 120.0
+    shape: Annotated[str, Meta(description=f"shape of the random weights: {', '.join(SHAPES)}")] = (
+        "50m"
+    )
+    deployments: Annotated[
+        list[str], Meta(min_length=1, description="MODE:NUMBERS, or NUMBERS if disaggregated")
+    ] = msgspec.field(
+        default_factory=lambda: ["1P1D", "2P1D", "1P2D", "colocated:2", "adaptive:1P1D"]
+    )
+    scenarios: Annotated[list[ScenarioName], Meta(description="built-in workloads")] = (
+        msgspec.field(default_factory=lambda: ["long-prompts", "conversation"])
+    )
+    traces: Annotated[
+        list[str], Meta(description="replay these traces instead, from their beginnings")
+    ] = msgspec.field(default_factory=list)
+    loads: Annotated[
+        list[Seconds], Meta(min_length=2, description="rates, as shares of the predicted goodput")
+    ] = msgspec.field(default_factory=lambda: [0.7, 1.0, 1.3])
+    requests: Annotated[Count, Meta(description="requests of each run")] = 100
+    target: Annotated[
+        float, Meta(gt=0, lt=1, description="share of each kind of requests that must be in time")
+    ] = 0.9
+    seed: Annotated[int, Meta(ge=0, description="random seed")] = 0
+    json: Annotated[bool, Meta(description="print JSON")] = False
+    engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
+
+    def check(self) -> list[tuple[Mode, int, int]]:
+        """Return the deployments as (mode, prefill nodes, decode nodes).
+
+        Raises:
+            ConfigError: one of them is none, or the loads do not rise.
+        """
+        if sorted(set(self.loads)) != self.loads:
+            raise ConfigError(f"--loads {','.join(map(str, self.loads))}: must rise")
+        return [_parse(text) for text in self.deployments]
+
+
+def _parse(text: str) -> tuple[Mode, int, int]:
+    mode, _, numbers = text.rpartition(":")
+    mode = mode or "disaggregated"
+    matched = _DEPLOYMENT.fullmatch(numbers)
+    if mode == "colocated" and numbers.isdecimal() and int(numbers):
+        return "colocated", 0, int(numbers)
+    if mode not in get_args(Mode) or mode == "colocated" or matched is None:
+        raise ConfigError(
+            f"--deployments {text}: must be such as 1P2D, adaptive:1P1D or colocated:2"
+        )
+    num_prefill, num_decode = map(int, matched.groups())
+    if not num_prefill or not num_decode:
+        raise ConfigError(f"--deployments {text}: needs nodes of both roles")
+    return msgspec.convert(mode, Mode), num_prefill, num_decode

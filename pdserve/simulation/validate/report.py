@@ -1,0 +1,134 @@
+"""The report of `pdserve bench prediction`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from rich.table import Table
+
+from pdserve.bench.load.slo_score import Score
+from pdserve.calibration import HeldOutErrors
+from pdserve.simulation.predict.answer import said_errors
+
+_KNEE = 0.97  # attainment from which on a rate is below the knee
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What is compared of one run; latencies in milliseconds."""
+
+    attainment: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+
+    @classmethod
+    def of(cls, score: Score) -> Figures:
+        """Return a run's figures."""
+        ttft, tpot = score.ttft_ms, score.tpot_ms
+        return cls(
+            score.attainment, ttft.p50 or 0.0, ttft.p99 or 0.0, tpot.p50 or 0.0, tpot.p99 or 0.0
+        )
+
+    @classmethod
+    def between(cls, scores: Sequence[Score]) -> Figures:
+        """Return the means of several runs with the same requests."""
+        figures = [msgspec.structs.astuple(cls.of(score)) for score in scores]
+        return cls(*map(statistics.fmean, zip(*figures, strict=True)))
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment under one load, at several rates."""
+
+    load: str
+    deployment: str
+    rates: list[float]
+    predicted: list[Figures]
+    measured: list[Figures]
+    predicted_goodput: float
+    measured_goodput: float | None  # None: not between the rates
+
+    @property
+    def goodput_error(self) -> float | None:
+        """Predicted over measured, minus 1."""
+        if not self.measured_goodput:
+            return None
+        return self.predicted_goodput / self.measured_goodput - 1
+
+
+class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions beside measurements."""
+
+    rows: list[Row]
+    errors: HeldOutErrors
+    outside: dict[str, tuple[int, int]]
+
+    @property
+    def remarks(self) -> list[str]:
+        """The errors over all rows."""
+        pairs = [p for row in self.rows for p in zip(row.predicted, row.measured, strict=True)]
+        below = [pair for pair in pairs if min(pair[0].attainment, pair[1].attainment) >= _KNEE]
+        points = [100 * abs(a.attainment - b.attainment) for a, b in pairs]
+        goodputs = [row.goodput_error for row in self.rows if row.goodput_error is not None]
+        return [
+            f"step times held out: {said_errors(self.errors)}",
+            _line("attainment, points", points, "{:.1f}"),
+            _line("goodput, where the crossing was measured", map(abs, goodputs), "{:.1%}"),
+            _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
+            _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
+            *(
+                f"OUTSIDE the calibration: {what} from {least} to {most}"
+                for what, (least, most) in self.outside.items()
+            ),
+        ]
+
+
+def _off(
+    pairs: Iterable[tuple[Figures, Figures]], figure: Callable[[Figures], float]
+) -> list[float]:
+    return [
+        abs(figure(predicted) / figure(measured) - 1)
+        for predicted, measured in pairs
+        if figure(measured)
+    ]
+
+
+def _line(what: str, errors: Iterable[float], form: str) -> str:
+    known = sorted(errors)
+    if not known:
+        return f"error of {what}: none was comparable"
+    median, worst = form.format(statistics.median(known)), form.format(known[-1])
+    return f"error of {what}: median {median}, worst {worst}, of {len(known)}"
+
+
+def table(report: PredictionReport) -> Table:
+    """For people: predicted / measured."""
+    made = Table(title="predicted / measured")
+    for column in ("load", "deployment", "rate", "in time (%)", "TTFT p50", "TTFT p99 (ms)",
+                   "TPOT p50", "TPOT p99 (ms)", "goodput"):  # fmt: skip
+        made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
+    for row in report.rows:
+        for number, (rate, predicted, measured) in enumerate(
+            zip(row.rates, row.predicted, row.measured, strict=True)
+        ):
+            goodput = "" if number else _goodput(row)
+            made.add_row(
+                row.load if not number else "",
+                row.deployment if not number else "",
+                f"{rate:.2f}",
+                f"{100 * predicted.attainment:.0f} / {100 * measured.attainment:.0f}",
+                f"{predicted.ttft_p50:.0f} / {measured.ttft_p50:.0f}",
+                f"{predicted.ttft_p99:.0f} / {measured.ttft_p99:.0f}",
+                f"{predicted.tpot_p50:.1f} / {measured.tpot_p50:.1f}",
+                f"{predicted.tpot_p99:.1f} / {measured.tpot_p99:.1f}",
+                goodput,
+                end_section=number + 1 == len(row.rates),
+            )
+    return made
+
+
+def _goodput(row: Row) -> str:
+    measured = "?" if row.measured_goodput is None else f"{row.measured_goodput:.2f}"
+    return f"{row.predicted_goodput:.2f} / {measured}"

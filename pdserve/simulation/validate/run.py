@@ -1,0 +1,157 @@
+"""`pdserve bench prediction`: how far predictions are from what clusters do.
+
+Both get the same requests at the same times, and are scored by the same code. Rates are shares of
+the *predicted* goodput, so a prediction that is far off shows as attainments far apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from pdserve.bench.checkpoints.named import checkpoint_of
+from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.clusters import RunningServer
+from pdserve.bench.compare.goodput import crossing
+from pdserve.bench.compare.runner import drain_s
+from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.slo_score import Score, score
+from pdserve.bench.output import print_json, print_tables, say
+from pdserve.calibration import Calibration
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import Cluster
+from pdserve.process.exit_codes import OK
+from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
+from pdserve.simulation.calibrate import run as calibrating
+from pdserve.simulation.calibrate.config import CalibrateConfig
+from pdserve.simulation.predict import deployment as simulated
+from pdserve.simulation.predict.answer import load_calibration, promise_of
+from pdserve.simulation.predict.config import PredictConfig
+from pdserve.simulation.predict.deployment import Deployment, Rig
+from pdserve.simulation.predict.goodput import find_goodput
+from pdserve.simulation.predict.load import Question, Ranged, capacity, most_tokens
+from pdserve.simulation.validate.config import PredictionConfig
+from pdserve.simulation.validate.report import Figures, PredictionReport, Row, table
+
+_CLOSE = 1.05
+_SEEDS: Final = range(3)  # simulations of each run: their scatter differs, their requests do not
+_WARM_UP, _WARM_UP_S = 4, 60.0  # requests
+_MANY = 4096  # requests on the nodes
+
+
+def run(config: PredictionConfig, setup: dict[str, object]) -> int:
+    """Predict, measure and print; the exit code.
+
+    Raises:
+        PdserveError: the settings contradict each other, or a cluster cannot be measured.
+    """
+    deployments = [Deployment(*parsed) for parsed in config.check()]
+    calibration = _calibration(config)
+    rig = Rig(
+        calibration=calibration,
+        policy=PolicyConfig(),
+        ranges=Ranged(calibration, extrapolates=True),
+        one_host=True,
+        admission=False,
+        target=config.target,
+    )
+    report = PredictionReport(rows=[], errors=calibration.errors, outside={})
+    for question in _questions(config):
+        case = question.case(calibration, config.seed)
+        promise = promise_of(PredictConfig(target=config.target), rig, case, deployments)
+        for deployment in deployments:
+            say(f"{case.name}, {deployment.text}")
+            report.rows.append(_row(config, rig, deployment, question, case, promise))
+    report.outside.update(rig.ranges.outside)
+    if config.json:
+        print_json(report, setup)
+    else:
+        print_tables([table(report)], report.remarks)
+    return OK
+
+
+def _calibration(config: PredictionConfig) -> Calibration:
+    if config.calibration:
+        return load_calibration(config.calibration)
+    asked = CalibrateConfig(
+        shape=config.shape, budget_s=config.calibrate_s, seed=config.seed, engine=config.engine
+    )
+    return calibrating.measured(asked)
+
+
+def _questions(config: PredictionConfig) -> list[Question]:
+    if config.traces:
+        return [Question(trace, "conversation", 0.0, config.requests) for trace in config.traces]
+    return [Question("", scenario, 0.0, config.requests) for scenario in config.scenarios]
+
+
+def _row(
+    config: PredictionConfig, rig: Rig, deployment: Deployment, question: Question,
+    case: CompareCase, promise: Promise,
+) -> Row:  # fmt: skip
+    """Predict and measure one deployment under one load."""
+
+    def simulate(rate: float, rig: Rig = rig) -> list[simulated.Result]:
+        count = case.count_at(rate, config.requests)
+        return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
+
+    start = capacity(rig.calibration, question, deployment.num_nodes) / 2
+    goodput, _ = find_goodput(simulate, start, config.target, _CLOSE)
+    rates = [share * goodput.rate for share in config.loads]
+    unstopped = replace(rig, target=0.0)  # however late requests are
+    predicted = [[result.score for result in simulate(rate, unstopped)] for rate in rates]
+    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, rates, promise))
+    attained = [found.attainment for found in measured]
+    at, where = crossing(rates, attained, config.target)
+    return Row(
+        load=case.name,
+        deployment=deployment.text,
+        rates=rates,
+        predicted=[Figures.between(scores) for scores in predicted],
+        measured=[Figures.of(found) for found in measured],
+        predicted_goodput=goodput.rate,
+        measured_goodput=at if where == "crossing" else None,
+    )
+
+
+async def _measure(
+    config: PredictionConfig,
+    calibration: Calibration,
+    deployment: Deployment,
+    case: CompareCase,
+    rates: Sequence[float],
+    promise: Promise,
+) -> list[Score]:
+    """Start the cluster, and send it the requests at each rate."""
+    cluster = Cluster(
+        ClusterConfig(
+            port=0,
+            mode=deployment.mode,
+            prefill=deployment.prefill or None,
+            decode=deployment.decode,
+            max_inflight=_MANY,
+            checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)),
+            engine=config.engine,
+            routing=RoutingConfig(
+                slo_classes=[f"measured ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}"],
+                default_class="measured",
+                admission=False,
+            ),
+        ),
+        on_line=lambda _name, _line: None,
+    )
+    scores = []
+    async with cluster as running:
+        model = (await running.status()).model
+        server = RunningServer(running, model, most_tokens(calibration))
+        async with open_loop_client(running.url, model) as client:
+            await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
+            for rate in rates:
+                requests = case.workload.timed(rate, case.count_at(rate, config.requests))
+                found = await client.run(requests, f"at-{rate}", drain_s(promise, requests))
+                scores.append(score(found.outcomes, promise, config.target))
+                await server.settle()
+    return scores
