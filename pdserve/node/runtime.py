@@ -173,7 +173,9 @@ class Node:
         samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
-        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces), samples.since)
+        self._metrics_server = MetricsServer(
+            Exposition(parts.metrics.pieces), samples.since, lambda: self._state
+        )
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)

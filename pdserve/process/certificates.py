@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Literal, TypeAlias, TypeVar
 
@@ -15,6 +17,28 @@ CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager
 Role: TypeAlias = Literal["coordinator", "node"]
 _Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 T = TypeVar("T")
+
+
+def tell_if_outdated(directory: Path) -> None:
+    """Log it if the certificate in a directory, whose key fits, has expired or is not yet valid."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(directory / CERT_FILE)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    # The standard library reads certificates in handshakes only, so there is one without a network.
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    try:
+        for end in (*ends, ends[0]):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        log.error("others will refuse %s in %s: %s", CERT_FILE, directory, error)
 
 
 def role_name(role: Role) -> str:

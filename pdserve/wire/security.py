@@ -22,7 +22,14 @@ import grpc.aio
 
 from pdserve.addresses import is_loopback
 from pdserve.errors import ConfigError
-from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Reloaded, role_name
+from pdserve.process.certificates import (
+    CA_FILE,
+    CERT_FILE,
+    KEY_FILE,
+    Reloaded,
+    role_name,
+    tell_if_outdated,
+)
 from pdserve.settings.security import SecurityConfig
 
 log = logging.getLogger(__name__)
@@ -214,8 +221,9 @@ def _check_keys(directory: Path) -> None:
     _read_keys(directory)
     try:
         context = ssl.create_default_context(cafile=directory / CA_FILE)
-        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE)
+        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
             f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
         ) from error
+    tell_if_outdated(directory)

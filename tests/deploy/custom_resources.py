@@ -79,6 +79,8 @@ _ENDPOINT = _object(
     port=_STRING,
     path=_STRING,
     interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    scheme={"enum": ["http", "https"]},
+    tlsConfig=_object(insecureSkipVerify={"type": "boolean"}),
     relabelings={
         "type": "array",
         "items": _object(

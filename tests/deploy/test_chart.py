@@ -52,6 +52,8 @@ VALUES: dict[str, Document] = {
     "a cache that is there": {"model": {"name": "/models/m", "cache": {"existingClaim": "models"}}},
     "tenants": {"auth": {"keyFileSecret": "tenants"}},
     "a key of one's own": {"auth": {"apiKeySecret": "key"}},
+    "HTTPS": {"auth": {"httpsSecret": "api"}, "podMonitor": {"enabled": True}},
+    "mTLS": {"auth": {"coordinatorTlsSecret": "for-coordinators", "nodeTlsSecret": "for-nodes"}},
     "a join token of one's own": {"auth": {"joinTokenSecret": "join"}},
     "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
     "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
@@ -167,7 +169,7 @@ def test_the_parts_find_each_other(chart: Renderer, name: str) -> None:
         (container,) = pod_of(parts[pool])["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports == {"grpc": node.port, "metrics": node.metrics_port, "kv": node.kv_port}
-        assert container["readinessProbe"]["grpc"]["port"] == node.port
+        assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "metrics"}
         assert node.host == "10.0.0.7"
 
 
@@ -240,6 +242,34 @@ def test_nodes_join_with_the_token_that_coordinators_want(chart: Renderer) -> No
         assert token.name in secret["data"]
 
 
+def test_the_api_speaks_https_with_the_secret_that_is_named(chart: Renderer) -> None:
+    documents = chart.render(VALUES["HTTPS"])
+    coordinator = workloads(documents)["coordinator"]
+    config = config_of("coordinator", coordinator)
+    assert isinstance(config, CoordinatorConfig)
+    pod = pod_of(coordinator)
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts[config.access.https_dir]]["secret"] == {"secretName": "api"}
+    probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    assert [probe["httpGet"]["scheme"] for probe in probes] == ["HTTPS"] * 3
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    ends = {end["port"]: end.get("scheme") for end in monitor["spec"]["podMetricsEndpoints"]}
+    assert ends == {"http": "https", "metrics": None}, "nodes' metrics are in clear text"
+
+
+def test_processes_have_the_certificates_of_their_role(chart: Renderer) -> None:
+    for part, document in workloads(chart.render(VALUES["mTLS"])).items():
+        pod = pod_of(document)
+        (container,) = pod["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounted = volumes[mounts[config_of(part, document).security.tls_dir]]["secret"]
+        role = "coordinators" if part == "coordinator" else "nodes"
+        assert mounted == {"secretName": f"for-{role}"}
+
+
 def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> None:
     documents = chart.render(VALUES["pools that grow"])
     parts = workloads(documents)
@@ -257,6 +287,7 @@ WRONG: dict[str, tuple[Document, str]] = {
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),
+    "certificates for nodes only": ({"auth": {"nodeTlsSecret": "for-nodes"}}, "auth"),
     "scaling without metrics": ({"decode": {"autoscaling": {"enabled": True}}}, "prometheus"),
 }
 

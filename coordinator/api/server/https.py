@@ -14,7 +14,7 @@ from typing import cast
 
 from coordinator.api.server.places import Places
 from pdserve.errors import ConfigError
-from pdserve.process.certificates import CERT_FILE, KEY_FILE, Reloaded
+from pdserve.process.certificates import CERT_FILE, KEY_FILE, Reloaded, tell_if_outdated
 
 HANDSHAKE_S = 10.0  # in which client and server agree on keys
 _QUIET_S = 10.0  # after a line about a client that did not, so that none can fill the log
@@ -143,4 +143,5 @@ def _context(directory: Path) -> ssl.SSLContext:
             f"access.https_dir: {CERT_FILE} and {KEY_FILE} in {directory} are no certificate and "
             f"its unencrypted key: {error}"
         ) from error
+    tell_if_outdated(directory)
     return context

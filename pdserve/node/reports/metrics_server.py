@@ -1,8 +1,9 @@
-"""Serves GET /metrics on the event loop, since the gauges read state that only the loop may touch.
+"""Serves GET /metrics, and /health for probes, on the event loop.
 
-In a thread of its own, it would read queues and handoffs while the loop changes them. On the loop,
-an idle connection costs one descriptor for a bounded time, instead of a thread. What all scrapes
-together take of the loop is bounded, too (`pdserve/exposition.py`).
+The gauges read state that only the loop may touch: in a thread of its own, it would read queues and
+handoffs while the loop changes them. On the loop, an idle connection costs one descriptor for a
+bounded time, instead of a thread. What all scrapes together take of the loop is bounded, too
+(`pdserve/exposition.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pdserve.exposition import Exposition
+from pdserve.protocol import NodeState
 
 IDLE_S = 30.0  # after which an idle connection is closed
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
@@ -23,11 +25,18 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 class MetricsServer:
     """Serves the metrics of one process. `start` once, `close` once."""
 
-    def __init__(self, exposition: Exposition, samples_since: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        exposition: Exposition,
+        samples_since: Callable[[int], bytes],
+        state: Callable[[], NodeState],
+    ) -> None:
         """`samples_since` makes the answer of GET /samples?after=NUMBER."""
         self._exposition = exposition
         self._samples_since = samples_since
+        self._state = state
         app = web.Application()
+        app.router.add_get("/health", self._answer_probe)
         app.router.add_get("/metrics", self._answer)
         app.router.add_get("/samples", self._answer_samples)
         _protocol_log.addFilter(_is_worth_logging)
@@ -52,6 +61,13 @@ class MetricsServer:
     async def close(self) -> None:
         """Stop listening, and close all connections."""
         await self._runner.cleanup()
+
+    async def _answer_probe(self, request: web.Request) -> web.Response:
+        """As gRPC's health service, for who has no certificate: 200 while the node is ready."""
+        state = self._state()
+        return web.Response(
+            text=state.name.lower(), status=200 if state is NodeState.READY else 503
+        )
 
     async def _answer(self, request: web.Request) -> web.Response:
         return web.Response(

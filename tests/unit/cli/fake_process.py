@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import sys
 
 from pdserve.process.parent_death import die_with_parent
@@ -43,7 +44,9 @@ class Coordinator:
         self.nodes = {}  # writer |-> status
 
     async def run(self):
-        await asyncio.start_server(self.http, self.config.host, self.config.port)
+        await asyncio.start_server(
+            self.http, self.config.host, self.config.port, ssl=https(self.config.access.https_dir)
+        )
         await asyncio.start_server(self.attach, self.config.nodes_host, self.config.grpc_port)
         print("the fake coordinator listens")  # noqa: T201
         await asyncio.Event().wait()
@@ -80,6 +83,14 @@ class Coordinator:
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
         writer.close()
+
+
+def https(directory):
+    if not directory:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"{directory}/tls.crt", f"{directory}/tls.key")
+    return context
 
 
 def sse(words):

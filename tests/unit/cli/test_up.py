@@ -1,6 +1,7 @@
 """`pdserve up` as a user runs it: a process in a terminal, with stand-ins for its children."""
 
 import asyncio
+import datetime
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.cli.certs import make
+from pdserve.cluster.coordinator_http import trust_in
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.status import fetch_status
 
@@ -99,6 +102,16 @@ async def test_ctrl_c_stops_a_ready_cluster_with_exit_code_0(start_up):
     up.process.send_signal(signal.SIGINT)
     assert await up.exit_code() == 0
     assert "stopping, for 5 s at most" in up.errors[-1]
+
+
+async def test_https_is_spoken_and_told(start_up, tmp_path):
+    pytest.importorskip("cryptography", reason="the certs extra is not installed")
+    keys = make(tmp_path, "coordinator", ["127.0.0.1"], datetime.timedelta(days=1))
+    up = await start_up(f"--set=access.https_dir={keys}")
+    url = re.search(r"https://127\.0\.0\.1:\d+", await up.invitation())[0]
+    assert (await fetch_status(url, trust=trust_in(keys / "ca.crt"))).ready
+    up.process.send_signal(signal.SIGTERM)
+    assert await up.exit_code() == 0
 
 
 @pytest.mark.parametrize("name", ["decode-0", COORDINATOR])

@@ -150,6 +150,16 @@ def test_beyond_this_machine_something_must_protect_the_cluster(host: str) -> No
         check_exposure(SecurityConfig(), here)
 
 
+def test_who_has_an_expired_certificate_says_so(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Security.of(SecurityConfig(tls_dir=str(keys / "ours/node")))
+    assert not caplog.text
+    Security.of(SecurityConfig(tls_dir=str(keys / "old/node")))
+    assert f"others will refuse tls.crt in {keys / 'old/node'}" in caplog.text
+    assert "certificate has expired" in caplog.text
+
+
 def test_unusable_files_are_named(keys: Path, tmp_path: Path) -> None:
     short = tmp_path / "token"
     short.write_text("short\n")

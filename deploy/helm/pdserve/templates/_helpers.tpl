@@ -24,6 +24,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.auth.apiKeySecret | default (printf "%s-api-key" (include "pdserve.name" .)) -}}
 {{- end -}}
 
+{{/* What the API speaks. */}}
+{{- define "pdserve.scheme" -}}
+{{ if .Values.auth.httpsSecret }}https{{ else }}http{{ end }}
+{{- end -}}
+
 {{/* Secret with what nodes show to join. */}}
 {{- define "pdserve.joinTokenSecret" -}}
 {{- .Values.auth.joinTokenSecret | default (printf "%s-join-token" (include "pdserve.name" .)) -}}
@@ -99,6 +104,26 @@ tolerations:
 {{- with .affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* For mTLS, with the name of a Secret or nothing. */}}
+{{- define "pdserve.tlsArguments" -}}
+{{- if . }}
+- --set=security.tls_dir=/etc/pdserve/tls
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.tlsMount" -}}
+{{- if . }}
+- { name: tls, mountPath: /etc/pdserve/tls, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "pdserve.tlsVolume" -}}
+{{- with . }}
+- name: tls
+  secret: { secretName: {{ . }} }
 {{- end }}
 {{- end -}}
 

@@ -1,0 +1,23 @@
+"""What a probe without a certificate is told of a node."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from pdserve.exposition import Exposition
+from pdserve.node.reports.metrics_server import MetricsServer
+from pdserve.protocol import NodeState
+
+
+async def test_a_probe_is_told_whether_the_node_is_ready() -> None:
+    state = NodeState.LOADING
+    server = MetricsServer(Exposition(lambda: iter(())), lambda after: b"", lambda: state)
+    port = await server.start("127.0.0.1", 0)
+    told = []
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        for each in NodeState:
+            state = each
+            async with client.get("/health") as response:
+                told.append((response.status == 200, await response.text()))
+    await server.close()
+    assert told == [(each is NodeState.READY, each.name.lower()) for each in NodeState]
