@@ -73,7 +73,7 @@ VALUES: dict[str, Document] = {
     },
     "pools that grow": {
         "prefill": {"autoscaling": SCALED},
-        "decode": {"replicas": 2, "autoscaling": SCALED | {"min": 2, "max": 32, "load": 0.6}},
+        "decode": {"replicas": 2, "autoscaling": SCALED | {"min": 2, "max": 32}},
     },
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
     "an open network": {"networkPolicy": {"enabled": False}},
@@ -277,7 +277,7 @@ def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> Non
     scaled = [document for document in documents if document["kind"] == "ScaledObject"]
     targets = {document["spec"]["scaleTargetRef"]["name"] for document in scaled}
     assert targets == {parts[pool]["metadata"]["name"] for pool in ("prefill", "decode")}
-    assert 'role="decode",release="test"' in str(scaled)
+    assert 'pool="decode",release="test"' in str(scaled)
 
 
 WRONG: dict[str, tuple[Document, str]] = {

@@ -58,7 +58,7 @@ async def _look_up(address: str) -> list[str]:
 
 
 class _NoMetricsServer:
-    def __init__(self, exposition: object, samples_since: object) -> None:
+    def __init__(self, *parts: object) -> None:
         pass
 
     async def start(self, host: str, port: int) -> int:
