@@ -26,7 +26,7 @@ from coordinator.prefixes.hashes import PromptHashes
 from coordinator.requests.journey import Journey
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import Overloaded
-from pdserve.trace_lines import TraceHeader, TraceLine
+from pdserve.measured.trace_lines import TraceHeader, TraceLine
 
 BLOCK_TOKENS: Final = 64
 MOST_RECORDINGS: Final = 4  # at a time

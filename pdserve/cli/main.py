@@ -293,7 +293,7 @@ def _trust(arguments: argparse.Namespace) -> Trust:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import status
+    from pdserve.cli.running import status
 
     return status.run(
         arguments.url, _trust(arguments), watch=arguments.watch, as_json=arguments.json
@@ -301,7 +301,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _role(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import role
+    from pdserve.cli.running import role
 
     return role.run(
         arguments.url,
@@ -314,7 +314,7 @@ def _role(arguments: argparse.Namespace) -> int:
 
 
 def _revisions(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import revisions
+    from pdserve.cli.running import revisions
 
     return revisions.run(arguments.url, arguments.shares, _trust(arguments))
 
@@ -332,7 +332,7 @@ def _certs(arguments: argparse.Namespace) -> int:
 
 
 def _usage(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import usage
+    from pdserve.cli.running import usage
 
     return usage.run(
         arguments.path,
@@ -354,7 +354,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import record
+    from pdserve.cli.running import record
 
     return record.run(arguments.url, arguments.output, arguments.for_s)
 

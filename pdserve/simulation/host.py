@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdserve.calibration import Sharing
+from pdserve.measured.calibration import Sharing
 from pdserve.perf_model import StepShape
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdserve.calibration import Calibration, Overheads, Region
+from pdserve.measured.calibration import Calibration, Overheads, Region
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
 from pdserve.settings.config import EngineConfig

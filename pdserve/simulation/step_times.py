@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, Literal, Protocol
 
-from pdserve.calibration import Region, Residuals
+from pdserve.measured.calibration import Region, Residuals
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 

@@ -9,9 +9,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from pdserve.calibration import read_calibration
 from pdserve.errors import CalibrationError
-from pdserve.samples import NodeSamples
+from pdserve.measured.calibration import read_calibration
+from pdserve.measured.samples import NodeSamples
 from pdserve.simulation.calibrate import run as calibrating
 from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.predict.answer import load_calibration

@@ -12,12 +12,12 @@ import pytest
 
 from pdserve.bench.load.traces import read_trace
 from pdserve.cli.main import main
-from pdserve.cli.record import Conversations
+from pdserve.cli.running.record import Conversations
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.errors import ConfigError
+from pdserve.measured.trace_lines import TraceLine
 from pdserve.simulation.simulate.config import SimulateConfig
 from pdserve.simulation.simulate.run import answer
-from pdserve.trace_lines import TraceLine
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
-from pdserve.calibration import Residuals
 from pdserve.engine.kv.victims import Victims
+from pdserve.measured.calibration import Residuals
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, TransferCosts
 from pdserve.settings.config import (

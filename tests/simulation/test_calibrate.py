@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from pdserve.calibration import ModelShape, NodeLimits
 from pdserve.errors import CalibrationError
 from pdserve.kv_layout import KvDtype
+from pdserve.measured.calibration import ModelShape, NodeLimits
+from pdserve.measured.samples import NodeKind, PullSample, StepSample
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
-from pdserve.samples import NodeKind, PullSample, StepSample
 from pdserve.simulation.calibrate.drive import Idle
 from pdserve.simulation.calibrate.fit import Measured, calibrate
 from pdserve.simulation.calibrate.samples import Recording

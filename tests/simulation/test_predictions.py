@@ -12,9 +12,9 @@ from pdserve.bench.load.outcome import Outcome as Sent
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.bench.load.workload import Sketch
-from pdserve.calibration import Calibration, Range, Residuals, write_calibration
 from pdserve.cli.main import main
 from pdserve.errors import CalibrationError
+from pdserve.measured.calibration import Calibration, Range, Residuals, write_calibration
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.call import Call

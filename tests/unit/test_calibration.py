@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdserve.calibration import (
+from pdserve.errors import CalibrationError
+from pdserve.kv_layout import KvDtype
+from pdserve.measured.calibration import (
     Calibration,
     HeldOutErrors,
     ModelShape,
@@ -19,8 +21,6 @@ from pdserve.calibration import (
     read_calibration,
     write_calibration,
 )
-from pdserve.errors import CalibrationError
-from pdserve.kv_layout import KvDtype
 from pdserve.protocol import StepCosts, TransferCosts
 
 COSTS = StepCosts(knot_tokens=[1, 64], knot_s=[0.004, 0.03], pair_s=1e-7, context_s=3e-7)

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from pdserve.errors import ConfigError
-from pdserve.trace_lines import TraceHeader, TraceLine
+from pdserve.measured.trace_lines import TraceHeader, TraceLine
 
 MOONCAKE_BLOCK = 512  # prompt tokens per hash id
 MOONCAKE_TICK_S = 3.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from pdserve.calibration import ModelShape, NodeLimits
 from pdserve.engine.kv.cache import TORCH_DTYPES
+from pdserve.measured.calibration import ModelShape, NodeLimits
+from pdserve.measured.samples import NodeKind
 from pdserve.node.memory.device_budget import weight_bytes
 from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import NodeModel
-from pdserve.samples import NodeKind
 from pdserve.settings.config import EngineConfig
 
 _INT8 = 0.5  # of the bytes in bfloat16; the scales are negligible

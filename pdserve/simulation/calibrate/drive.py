@@ -22,7 +22,7 @@ from pdserve.bench.load.client import PLAIN_IDS
 from pdserve.bench.load.open_loop import OpenLoopClient
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.load.workload import TimedRequest
-from pdserve.calibration import NodeLimits
+from pdserve.measured.calibration import NodeLimits
 
 ANSWER = 6  # tokens after a measured prompt
 _STREAM = 48  # tokens of a measured stream

@@ -18,7 +18,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from pdserve.calibration import (
+from pdserve.errors import CalibrationError
+from pdserve.measured.calibration import (
     Calibration,
     HeldOutErrors,
     Overheads,
@@ -28,11 +29,10 @@ from pdserve.calibration import (
     Residuals,
     Sharing,
 )
-from pdserve.errors import CalibrationError
+from pdserve.measured.samples import NodeKind, PullSample, StepSample
 from pdserve.node.profiling.fit import fit_costs, non_negative_least_squares
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts, TransferCosts
-from pdserve.samples import NodeKind, PullSample, StepSample
 from pdserve.simulation.calibrate.drive import Idle
 from pdserve.simulation.calibrate.samples import Recording
 

@@ -16,11 +16,11 @@ from rich.table import Table
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.load.open_loop import open_loop_client
 from pdserve.bench.output import print_json, print_tables, say
-from pdserve.calibration import Calibration, write_calibration
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import CalibrationError, ConfigError
+from pdserve.measured.calibration import Calibration, write_calibration
 from pdserve.process.exit_codes import OK
 from pdserve.settings.config import CheckpointConfig, Mode
 from pdserve.simulation.calibrate.config import CalibrateConfig

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from pdserve.errors import CalibrationError, ClusterError
-from pdserve.samples import NodeKind, NodeSamples, PullSample, StepSample
+from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
 
 _REPLY_S = 10.0
 

@@ -10,8 +10,8 @@ import msgspec
 
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.load.outcome import Promise
-from pdserve.calibration import Calibration, HeldOutErrors, read_calibration
 from pdserve.errors import ConfigError
+from pdserve.measured.calibration import Calibration, HeldOutErrors, read_calibration
 from pdserve.simulation.predict.config import PredictConfig
 from pdserve.simulation.predict.deployment import Deployment, Rig, idle_latencies
 from pdserve.simulation.predict.load import Question, Ranged

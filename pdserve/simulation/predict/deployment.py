@@ -13,7 +13,7 @@ from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.goodput import RatePoint
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import Score
-from pdserve.calibration import Calibration
+from pdserve.measured.calibration import Calibration
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import Mode, PolicyConfig
 from pdserve.simulation.call import Call

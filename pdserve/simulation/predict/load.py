@@ -11,8 +11,8 @@ from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.bench.load.traces import read_trace
 from pdserve.bench.load.workload import Sketch
-from pdserve.calibration import Calibration, Range
 from pdserve.errors import CalibrationError
+from pdserve.measured.calibration import Calibration, Range
 from pdserve.protocol import Slo
 from pdserve.simulation.call import Call
 from pdserve.simulation.machine import Machine

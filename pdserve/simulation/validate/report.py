@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from pdserve.bench.load.slo_score import Score
-from pdserve.calibration import HeldOutErrors
+from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.answer import said_errors
 
 _KNEE = 0.97  # attainment from which on a rate is below the knee

@@ -20,9 +20,9 @@ from pdserve.bench.load.open_loop import open_loop_client
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.output import print_json, print_tables, say
-from pdserve.calibration import Calibration
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
+from pdserve.measured.calibration import Calibration
 from pdserve.process.exit_codes import OK
 from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
 from pdserve.simulation.calibrate import run as calibrating

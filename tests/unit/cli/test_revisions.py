@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.cli import revisions
+from pdserve.cli.running import revisions
 from pdserve.settings.values import parse_shares
 
 

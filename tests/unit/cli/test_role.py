@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from pdserve.cli import role as role_command
 from pdserve.cli.main import build_parser
+from pdserve.cli.running import role as role_command
 from pdserve.errors import ClusterError, NodeNotFound, RoleRefused
 from pdserve.process.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from pdserve.cli import status as status_command
 from pdserve.cli.main import main
+from pdserve.cli.running import status as status_command
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import Cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdserve.calibration import ModelShape, NodeLimits
+from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.perf_model import StepShape
 
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from pdserve.cluster.coordinator_http import events_in, key_headers
 from pdserve.errors import ClusterError, ConfigError
+from pdserve.measured.trace_lines import TraceHeader, TraceLine
 from pdserve.process.exit_codes import OK
-from pdserve.trace_lines import TraceHeader, TraceLine
 
 _MOST_PROMPTS: Final = 200_000  # the newest, among which a request finds the one that it extends
 _SILENCE_S: Final = 60.0  # in which the coordinator would have given several signs of life

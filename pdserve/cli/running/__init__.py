@@ -1,0 +1,1 @@
+"""Commands for a cluster that runs, and for what it has written."""
