@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test lint types contracts house gpu-check lock proto demo-model clean
+.PHONY: help env env-test demo check test lint types contracts house gpu-check lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -53,6 +53,9 @@ gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serv
 
 lock: $(ENV_TEST) ## resolve the packages of the image anew: deploy/requirements.lock
 	$(BIN)/python tools/lock.py
+
+kustomize: $(ENV_TEST) ## deploy/kustomize: what the chart makes of its defaults
+	$(BIN)/python -m tools.kustomize
 
 proto: $(ENV_TEST) ## regenerate the gRPC stubs
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \

@@ -71,7 +71,15 @@ def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
         lambda: {role.name.lower(): len(registry.ready(role)) for role in NodeRole},
     )
     metrics.watch("attached_nodes", "Nodes in any state", lambda: registry.num_members)
+    text = "Share of the KV blocks of decode nodes in use"
+    metrics.watch("kv_cache_usage_ratio", text, lambda: _kv_usage(registry))
     _count_sick_nodes(registry, metrics)
+
+
+def _kv_usage(registry: Registry) -> float:
+    nodes = registry.ready(NodeRole.DECODE)
+    num_blocks = sum(node.hello.num_blocks for node in nodes)
+    return 1 - sum(node.load.free_blocks for node in nodes) / num_blocks if num_blocks else 0.0
 
 
 def _count_sick_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:

@@ -96,6 +96,23 @@ _POD_MONITOR = _object(
     selector=_object(matchLabels=_STRINGS),
     podMetricsEndpoints={"type": "array", "minItems": 1, "items": _ENDPOINT},
 )
+_PORT = _object("number", number={"type": "integer", "minimum": 1, "maximum": 65535})
+_INFERENCE_POOL = _object(
+    "selector",
+    "targetPorts",
+    "endpointPickerRef",
+    selector=_object("matchLabels", matchLabels=_STRINGS),
+    targetPorts={"type": "array", "minItems": 1, "maxItems": 8, "items": _PORT},
+    appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
+    endpointPickerRef=_object(
+        "name",
+        group=_STRING,
+        kind=_STRING,
+        name={"type": "string", "minLength": 1},
+        port=_PORT,
+        failureMode={"enum": ["FailOpen", "FailClose"]},
+    ),
+)
 
 
 def _resource(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +126,7 @@ def _resource(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, An
 
 
 SCHEMAS = {
+    "InferencePool": _resource("inference.networking.k8s.io/v1", "InferencePool", _INFERENCE_POOL),
     "ScaledObject": _resource("keda.sh/v1alpha1", "ScaledObject", _SCALED_OBJECT),
     "PodMonitor": _resource("monitoring.coreos.com/v1", "PodMonitor", _POD_MONITOR),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 pytest.importorskip("helm_sdkpy", reason="`make env-test` could not install Helm")
 pytest.importorskip("kubernetes_validate", reason="as Helm")
@@ -21,8 +22,9 @@ from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import config_from
-from tests.deploy.chart import Document, Renderer, renderer
 from tests.deploy.custom_resources import SCHEMAS
+from tools import kustomize
+from tools.chart import Document, Renderer, renderer
 
 KUBERNETES = "1.33"
 SCALED: Document = {"enabled": True, "prometheus": "http://prometheus.monitoring:9090"}
@@ -75,6 +77,7 @@ VALUES: dict[str, Document] = {
         "prefill": {"autoscaling": SCALED},
         "decode": {"replicas": 2, "autoscaling": SCALED | {"min": 2, "max": 32}},
     },
+    "behind a gateway": {"inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
     "an open network": {"networkPolicy": {"enabled": False}},
     "known clients": {
@@ -280,6 +283,30 @@ def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> Non
     assert 'pool="decode",release="test"' in str(scaled)
 
 
+def test_a_gateway_finds_the_coordinators_and_no_node(chart: Renderer) -> None:
+    documents = chart.render(VALUES["behind a gateway"] | {"coordinator": {"port": 8080}})
+    (pool,) = (document for document in documents if document["kind"] == "InferencePool")
+    wanted = pool["spec"]["selector"]["matchLabels"].items()
+    for part, document in workloads(documents).items():
+        labels = document["spec"]["template"]["metadata"]["labels"]
+        assert (wanted <= labels.items()) == (part == "coordinator")
+    assert pool["spec"]["targetPorts"] == [{"number": 8080}]
+    assert pool["spec"]["endpointPickerRef"]["name"] == "picker"
+
+
+def test_the_plain_manifests_are_those_of_the_defaults() -> None:
+    """And Kubernetes understands them. Keys are files that somebody writes."""
+    written = {path.name: path.read_text() for path in kustomize.FOLDER.glob("*.yaml")}
+    assert written == kustomize.rendered(), "`make kustomize` writes them anew"
+    kustomization = yaml.safe_load(written.pop("kustomization.yaml"))
+    assert kustomization["resources"] == sorted(written)
+    generated = {secret["name"]: secret["files"] for secret in kustomization["secretGenerator"]}
+    assert generated == {"pdserve-api-key": ["api-key"], "pdserve-join-token": ["token"]}
+    for text in written.values():
+        kubernetes_validate.validate(yaml.safe_load(text), KUBERNETES, strict=True)
+        assert "helm.sh" not in text
+
+
 WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
@@ -288,6 +315,7 @@ WRONG: dict[str, tuple[Document, str]] = {
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),
     "certificates for nodes only": ({"auth": {"nodeTlsSecret": "for-nodes"}}, "auth"),
+    "a gateway without a picker": ({"inferencePool": {"enabled": True}}, "endpointPicker"),
     "scaling without metrics": ({"decode": {"autoscaling": {"enabled": True}}}, "prometheus"),
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "pdserve"
+CHART = Path(__file__).resolve().parents[1] / "deploy" / "helm" / "pdserve"
 
 # Kinds that the chart has, by the API's group and version: (plural, kind).
 KINDS = {
@@ -30,6 +30,7 @@ KINDS = {
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy")],
     "keda.sh/v1alpha1": [("scaledobjects", "ScaledObject")],
     "monitoring.coreos.com/v1": [("podmonitors", "PodMonitor")],
+    "inference.networking.k8s.io/v1": [("inferencepools", "InferencePool")],
 }
 
 Document = dict[str, Any]
@@ -116,13 +117,13 @@ class Renderer:
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
 
-    def render(self, values: Document | None = None) -> list[Document]:
-        """The documents of a release called "test". Raises what Helm raises."""
+    def render(self, values: Document | None = None, release: str = "test") -> list[Document]:
+        """The documents of a release. Raises what Helm raises."""
         import helm_sdkpy
 
         configuration = helm_sdkpy.Configuration("default", str(self._kubeconfig))
         released = asyncio.run(
-            helm_sdkpy.Install(configuration).run("test", str(CHART), values or {}, wait=False)
+            helm_sdkpy.Install(configuration).run(release, str(CHART), values or {}, wait=False)
         )
         documents = yaml.safe_load_all(released["manifest"])
         return [document for document in documents if document]
