@@ -14,7 +14,7 @@ import msgspec
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.server.errors import describe
-from coordinator.stateful.asked import asked_by
+from coordinator.stateful.asked import asked_by, look
 from coordinator.stateful.background import BackgroundRun
 from coordinator.stateful.plan import plan_response
 from coordinator.stateful.storage.order import MAX_RUNS, Order
@@ -28,9 +28,12 @@ _ENDPOINT = "/v1/responses"
 
 
 def go_on(context: ApiContext, store: ResponseStore, ready: asyncio.Event) -> None:
-    """Begin every unfinished background response of the store again, once there are nodes."""
-    for stored in store.unfinished():
+    """Begin every background response that nobody makes any more again, once there are nodes."""
+
+    def again(stored: StoredResponse) -> None:
         stored.making = context.tasks.start(_again(context, store, stored, ready))
+
+    store.go_on(again)
 
 
 async def _again(
@@ -81,7 +84,9 @@ async def _begin(
         keyed=KeyedCall(stored.owner, "", _ENDPOINT, None, digest=order.digest),
         endpoint=_ENDPOINT,
     )
-    asked = asked_by(msgspec.json.decode(order.body), context, store, trace)
+    values = msgspec.json.decode(order.body)
+    await look(values, store, stored.owner)
+    asked = asked_by(values, context, store, trace)
     planned = await plan_response(asked, order.headers, context, trace, order=order)
     trace.is_streaming = planned.call.is_streaming
     planned.stored.log = stored.log  # somebody may be following it

@@ -12,13 +12,13 @@ from msgspec import structs
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.body import convert_request, read_object
-from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.chat import MAX_MESSAGES, ChatRequest
 from coordinator.api.responses.chat_request import chat_request, in_our_words
 from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import ResponseRequest
-from coordinator.stateful.storage.store import STORE, ResponseStore
+from coordinator.stateful.storage.store import STORE, ResponseStore, response_of
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import InvalidRequest
 
@@ -58,7 +58,24 @@ class Asked:
 async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
     """Read and validate the request's body. Raises what `read_object` and `asked_by` raise."""
     values = await read_object(request, context.config)
+    await look(values, request.app[STORE], trace.owner)
     return asked_by(values, context, request.app[STORE], trace)
+
+
+async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None:
+    """Have what a body refers to as other coordinators left it. Raises StoreUnavailable."""
+    named = values.get("conversation")
+    items = values.get("input") or values.get("items")
+    ids = [
+        values.get("previous_response_id"),
+        named.get("id") if isinstance(named, dict) else named,
+        *(
+            response_of(item.get("id"))
+            for item in (items[:MAX_MESSAGES] if isinstance(items, list) else ())
+            if isinstance(item, dict) and item.get("type") == "item_reference"
+        ),
+    ]
+    await store.look(owner, *{i for i in ids if isinstance(i, str)})
 
 
 def asked_by(

@@ -78,7 +78,6 @@ class BackgroundRun:
         call.close(error)
         if error is None:
             self._stored.order = None
-            self._store.logged(self._stored)
             self._end(200, None)
         elif not making.cancelled():
             self._fail(error)
@@ -115,4 +114,5 @@ class BackgroundRun:
     def _end(self, status: int, code: str | None) -> None:
         if self._stored.log is not None:
             self._stored.log.close()
+        self._store.logged(self._stored)
         conclude(self._context, self._trace, status, code)

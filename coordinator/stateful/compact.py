@@ -23,7 +23,7 @@ from coordinator.api.responses.items import CompactionItem
 from coordinator.api.responses.objects import CompactedResponse, response_usage
 from coordinator.api.responses.requests import CompactRequest
 from coordinator.api.server.callers import admit
-from coordinator.stateful.asked import asked_by
+from coordinator.stateful.asked import asked_by, look
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import RESPONSE_ID
 from coordinator.text.parts import AnswerParts
@@ -40,6 +40,7 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
     if body.input is None and body.previous_response_id is None:
         raise InvalidRequest("the request needs 'input', 'previous_response_id' or both", "input")
     values["input"] = with_task(values.get("input"))
+    await look(values, request.app[STORE], trace.owner)
     asked = asked_by(values, context, request.app[STORE], trace)
     terms = service_terms(body, request.headers, context, trace)
     answer_id = RESPONSE_ID.format(trace.unique)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -10,6 +12,7 @@ from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.body import convert_request, read_object, read_request
 from coordinator.api.responses.input_items import check_items, items_of
+from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import Conversation, DeletedConversation
 from coordinator.api.responses.requests import (
     ConversationRequest,
@@ -17,6 +20,7 @@ from coordinator.api.responses.requests import (
     InputItem,
     NewItems,
 )
+from coordinator.stateful.asked import look
 from coordinator.stateful.pages import check_include, page_of, whole_page
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation, items_bytes
@@ -34,7 +38,8 @@ async def create_conversation(request: web.Request) -> web.Response:
         created_at=int(time.time()),
         metadata=body.metadata or {},
     )
-    _add(request, stored, body.items or [])
+    items = await _new_items(request, values, body.items or [], [])
+    stored.add(items, items_bytes(items))
     request.app[STORE].put(stored)
     await request.app[STORE].saved()
     return _shown(stored)
@@ -42,22 +47,21 @@ async def create_conversation(request: web.Request) -> web.Response:
 
 async def get_conversation(request: web.Request) -> web.Response:
     """Return a conversation's id, creation time and metadata."""
-    return _shown(_stored(request))
+    return _shown(await _stored(request))
 
 
 async def update_conversation(request: web.Request) -> web.Response:
     """Replace a conversation's metadata."""
     body = await read_request(request, ConversationUpdate, request.app[CONTEXT].config)
-    stored = _stored(request)  # only now, as it may be removed while the body is read
-    stored.metadata = body.metadata
-    request.app[STORE].changed(stored)
+    stored = await _stored(request)  # only now, as it may be removed while the body is read
+    request.app[STORE].change(stored, lambda c: c.describe(body.metadata))
     await request.app[STORE].saved()
     return _shown(stored)
 
 
 async def delete_conversation(request: web.Request) -> web.Response:
     """Delete a conversation; its stored responses are kept."""
-    stored = _stored(request)
+    stored = await _stored(request)
     request.app[STORE].discard(stored)
     await request.app[STORE].saved()
     return json_answer(DeletedConversation(id=stored.id))
@@ -69,47 +73,52 @@ async def add_items(request: web.Request) -> web.Response:
     values = await read_object(request, request.app[CONTEXT].config)
     check_items(values, "items")
     body = convert_request(values, NewItems)
-    stored = _stored(request)
-    num_before = len(stored.items)
-    _add(request, stored, body.items)
-    request.app[STORE].changed(stored)
+    stored = await _stored(request)
+    items = await _new_items(request, values, body.items, stored.items)
+    num_bytes = items_bytes(items)
+    request.app[STORE].change(stored, lambda c: c.add(items, num_bytes))
     await request.app[STORE].saved()
-    return json_answer(whole_page(stored.items[num_before:]))
+    return json_answer(whole_page(items))
 
 
 async def list_items(request: web.Request) -> web.Response:
     """Return a page of a conversation's items, newest first by default."""
-    return json_answer(page_of(_stored(request).items, request.query))
+    return json_answer(page_of((await _stored(request)).items, request.query))
 
 
 async def get_item(request: web.Request) -> web.Response:
     """Return one item of a conversation."""
     check_include(request.query)
-    return json_answer(_stored(request).find(request.match_info["item"]))
+    return json_answer((await _stored(request)).find(request.match_info["item"]))
 
 
 async def delete_item(request: web.Request) -> web.Response:
     """Delete an item from a conversation."""
-    stored = _stored(request)
-    stored.remove(request.match_info["item"])
-    request.app[STORE].changed(stored)
+    stored = await _stored(request)
+    stored.find(request.match_info["item"])
+    request.app[STORE].change(stored, lambda c: c.remove(request.match_info["item"]))
     await request.app[STORE].saved()
     return _shown(stored)
 
 
-def _add(request: web.Request, stored: StoredConversation, given: list[InputItem]) -> None:
-    """Validate items and append them to the conversation. Raises InvalidRequest."""
+async def _new_items(
+    request: web.Request,
+    values: dict[str, Any],
+    given: list[InputItem],
+    before: Sequence[KeptItem],
+) -> list[KeptItem]:
+    """Return validated items that come after those `before`. Raises InvalidRequest."""
     store, trace = request.app[STORE], request[TRACE]
-    items = items_of(
-        given, "items", trace.unique, stored.items, lambda i: store.find_item(i, trace.owner)
-    )
-    stored.add(items, items_bytes(items))
+    await look(values, store, trace.owner)
+    return items_of(given, "items", trace.unique, before, lambda i: store.find_item(i, trace.owner))
 
 
-def _stored(request: web.Request) -> StoredConversation:
-    """Return the conversation named in the path. Raises ConversationNotFound."""
+async def _stored(request: web.Request) -> StoredConversation:
+    """Return the conversation named in the path, as it is now. Raises ConversationNotFound."""
     store, owner = request.app[STORE], request[TRACE].owner
-    return store.get_conversation(request.match_info["conversation"], owner)
+    conversation_id = request.match_info["conversation"]
+    await store.look(owner, conversation_id)
+    return store.get_conversation(conversation_id, owner)
 
 
 def _shown(stored: StoredConversation) -> web.Response:

@@ -37,8 +37,8 @@ class Keeper:
         output_bytes = items_bytes(output)
         if self.conversation is not None:
             unique = self.stored.id.removeprefix(RESPONSE_ID.format(""))
-            self.conversation.add([*self.new, *output], self.new_bytes + output_bytes, unique)
-            self.store.changed(self.conversation)
+            added, num_bytes = [*self.new, *output], self.new_bytes + output_bytes
+            self.store.change(self.conversation, lambda c: c.add(added, num_bytes, unique))
         self.stored.answered(body, output, output_bytes)
         if self.stored.is_background:
             self.store.changed(self.stored)

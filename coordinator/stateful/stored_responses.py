@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
@@ -23,17 +21,18 @@ MAX_SEQUENCE_NUMBER = 10**9 - 1
 async def get_response(request: web.Request) -> web.StreamResponse:
     """Return the stored response in its current state, or stream its events."""
     check_include(request.query)
-    stored = _stored(request)
+    stored = await _stored(request)
     first = _first_event(request)
     if first is None:
         return web.Response(body=stored.body, content_type=_JSON)
-    if stored.log is None:
+    log = await request.app[STORE].log_of(stored)
+    if log is None:
         raise InvalidRequest(
             f"{stored.id!r} cannot be streamed: only a response that was created with 'background' "
             "and 'stream' can be streamed again, until the coordinator is restarted",
             "stream",
         )
-    return await follow(request, stored.log, first)
+    return await follow(request, log, first)
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -41,7 +40,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
     If it is still being generated in the background, it is cancelled.
     """
-    stored = _stored(request)
+    stored = await _stored(request)
     request.app[STORE].discard(stored)
     await request.app[STORE].saved()
     return json_answer(DeletedResponse(id=stored.id))
@@ -52,28 +51,28 @@ async def cancel_response(request: web.Request) -> web.Response:
 
     Raises InvalidRequest for any other response, whose client can disconnect instead.
     """
-    stored = _stored(request)
+    stored = await _stored(request)
     if not stored.is_background:
         raise InvalidRequest(
             "Cannot cancel a synchronous response: only one created with 'background' can be.",
             "response_id",
         )
-    if stored.making is not None and stored.is_being_made:
-        stored.making.cancel()
-        await asyncio.wait([stored.making], timeout=_CANCEL_S)
-        await request.app[STORE].saved()
-    return web.Response(body=stored.body, content_type=_JSON)
+    await request.app[STORE].stop(stored, _CANCEL_S)
+    return web.Response(body=(await _stored(request)).body, content_type=_JSON)
 
 
 async def list_input_items(request: web.Request) -> web.Response:
     """Return a page of the conversation that the response answers, newest first by default."""
-    stored = _stored(request)
+    stored = await _stored(request)
     return json_answer(page_of(stored.items[: stored.num_input_items], request.query))
 
 
-def _stored(request: web.Request) -> StoredResponse:
-    """Return the stored response named in the path. Raises ResponseNotFound."""
-    return request.app[STORE].get(request.match_info["response"], request[TRACE].owner)
+async def _stored(request: web.Request) -> StoredResponse:
+    """Return the stored response named in the path, as it is now. Raises ResponseNotFound."""
+    store, owner = request.app[STORE], request[TRACE].owner
+    response_id = request.match_info["response"]
+    await store.look(owner, response_id)
+    return store.get(response_id, owner)
 
 
 def _first_event(request: web.Request) -> int | None:

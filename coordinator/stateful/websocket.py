@@ -25,7 +25,7 @@ from coordinator.api.server.callers import CLIENT_GONE, begin_call, conclude
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe
 from coordinator.api.server.headers import check_socket_origin
-from coordinator.stateful.asked import asked_by
+from coordinator.stateful.asked import asked_by, look
 from coordinator.stateful.plan import Planned, plan_response
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
@@ -169,7 +169,9 @@ class _Session:
         trace.body = held = context.bodies.body(trace.payer)
         held.add(len(message))  # it was counted while it arrived
         values = await JsonReader().read_long(message, "the message", held)
-        asked = asked_by(body_of(values), context, self._store, trace, self._find_latest)
+        body = body_of(values)
+        await look(body, self._store, trace.owner)
+        asked = asked_by(body, context, self._store, trace, self._find_latest)
         return await plan_response(asked, self._request.headers, context, trace, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import StoreFile
 from pdserve.errors import ConfigError
@@ -23,13 +24,15 @@ def open_store(store: str, model: str, port: int) -> ResponseStore:
         port: HTTP port of the coordinator; 0: a new one each time, so no file would be found again.
 
     Raises:
-        ConfigError: its file cannot be used.
+        ConfigError: its file cannot be used, or the URL of its database is wrong.
     """
+    if store.startswith(("postgresql://", "postgres://")):
+        return ResponseStore(backing=SharedEntries(store))
     path = _path(store, model, port)
     if path is None:
         return ResponseStore()
     try:
-        return ResponseStore(file=StoreFile(path))
+        return ResponseStore(backing=StoreFile(path))
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} has entries that are not pdserve's: {error}") from error
 

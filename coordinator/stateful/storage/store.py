@@ -1,17 +1,19 @@
-"""Stores responses and conversations in memory and, if there is one, in a file."""
+"""Stores responses and conversations in memory and, if there is one, in what is behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 
 from aiohttp import web
 
 from coordinator.api.responses.items import KeptItem
-from coordinator.stateful.storage.saved_entries import decoded, encoder_of
-from coordinator.stateful.storage.store_file import StoreFile
+from coordinator.stateful.storage.backing import Backing, Change
 from coordinator.stateful.storage.stored import (
     RESPONSE_ID,
+    EventLog,
     Stored,
     StoredConversation,
     StoredResponse,
@@ -25,6 +27,7 @@ from pdserve.errors import (
 
 MAX_RESPONSES = 4096  # responses and conversations kept for later requests
 MAX_BYTES = 256 * 2**20
+_STORED_ID = re.compile(r"(resp|conv)_[0-9A-Za-z]{1,64}")
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
 
 
@@ -55,22 +58,23 @@ class ResponseStore:
     owner can evict entries of another that uses less than an even share. A response that is evicted
     while it is being generated is cancelled.
 
-    With a file, it begins with what that has, and has to be closed. Raises msgspec.MsgspecError for
-    a file with other entries.
+    With something behind it, it begins with what that has, and has to be closed. Where several
+    coordinators share that, memory has what was last seen of it, and `look` looks again. Raises
+    msgspec.MsgspecError for a file with other entries.
     """
 
     def __init__(
         self,
         max_responses: int = MAX_RESPONSES,
         max_bytes: int = MAX_BYTES,
-        file: StoreFile | None = None,
+        backing: Backing | None = None,
     ) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._file = file
+        self._backing = backing or Backing()
         self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries, at least one
-        for owner, stored_id, entry in file.load() if file is not None else ():
-            self._take(decoded(owner, stored_id, entry))
+        for stored in self._backing.load():
+            self._take(stored)
 
     def __len__(self) -> int:
         return sum(len(shelf.by_id) for shelf in self._shelves.values())
@@ -80,8 +84,8 @@ class ResponseStore:
         if stored.num_bytes > self._max_bytes:
             stored.forget()
             return
-        if self._file is not None and stored.is_durable:
-            self._file.put((stored.owner, stored.id), encoder_of(stored))
+        if stored.is_durable:
+            self._backing.put(stored)
         self._take(stored)
 
     def _take(self, stored: Stored) -> None:
@@ -89,7 +93,9 @@ class ResponseStore:
         self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
         while len(self) > self._max_responses or self._num_bytes > self._max_bytes:
             owner = max(self._shelves, key=self._part_of)
-            self._remove(owner, next(iter(self._shelves[owner].by_id)))
+            evicted = self._drop(owner, next(iter(self._shelves[owner].by_id)))
+            if evicted.is_durable:
+                self._backing.evict(evicted)
 
     def changed(self, stored: Stored) -> None:
         """Update a changed entry, if it is still stored."""
@@ -100,22 +106,46 @@ class ResponseStore:
         else:
             self.put(stored)
 
+    def change(self, conversation: StoredConversation, change: Change) -> None:
+        """Change a conversation, if it is still stored. Raises what `change` raises."""
+        change(conversation)
+        if not self.has(conversation) and not self._backing.outlives_memory:
+            return
+        if conversation.num_bytes > self._max_bytes:
+            self._remove(conversation.owner, conversation.id)
+        else:
+            self._backing.put(conversation, change)
+            self._take(conversation)
+
     def logged(self, stored: StoredResponse) -> None:
-        """Update the size of a response whose event log has grown; the log is in memory only."""
+        """Update the size of a response whose event log has grown."""
         if not self.has(stored):
             return
         if stored.num_bytes > self._max_bytes:
             self._remove(stored.owner, stored.id)
         else:
+            self._backing.logged(stored)
             self._take(stored)
 
     @property
     def is_durable(self) -> bool:
         """Whether a later coordinator finds what is stored."""
-        return self._file is not None
+        return self._backing.is_durable
+
+    def go_on(self, again: Callable[[StoredResponse], None]) -> None:
+        """Have `again` called with each background response that no coordinator makes any more."""
+
+        def taken(stored: Stored) -> None:
+            self._take(stored)
+            if isinstance(stored, StoredResponse) and stored.order is not None:
+                again(stored)
+
+        for stored in self.unfinished():
+            again(stored)
+        self._backing.begin(taken, self._dropped)
 
     def unfinished(self) -> list[StoredResponse]:
-        """Return the background responses that a former coordinator has not finished."""
+        """Return the background responses that are not finished."""
         return [
             stored
             for shelf in self._shelves.values()
@@ -123,15 +153,39 @@ class ResponseStore:
             if isinstance(stored, StoredResponse) and stored.order is not None
         ]
 
+    async def look(self, owner: str, *ids: str) -> None:
+        """Have these entries here as other coordinators left them. Raises StoreUnavailable."""
+        known = {(owner, i): self._found(i, owner) for i in ids if _STORED_ID.fullmatch(i)}
+        for key, stored in (await self._backing.newer(known)).items():
+            if stored is not None:
+                self._take(stored)
+            elif (known_here := known[key]) is not None:
+                self._dropped(known_here)
+
+    async def log_of(self, stored: StoredResponse) -> EventLog | None:
+        """Return the events of a response; None: none were kept. Raises StoreUnavailable."""
+        return stored.log or await self._backing.log_of(stored)
+
+    async def stop(self, stored: StoredResponse, timeout_s: float) -> None:
+        """Stop making a response, wherever it is made, and wait for it at most that long.
+
+        Raises StoreUnavailable.
+        """
+        if stored.making is not None and stored.is_being_made:
+            stored.making.cancel()
+            await asyncio.wait([stored.making], timeout=timeout_s)
+            await self._backing.saved()
+        elif stored.order is not None:
+            await self._backing.stop(stored, timeout_s)
+            await self.look(stored.owner, stored.id)
+
     async def saved(self) -> None:
-        """Wait until the file, if there is one, has all of this. Raises StoreUnavailable."""
-        if self._file is not None:
-            await self._file.saved()
+        """Wait until all of this is written where it outlives us. Raises StoreUnavailable."""
+        await self._backing.saved()
 
     async def close(self) -> None:
-        """Write what is still to be written, and close the file."""
-        if self._file is not None:
-            await self._file.close()
+        """Write what is still to be written, and let go of what is behind the memory."""
+        await self._backing.close()
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response of this owner. Raises ResponseNotFound."""
@@ -171,8 +225,8 @@ class ResponseStore:
 
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
         """Return an item by its id, from the stored response of its call; None if not found."""
-        made = ITEM_ID.fullmatch(item_id)
-        stored = None if made is None else self._found(RESPONSE_ID.format(made["unique"]), owner)
+        response_id = response_of(item_id)
+        stored = None if response_id is None else self._found(response_id, owner)
         items = () if stored is None else stored.items
         return next((item for item in items if item.id == item_id), None)
 
@@ -203,13 +257,28 @@ class ResponseStore:
         return max(len(shelf.by_id) / self._max_responses, shelf.num_bytes / self._max_bytes)
 
     def _remove(self, owner: str, stored_id: str) -> None:
+        removed = self._drop(owner, stored_id)
+        if removed.is_durable:
+            self._backing.delete(removed)
+
+    def _dropped(self, stored: Stored) -> None:
+        """Know that an entry is not stored any more."""
+        if self.has(stored):
+            self._drop(stored.owner, stored.id)
+
+    def _drop(self, owner: str, stored_id: str) -> Stored:
         shelf = self._shelves[owner]
         removed = shelf.remove(stored_id)
         removed.forget()
-        if self._file is not None and removed.is_durable:
-            self._file.delete((owner, stored_id))
         if not shelf.by_id:
             del self._shelves[owner]
+        return removed
+
+
+def response_of(item_id: object) -> str | None:
+    """Return the id of the response in whose call an item was made; None: it is no such id."""
+    made = ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
+    return None if made is None else RESPONSE_ID.format(made["unique"])
 
 
 STORE = web.AppKey("STORE", ResponseStore)

@@ -9,18 +9,18 @@ nothing that was answered; a machine that loses its power may lose its last mome
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pdserve.errors import ConfigError, StoreUnavailable
-
-log = logging.getLogger(__name__)
+from coordinator.stateful.storage.backing import Backing, Change, Key
+from coordinator.stateful.storage.saved_entries import decoded, encoder_of
+from coordinator.stateful.storage.stored import Stored
+from coordinator.stateful.storage.write_behind import WriteBehind
+from pdserve.errors import ConfigError
 
 VERSION: Final = 1  # of the schema; files of newer ones are refused
 _BUSY_S: Final = 5.0  # a coordinator that is being restarted may not have ended yet
@@ -34,12 +34,13 @@ CREATE TABLE entries (
 _PUT = "INSERT OR REPLACE INTO entries (owner, id, entry) VALUES (?, ?, ?)"
 _DELETE = "DELETE FROM entries WHERE owner = ? AND id = ?"
 
-Key = tuple[str, str]  # (owner, id)
 Encode = Callable[[], bytes]  # called by the writer's thread
 
 
-class StoreFile:
+class StoreFile(Backing):
     """One file, which no other coordinator can open meanwhile."""
+
+    is_durable = True
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it.
@@ -59,41 +60,32 @@ class StoreFile:
                 "`answers.store`, or 'memory' to keep them in memory"
             ) from error
         self._writer = ThreadPoolExecutor(1, "store")
-        self._pending: dict[Key, Encode | None] = {}  # None: deleted
-        self._next: asyncio.Future[None] | None = None  # the end of the transaction to come
-        self._running: asyncio.Future[None] | None = None
-        self._is_behind = False  # the last transaction failed
+        self._behind: WriteBehind[Encode | None] = WriteBehind(
+            str(path), self._write, lambda _, newer: newer
+        )  # None: deleted
 
-    def load(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield (owner, id, entry), the least recently written first."""
-        yield from self._database.execute("SELECT owner, id, entry FROM entries ORDER BY seq")
+    def load(self) -> Iterator[Stored]:
+        """Raises msgspec.MsgspecError for entries that are not pdserve's."""
+        entries = self._database.execute("SELECT owner, id, entry FROM entries ORDER BY seq")
+        return (decoded(*entry) for entry in entries)
 
-    def put(self, key: Key, encode: Encode) -> None:
-        """Have an entry written; it must not change any more."""
-        self._pending[key] = encode
-        self._begin()
+    def put(self, stored: Stored, change: Change | None = None) -> None:
+        """Have an entry written."""
+        self._behind.put((stored.owner, stored.id), encoder_of(stored))
 
-    def delete(self, key: Key) -> None:
+    def delete(self, stored: Stored) -> None:
         """Have an entry deleted."""
-        self._pending[key] = None
-        self._begin()
+        self._behind.put((stored.owner, stored.id), None)
 
     async def saved(self) -> None:
         """Wait until all that was put or deleted so far is in the file. Raises StoreUnavailable."""
-        waits_for = self._next or self._running
-        if waits_for is not None:
-            await asyncio.shield(waits_for)
+        await self._behind.saved()
 
     async def close(self) -> None:
         """Write what is still to be written, and close the file."""
         try:
-            if self._pending:
-                self._begin()
-            while self._running is not None:
-                await asyncio.wait([self._running])
+            await self._behind.close()
         finally:
-            if self._pending:
-                log.error("%d stored entries are lost: see above", len(self._pending))
             self._writer.shutdown()
             self._database.close()
 
@@ -114,48 +106,11 @@ class StoreFile:
                 database.execute(_CREATE)
             database.execute(f"PRAGMA user_version = {VERSION}")  # also takes the lock
 
-    # ---- on the event loop ---------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Begin the next transaction once the running one has ended."""
+    async def _write(self, batch: Mapping[Key, Encode | None]) -> None:
         loop = asyncio.get_running_loop()
-        if self._next is None:
-            self._next = loop.create_future()
-        if self._running is not None:
-            return
-        self._running, self._next = self._next, None
-        batch, self._pending = self._pending, {}
-        writing = loop.run_in_executor(self._writer, self._write, batch)
-        writing.add_done_callback(partial(self._over, batch, self._running))
+        await loop.run_in_executor(self._writer, self._write_now, batch)
 
-    def _over(
-        self,
-        batch: dict[Key, Encode | None],
-        ended: asyncio.Future[None],
-        writing: asyncio.Future[None],
-    ) -> None:
-        self._running = None
-        error = writing.exception()
-        if error is None:
-            ended.set_result(None)
-            if self._is_behind:
-                log.info("stored responses are written again: %s", self._path)
-            self._is_behind = False
-        else:
-            self._pending = batch | self._pending  # written with what comes next
-            if not self._is_behind:
-                log.error("stored responses cannot be written: %s: %s", self._path, error)
-            self._is_behind = True
-            ended.set_exception(
-                StoreUnavailable("what the call stores cannot be written to disk now")
-            )
-            ended.exception()  # not every transaction is waited for
-        if self._next is not None:
-            self._begin()
-
-    # ---- on the writer's thread ----------------------------------------------------------------
-
-    def _write(self, batch: Mapping[Key, Encode | None]) -> None:
+    def _write_now(self, batch: Mapping[Key, Encode | None]) -> None:
         with self._database as database:
             for key, encode in batch.items():
                 if encode is None:

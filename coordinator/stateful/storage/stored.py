@@ -132,6 +132,17 @@ class StoredConversation:
         call, num_before = self.last_call
         return tuple(self.items[:num_before] if call == unique else self.items)
 
+    def describe(self, metadata: dict[str, str]) -> None:
+        """Replace the metadata."""
+        self.metadata = metadata
+
+    def become(self, other: StoredConversation) -> None:
+        """Be as another coordinator left it."""
+        self.metadata = other.metadata
+        self.items = other.items
+        self.items_bytes = other.items_bytes
+        self.last_call = other.last_call
+
     def find(self, item_id: str) -> KeptItem:
         """Return an item by its id. Raises ItemNotFound."""
         for item in self.items:

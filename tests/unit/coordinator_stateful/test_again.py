@@ -25,7 +25,7 @@ async def path(tmp_path: Path) -> Path:
     """A file with one response, which its coordinator began and was stopped over."""
     path = tmp_path / "store.sqlite"
     async with (
-        served(waits_for(asyncio.Event()), store=ResponseStore(file=StoreFile(path))) as api,
+        served(waits_for(asyncio.Event()), store=ResponseStore(backing=StoreFile(path))) as api,
         client_of(api) as client,
     ):
         await client.responses.create(**ASKED, stream=True)
@@ -38,7 +38,7 @@ async def next_one(
     path: Path, generator: FakeGenerator | None = None
 ) -> AsyncIterator[tuple[Harness, ResponseStore, asyncio.Event]]:
     """Another coordinator with the file, which has no nodes until the event is set."""
-    ready, store = asyncio.Event(), ResponseStore(file=StoreFile(path))
+    ready, store = asyncio.Event(), ResponseStore(backing=StoreFile(path))
     async with served(generator, store=store) as api:
         go_on(api.server_context, store, ready)
         yield api, store, ready
@@ -56,7 +56,7 @@ async def test_it_is_finished_when_there_are_nodes(path: Path) -> None:
         done = await client.responses.retrieve(stored.id)
         assert (done.output_text, done.created_at) == ("Hello world", waiting.created_at)
         assert store.unfinished() == []
-    again = ResponseStore(file=StoreFile(path))
+    again = ResponseStore(backing=StoreFile(path))
     assert again.unfinished() == [], "and it is finished for good"
     await again.close()
 
@@ -86,7 +86,7 @@ async def test_one_that_waits_does_not_hold_up_the_end(path: Path) -> None:
     async with next_one(path) as (api, _, _):
         async with asyncio.timeout(5):
             await api.server.stop(60.0)
-    again = ResponseStore(file=StoreFile(path))
+    again = ResponseStore(backing=StoreFile(path))
     assert len(again.unfinished()) == 1
     await again.close()
 

@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def reopened(path: Path, **limits: int) -> ResponseStore:
-    return ResponseStore(file=StoreFile(path), **limits)
+    return ResponseStore(backing=StoreFile(path), **limits)
 
 
 def mode_of(path: Path) -> int:
@@ -139,7 +139,7 @@ async def test_a_write_that_fails_is_told_and_made_up_for(
 ) -> None:
     """As when the disk is full for a while."""
     file = StoreFile(path)
-    store = ResponseStore(file=file)
+    store = ResponseStore(backing=file)
 
     def fail(batch: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
