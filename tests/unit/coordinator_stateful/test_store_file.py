@@ -145,9 +145,9 @@ async def test_a_write_that_fails_is_told_and_made_up_for(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as full:
-        full.setattr(file, "_write", fail)
+        full.setattr(file, "_write_now", fail)
         store.put(answered("resp_a"))
-        with pytest.raises(StoreUnavailable, match="cannot be written to disk now"):
+        with pytest.raises(StoreUnavailable, match="cannot be written now"):
             await store.saved()
     assert has(store, "resp_a"), "it is still in memory"
     store.put(answered("resp_b"))

@@ -14,6 +14,9 @@ from pdserve.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
     import asyncpg
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection = PoolConnectionProxy[asyncpg.Record]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class Link:
         self._listener: asyncpg.Connection[asyncpg.Record] | None = None
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection. Raises StoreUnavailable, also for errors within."""
         import asyncpg
 
@@ -58,7 +61,7 @@ class Link:
             raise StoreUnavailable("the database of stored responses cannot be used now") from error
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    async def transaction(self) -> AsyncIterator[Connection]:
         """Lend a connection for one transaction. Raises StoreUnavailable."""
         async with self.connection() as connection, connection.transaction():
             yield connection

@@ -126,6 +126,6 @@ class Membership:
             if not await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", tables.LOCK):
                 return
             await connection.execute(tables.FORGET_DEAD)
-            number, num_bytes = await connection.fetchrow(tables.SIZE)
-            if number > self._bounds[0] or num_bytes > self._bounds[1]:
-                await connection.execute(tables.TRIM, *self._bounds)
+            for number, num_bytes in await connection.fetch(tables.SIZE):
+                if number > self._bounds[0] or num_bytes > self._bounds[1]:
+                    await connection.execute(tables.TRIM, *self._bounds)

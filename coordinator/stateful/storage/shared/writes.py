@@ -19,9 +19,7 @@ from coordinator.stateful.storage.stored import Stored, StoredConversation, Stor
 from pdserve.errors import ItemNotFound
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from coordinator.stateful.storage.shared.link import Connection
 
 
 @dataclass(frozen=True, slots=True)
