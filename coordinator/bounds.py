@@ -26,6 +26,8 @@ from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
+from coordinator.stateful.storage.shared.entries import MAX_BYTES as MAX_SHARED_BYTES
+from coordinator.stateful.storage.shared.entries import MAX_ENTRIES
 from coordinator.stateful.storage.store import MAX_BYTES, MAX_RESPONSES
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
 from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
@@ -131,6 +133,13 @@ BOUNDS = (
         "an even share while the store is full",
         f"{MAX_RESPONSES}, {_mib(MAX_BYTES)}",
         "who holds most loses the least recently used",
+    ),
+    Bound(
+        "Those in PostgreSQL, of all coordinators",
+        "-",
+        "an even share while the tables are full",
+        f"{MAX_ENTRIES}, {MAX_SHARED_BYTES >> 30} GiB",
+        "the same, once a minute",
     ),
     Bound(
         "Idempotency keys",

@@ -19,6 +19,7 @@ from pdserve.cluster.placement import GPU_SIGNS
 if TYPE_CHECKING:  # the unit tests need none of it
     from tests.cluster.client import Client
     from tests.cluster.fleet import Fleet
+    from tests.postgres import Postgres
 
 # Without a GPU our Triton kernels are interpreted. Triton looks when it is imported, by whomever.
 if not any(sign.exists() for sign in GPU_SIGNS):
@@ -118,3 +119,14 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
 
     async with Client(fleet.url) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    """A database server without databases."""
+    from tests.postgres import find_program, running_postgres
+
+    if find_program("initdb") is None:
+        pytest.skip("there is no PostgreSQL server here: install Debian's postgresql")
+    with running_postgres() as server:
+        yield server

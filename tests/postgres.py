@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import asyncpg
 
 _NOBODY = 65534
+_START_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,17 +48,16 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server; it takes connections when this returns."""
-        program = find_program("postgres")
         options = f"-c listen_addresses=127.0.0.1 -p {self._port} -k {self._folder}".split()
         fast = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=60"]
-        self._process = self._popen(
-            [str(program), "-D", str(self._folder / "data"), *options, *fast]
-        )
-        ready = find_program("pg_isready")
-        while subprocess.run(
-            [str(ready), "-q", "-h", "127.0.0.1", "-p", str(self._port)], check=False
-        ).returncode:
-            assert self._process.poll() is None, (self._folder / "log").read_text()
+        command = [str(find_program("postgres")), "-D", str(self._folder / "data"), *options, *fast]
+        asked = [str(find_program("pg_isready")), "-q", "-h", "127.0.0.1", "-p", str(self._port)]
+        deadline_s = time.monotonic() + _START_S
+        self._process = self._popen(command)
+        while subprocess.run(asked, check=False).returncode:
+            assert time.monotonic() < deadline_s, (self._folder / "log").read_text()
+            if self._process.poll() is not None:  # processes of one that was killed still end
+                self._process = self._popen(command)
 
     def make_files(self) -> None:
         """Make the server's files."""

@@ -1,4 +1,4 @@
-"""Writes the exact versions of all packages that pdserve needs: `make lock`.
+"""Writes the exact versions of all packages that the image needs: `make lock`.
 
 pip resolves them anew, as for a fresh environment, and installs nothing. The versions are those of
 this Python and platform; torch's build is left to the index that is used.
@@ -20,7 +20,11 @@ def main() -> None:
     """Run the command."""
     asked = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
     done = subprocess.run(
-        [*asked, "--report=-", str(ROOT)], capture_output=True, text=True, check=True, timeout=600
+        [*asked, "--report=-", f"{ROOT}[postgres]"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     packages = [item["metadata"] for item in json.loads(done.stdout)["install"]]
     lines = sorted(

@@ -337,8 +337,9 @@ class AnswerConfig(ConfigStruct, frozen=True):
     store: Annotated[
         str,
         Meta(
-            description="SQLite file of stored responses and conversations; memory: none; empty: a "
-            "file of the model and the port in the user's state directory, none with port 0"
+            description="SQLite file of stored responses and conversations, or postgresql://USER@"
+            "HOST/DATABASE for all coordinators; memory: none; empty: a file of the model and the "
+            "port in the user's state directory, none with port 0"
         ),
     ] = ""
 

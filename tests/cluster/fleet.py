@@ -193,8 +193,8 @@ class SecondCoordinator:
     It runs within the context, which may be entered again: then it is back on the same ports.
     """
 
-    def __init__(self, checkpoint: Path, **fields: Any) -> None:
-        answers = replace(fields.pop("answers", AnswerConfig()), store=STORE_IN_MEMORY)
+    def __init__(self, checkpoint: Path, store: str = STORE_IN_MEMORY, **fields: Any) -> None:
+        answers = replace(fields.pop("answers", AnswerConfig()), store=store)
         self._ports = [ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")]
         self._config = CoordinatorConfig(
             port=self._ports[0].port,

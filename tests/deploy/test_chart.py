@@ -59,6 +59,12 @@ VALUES: dict[str, Document] = {
     "a join token of one's own": {"auth": {"joinTokenSecret": "join"}},
     "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
     "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
+    "a shared database": {
+        "coordinator": {
+            "storeUrl": "postgresql://pdserve@db.example/answers",
+            "storePasswordSecret": "db",
+        }
+    },
     "settings": {
         "coordinator": {
             "settings": {

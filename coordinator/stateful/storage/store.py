@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 
 from aiohttp import web
 
 from coordinator.api.responses.items import KeptItem
 from coordinator.stateful.storage.backing import Backing, Change
+from coordinator.stateful.storage.shelves import Shelves
 from coordinator.stateful.storage.stored import (
     RESPONSE_ID,
     EventLog,
@@ -31,26 +31,6 @@ _STORED_ID = re.compile(r"(resp|conv)_[0-9A-Za-z]{1,64}")
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
 
 
-class _Shelf:
-    """The stored entries of one owner."""
-
-    def __init__(self) -> None:
-        self.by_id: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
-        self.num_bytes = 0
-        self._bytes_of: dict[str, int] = {}  # id |-> size when last counted
-
-    def add(self, stored: Stored) -> None:
-        """Add a new entry, or update one that has changed."""
-        self.by_id[stored.id] = stored
-        self.by_id.move_to_end(stored.id)
-        self.num_bytes += stored.num_bytes - self._bytes_of.get(stored.id, 0)
-        self._bytes_of[stored.id] = stored.num_bytes
-
-    def remove(self, stored_id: str) -> Stored:
-        self.num_bytes -= self._bytes_of.pop(stored_id)
-        return self.by_id.pop(stored_id)
-
-
 class ResponseStore:
     """A bounded store of responses and conversations, fair between owners.
 
@@ -69,15 +49,14 @@ class ResponseStore:
         max_bytes: int = MAX_BYTES,
         backing: Backing | None = None,
     ) -> None:
-        self._max_responses = max_responses
         self._max_bytes = max_bytes
+        self._shelves = Shelves(max_responses, max_bytes)
         self._backing = backing or Backing()
-        self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries, at least one
         for stored in self._backing.load():
             self._take(stored)
 
     def __len__(self) -> int:
-        return sum(len(shelf.by_id) for shelf in self._shelves.values())
+        return len(self._shelves)
 
     def put(self, stored: Stored) -> None:
         """Store a new entry; one that is larger than the whole store is not kept."""
@@ -90,10 +69,8 @@ class ResponseStore:
 
     def _take(self, stored: Stored) -> None:
         """Take a new or a changed entry in; others go if there is no room."""
-        self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
-        while len(self) > self._max_responses or self._num_bytes > self._max_bytes:
-            owner = max(self._shelves, key=self._part_of)
-            evicted = self._drop(owner, next(iter(self._shelves[owner].by_id)))
+        for evicted in self._shelves.add(stored):
+            evicted.forget()
             if evicted.is_durable:
                 self._backing.evict(evicted)
 
@@ -148,14 +125,13 @@ class ResponseStore:
         """Return the background responses that are not finished."""
         return [
             stored
-            for shelf in self._shelves.values()
-            for stored in shelf.by_id.values()
+            for stored in self._shelves
             if isinstance(stored, StoredResponse) and stored.order is not None
         ]
 
     async def look(self, owner: str, *ids: str) -> None:
         """Have these entries here as other coordinators left them. Raises StoreUnavailable."""
-        known = {(owner, i): self._found(i, owner) for i in ids if _STORED_ID.fullmatch(i)}
+        known = {(owner, i): self._shelves.find(owner, i) for i in ids if _STORED_ID.fullmatch(i)}
         for key, stored in (await self._backing.newer(known)).items():
             if stored is not None:
                 self._take(stored)
@@ -189,7 +165,7 @@ class ResponseStore:
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response of this owner. Raises ResponseNotFound."""
-        stored = self._found(response_id, owner)
+        stored = self._shelves.find(owner, response_id)
         if not isinstance(stored, StoredResponse):
             raise ResponseNotFound(f"Response with id {response_id[:128]!r} not found.")
         return stored
@@ -199,7 +175,7 @@ class ResponseStore:
 
         Raises PreviousResponseNotFound, or InvalidRequest for a response without an answer.
         """
-        stored = self._found(response_id, owner)
+        stored = self._shelves.find(owner, response_id)
         param = "previous_response_id"
         if not isinstance(stored, StoredResponse):
             raise PreviousResponseNotFound(
@@ -216,7 +192,7 @@ class ResponseStore:
         self, conversation_id: str, owner: str, param: str | None = None
     ) -> StoredConversation:
         """Return a conversation of this owner. Raises ConversationNotFound, which names `param`."""
-        stored = self._found(conversation_id, owner)
+        stored = self._shelves.find(owner, conversation_id)
         if not isinstance(stored, StoredConversation):
             raise ConversationNotFound(
                 f"Conversation with id {conversation_id[:128]!r} not found.", param
@@ -226,35 +202,18 @@ class ResponseStore:
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
         """Return an item by its id, from the stored response of its call; None if not found."""
         response_id = response_of(item_id)
-        stored = None if response_id is None else self._found(response_id, owner)
+        stored = None if response_id is None else self._shelves.find(owner, response_id)
         items = () if stored is None else stored.items
         return next((item for item in items if item.id == item_id), None)
 
     def has(self, stored: Stored) -> bool:
         """Return whether this very object is still stored; if so, mark it as recently used."""
-        return self._found(stored.id, stored.owner) is stored
+        return self._shelves.find(stored.owner, stored.id) is stored
 
     def discard(self, stored: Stored) -> None:
         """Remove an entry, if it is still stored."""
         if self.has(stored):
             self._remove(stored.owner, stored.id)
-
-    def _found(self, stored_id: str, owner: str) -> Stored | None:
-        """Return an entry of this owner, and mark it as recently used."""
-        shelf = self._shelves.get(owner)
-        if shelf is None or stored_id not in shelf.by_id:
-            return None
-        shelf.by_id.move_to_end(stored_id)
-        return shelf.by_id[stored_id]
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(shelf.num_bytes for shelf in self._shelves.values())
-
-    def _part_of(self, owner: str) -> float:
-        """Return the owner's share of the store, by number or by bytes, whichever is larger."""
-        shelf = self._shelves[owner]
-        return max(len(shelf.by_id) / self._max_responses, shelf.num_bytes / self._max_bytes)
 
     def _remove(self, owner: str, stored_id: str) -> None:
         removed = self._drop(owner, stored_id)
@@ -267,11 +226,8 @@ class ResponseStore:
             self._drop(stored.owner, stored.id)
 
     def _drop(self, owner: str, stored_id: str) -> Stored:
-        shelf = self._shelves[owner]
-        removed = shelf.remove(stored_id)
+        removed = self._shelves.remove(owner, stored_id)
         removed.forget()
-        if not shelf.by_id:
-            del self._shelves[owner]
         return removed
 
 
