@@ -25,7 +25,7 @@ class Bucket:
         Nothing is missing from an unlimited one.
         """
         bucket = Bucket(per_minute, now_s)
-        bucket.take(self.per_minute - self.level(now_s), now_s)
+        bucket.take(self.missing(now_s), now_s)
         return bucket
 
     def level(self, now_s: float) -> float:
@@ -34,6 +34,10 @@ class Bucket:
         self._level = min(self._level + inflow, float(self.per_minute))
         self._at_s = now_s
         return self._level
+
+    def missing(self, now_s: float) -> float:
+        """Return how much is missing until it is full."""
+        return self.per_minute - self.level(now_s)
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """Return the seconds until the level reaches `amount`, or the capacity if that is less."""

@@ -1,4 +1,4 @@
-"""The usage of each key by the hour, in SQLite.
+"""The usage of each key by the hour, and what tenants owe to their rate limits, in SQLite.
 
 Amounts are added up in memory and written once a second by a dedicated thread, so no request waits
 for a disk. A coordinator that is killed loses at most the last second. What cannot be written, for
@@ -31,6 +31,12 @@ CREATE TABLE IF NOT EXISTS usage (
     PRIMARY KEY (hour, tenant, key_id, model)
 ) WITHOUT ROWID
 """
+_CREATE_OWED = """
+CREATE TABLE IF NOT EXISTS owed (
+    tenant TEXT PRIMARY KEY, requests REAL NOT NULL, tokens REAL NOT NULL, at REAL NOT NULL
+) WITHOUT ROWID
+"""
+_OWE = "INSERT OR REPLACE INTO owed VALUES (?, ?, ?, ?)"
 _ADD = """
 INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET
@@ -64,6 +70,14 @@ class Amounts(NamedTuple):
         return Amounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+class Owed(NamedTuple):
+    """What is missing from a tenant's full buckets."""
+
+    requests: float
+    tokens: float
+    at_s: float  # since 1970
+
+
 class Ledger:
     """Adds usage to one SQLite file until it is closed."""
 
@@ -76,11 +90,15 @@ class Ledger:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, {})
+            _write(path, {}, {})
+            with connected(path) as database:
+                rows = database.execute("SELECT tenant, requests, tokens, at FROM owed")
+                self._owed = {tenant: Owed(*owed) for tenant, *owed in rows}  # at the start
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"cannot keep usage in {path}: {error}") from error
         self._lock = threading.Lock()
-        self._pending: dict[Account, Amounts] = {}  # guarded by the lock
+        self._pending: dict[Account, Amounts] = {}  # guarded by the lock, as the next one
+        self._pending_owed: dict[str, Owed] = {}
         self._is_behind = False  # the last attempt to write failed; only the writer knows
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write_until_closed, name="usage", daemon=True)
@@ -90,6 +108,15 @@ class Ledger:
         """Add the amounts of a finished request; does not wait for the disk."""
         with self._lock:
             self._pending[account] = self._pending.get(account, Amounts()).plus(amounts)
+
+    def owe(self, tenant: str, owed: Owed) -> None:
+        """Remember what a tenant owes now; does not wait for the disk."""
+        with self._lock:
+            self._pending_owed[tenant] = owed
+
+    def owed(self, tenant: str) -> Owed | None:
+        """Return what a tenant owed when the last coordinator ended."""
+        return self._owed.get(tenant)
 
     def close(self) -> None:
         """Write pending amounts, and stop the writer thread."""
@@ -108,10 +135,11 @@ class Ledger:
     def _flush(self) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
-        if not pending:
+            owed, self._pending_owed = self._pending_owed, {}
+        if not (pending or owed):
             return
         try:
-            _write(self._path, pending)
+            _write(self._path, pending, owed)
         except sqlite3.Error as error:
             if not self._is_behind:  # it is tried every second: one line is enough
                 log.error(
@@ -120,16 +148,20 @@ class Ledger:
             self._is_behind = True
             for account, amounts in pending.items():
                 self.add(account, amounts)
+            with self._lock:
+                self._pending_owed = owed | self._pending_owed
         else:
             if self._is_behind:
                 log.info("usage is written again: %s", self._path)
             self._is_behind = False
 
 
-def _write(path: Path, pending: Mapping[Account, Amounts]) -> None:
+def _write(path: Path, pending: Mapping[Account, Amounts], owed: Mapping[str, Owed]) -> None:
     with connected(path) as database:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(_CREATE)  # each time: the file may have been moved away
+        database.execute(_CREATE_OWED)
+        database.executemany(_OWE, [(tenant, *owed[tenant]) for tenant in owed])
         database.executemany(_ADD, [(*account, *used) for account, used in pending.items()])
 
 

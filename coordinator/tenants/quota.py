@@ -21,11 +21,20 @@ class Quota:
     Each of `num_shares` coordinators allows an equal part of them.
     """
 
-    def __init__(self, tenant: Tenant, now_s: float) -> None:
+    def __init__(
+        self, tenant: Tenant, now_s: float, owed: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """`owed` are the requests and tokens that are missing from full buckets."""
         self._tenant = tenant
         self._num_shares = 1
         self._requests = Bucket(tenant.requests_per_minute, now_s)
         self._tokens = Bucket(tenant.tokens_per_minute, now_s)
+        self._requests.take(owed[0], now_s)
+        self._tokens.take(owed[1], now_s)
+
+    def owed(self, now_s: float) -> tuple[float, float]:
+        """Return the requests and tokens that are missing from full buckets."""
+        return self._requests.missing(now_s), self._tokens.missing(now_s)
 
     def follow(self, tenant: Tenant, num_shares: int, now_s: float) -> None:
         """Adopt the tenant's limits, and this coordinator's part, if they have changed."""

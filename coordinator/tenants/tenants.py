@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.tenants.identity import ANYBODY, Tenant
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import key_id
-from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger
+from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger, Owed
 from coordinator.tenants.quota import Quota
 from pdserve.clock import Clock
 from pdserve.errors import Unauthorized
@@ -67,6 +67,7 @@ class Tenants:
         """Charge the start of a call. Raises RateLimited."""
         if admitted.quota is not None:
             admitted.quota.take_request(self._clock.now())
+            self._owe(admitted.tenant, admitted.quota)
 
     def take_prompt(self, admitted: Admitted, num_tokens: int) -> None:
         """Charge the prompt of a call. Raises RateLimited."""
@@ -87,6 +88,7 @@ class Tenants:
         if admitted.quota is not None:
             spent = used.prompt_tokens + used.output_tokens
             admitted.quota.charge(spent - admitted.num_charged, self._clock.now())
+            self._owe(admitted.tenant, admitted.quota)
         if self._ledger is not None:
             hour = int(time.time()) // HOUR_S
             account = Account(hour, admitted.tenant.name, admitted.key_id, self._model)
@@ -104,6 +106,19 @@ class Tenants:
         now_s = self._clock.now()
         quota = self._quotas.get(tenant.name)
         if quota is None:
-            quota = self._quotas[tenant.name] = Quota(tenant, now_s)
+            quota = self._quotas[tenant.name] = self._begun(tenant, now_s)
         quota.follow(tenant, self._num_shares, now_s)
         return quota
+
+    def _begun(self, tenant: Tenant, now_s: float) -> Quota:
+        """Return the quota as the coordinator before left it, refilled since then."""
+        owed = None if self._ledger is None else self._ledger.owed(tenant.name)
+        if owed is None:
+            return Quota(tenant, now_s)
+        since_s = max(0.0, time.time() - owed.at_s)
+        return Quota(tenant, now_s - since_s, (owed.requests, owed.tokens))
+
+    def _owe(self, tenant: Tenant, quota: Quota) -> None:
+        if self._ledger is not None:
+            owed = quota.owed(self._clock.now())
+            self._ledger.owe(tenant.name, Owed(*owed, at_s=time.time()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from coordinator.tenants.buckets import Bucket
 from coordinator.tenants.identity import Tenant
-from coordinator.tenants.ledger import Amounts
+from coordinator.tenants.key_book import KeyBook
+from coordinator.tenants.keys import hash_key
+from coordinator.tenants.ledger import Amounts, Ledger
 from coordinator.tenants.quota import Quota, format_wait
 from coordinator.tenants.tenants import Admitted, Tenants
 from pdserve.clock import ManualClock
@@ -167,3 +170,39 @@ def test_headers_are_openais() -> None:
 )
 def test_waits_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert format_wait(seconds) == text
+
+
+def test_what_was_used_up_before_a_restart_is_used_up_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next coordinator's clock begins anew, and the buckets have been refilled meanwhile."""
+    file, since_1970 = tmp_path / "keys.toml", 1e9
+    limits = "requests_per_minute = 4\ntokens_per_minute = 600"
+    file.write_text(f'[tenants.acme]\nkeys = ["{hash_key("key")}"]\n{limits}')
+
+    def tenants(clock: ManualClock) -> Tenants:
+        keys = KeyBook(file, {}, ("standard",), clock)
+        return Tenants(keys, Ledger(tmp_path / "usage.sqlite"), "m", clock)
+
+    monkeypatch.setattr("time.time", lambda: since_1970)
+    first = tenants(ManualClock(1000.0))
+    for _ in range(4):
+        admitted = first.identify("key")
+        first.begin(admitted)
+        first.end(admitted, Amounts(1, 0, 100, 0, 50))
+    with pytest.raises(RateLimited):
+        first.begin(admitted)
+    first.close()
+
+    since_1970 += 15
+    clock = ManualClock()
+    second = tenants(clock)
+    admitted = second.identify("key")
+    headers = second.headers(admitted)
+    assert headers["x-ratelimit-remaining-requests"] == "1"
+    assert headers["x-ratelimit-remaining-tokens"] == "150"
+    second.begin(admitted)
+    with pytest.raises(RateLimited) as refused:
+        second.begin(admitted)
+    assert refused.value.retry_after_s == pytest.approx(15)
+    second.close()
