@@ -125,7 +125,7 @@ class Renderer:
         released = asyncio.run(
             helm_sdkpy.Install(configuration).run(release, str(CHART), values or {}, wait=False)
         )
-        documents = yaml.safe_load_all(released["manifest"])
+        documents = yaml.load_all(released["manifest"], yaml.CSafeLoader)
         return [document for document in documents if document]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -92,13 +93,14 @@ class Setting:
         return value
 
 
-def settings_of(struct: type[ConfigStruct]) -> list[Setting]:
+@cache
+def settings_of(struct: type[ConfigStruct]) -> tuple[Setting, ...]:
     """Every setting of `struct`, those of sections included, in the order of the fields.
 
     Raises:
         TypeError: two fields share a name, or a nested struct's default is not its plain one.
     """
-    settings = list(_walk(struct, ()))
+    settings = tuple(_walk(struct, ()))
     names = [setting.option for setting in settings]
     if len(set(names)) < len(names):
         raise TypeError(f"{struct.__name__}: two fields would be the same flag: {sorted(names)}")

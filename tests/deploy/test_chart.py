@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import kubernetes_validate
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
-from pdserve.settings.flags import config_from
+from pdserve.settings.flags import FlagParser, config_from
 from tests.deploy.custom_resources import SCHEMAS
 from tools import kustomize
 from tools.chart import Document, Renderer, renderer
@@ -131,6 +132,11 @@ def workloads(documents: Sequence[Document]) -> dict[str, Document]:
     }
 
 
+@cache
+def parser() -> FlagParser:
+    return build_parser()
+
+
 def config_of(component: str, document: Document) -> CoordinatorConfig | NodeConfig:
     """What pdserve makes of its command line, with Kubernetes' variables put in."""
     (container,) = pod_of(document)["containers"]
@@ -141,7 +147,7 @@ def config_of(component: str, document: Document) -> CoordinatorConfig | NodeCon
     ]
     assert arguments[0] == component
     config: type[Any] = CoordinatorConfig if component == "coordinator" else NodeConfig
-    found = config_from(config, build_parser().parse_args(arguments))
+    found = config_from(config, parser().parse_args(arguments))
     assert not isinstance(found, ClusterConfig)
     return found
 

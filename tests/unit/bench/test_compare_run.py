@@ -228,21 +228,21 @@ def test_the_report_is_one_json_object_and_files(
 
     monkeypatch.setattr(Clusters, "launch", launch)
     flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --no-one-node"
-    short = "--rates 50,100 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
+    short = "--rates 400,500 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
     promise = "--ttft-s 9 --tpot-s 9"
     words = [*flags.split(), *short.split(), *promise.split()]
     assert main(["bench", "compare", f"--out={tmp_path}", *words]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert [(mode["mode"], mode["goodput"]) for mode in report["modes"]] == [
-        ("disaggregated", 100.0),
-        ("colocated", 100.0),
+        ("disaggregated", 500.0),
+        ("colocated", 500.0),
     ]
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert report["setup"]["config"]["seed"] == 0
     assert report["setup"]["machine"]
     assert report["setup"]["packages"]["numpy"]
-    assert "disaggregated at 50/s" in captured.err
+    assert "disaggregated at 400/s" in captured.err
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "report.json",
