@@ -22,6 +22,7 @@ from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.call_watch import CallWatch
+from coordinator.costs import Costs
 from coordinator.measured_promises import MeasuredPromises
 from coordinator.page.history import History
 from coordinator.page.live import Live
@@ -52,6 +53,7 @@ from coordinator.text.parts import ToolFormat
 from coordinator.tracing.otlp import make_tracing
 from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
+from pdserve.costs import Prices
 from pdserve.exposition import Exposition
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.process.collector import freeze_loaded_objects
@@ -139,6 +141,10 @@ class Coordinator:
             "pool",
             lambda: {str(pool): float(n) for pool, n in self._desired_nodes().items()},
         )
+        self._costs: Costs | None = None
+        if config.routing.price:
+            self._costs = Costs(Prices.of(config.routing.price), self._registry, SystemClock())
+            self._costs.watch(self._metrics)
         self._drains = Drains(self._registry, config.mode)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)
         self._ready = asyncio.Event()  # once a request could be served
@@ -198,6 +204,7 @@ class Coordinator:
             recent_calls=self._calls.recent(),
             absent=self._absent.nodes(),
             desired_nodes=self._desired_nodes(),
+            costs=None if self._costs is None else self._costs.now(),
         )
 
     def _desired_nodes(self) -> dict[RoleName, int]:
@@ -216,6 +223,8 @@ class Coordinator:
         ]
         if self._tracing is not None:
             listeners.append(self._tracing.call_ended)
+        if self._costs is not None:
+            listeners.append(self._costs.call_ended)
         return listeners
 
     def _make_app(self, classes: ServiceClasses, tenants: Tenants) -> web.Application:
@@ -264,12 +273,14 @@ class Coordinator:
 
     @asynccontextmanager
     async def _sizing(self) -> AsyncIterator[None]:
-        """Keep the desired numbers of nodes up to date meanwhile; driven by time, as loads are."""
+        """Keep desired numbers of nodes, and costs, up to date; driven by time, as loads are."""
 
         async def look() -> None:
             while True:
                 await asyncio.sleep(self._config.timeouts.heartbeat_s)
                 self._desired.tick(self._loads.demands(POOLS[self._config.mode]))
+                if self._costs is not None:
+                    self._costs.tick()
 
         task = asyncio.create_task(look())
         try:

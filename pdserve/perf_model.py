@@ -155,6 +155,16 @@ class PerfModel:
         )
         return raw_s * self.decode_ratio
 
+    def prompt_share(self, shape: StepShape) -> float:
+        """Return which share of a step is for its chunks of prompts: what they add to decodes."""
+        if not shape.prefill_pairs:
+            return 0.0
+        if not shape.decode_context:
+            return 1.0
+        return max(
+            0.0, 1 - self.decode_s(shape.num_sampled, shape.decode_context) / self.step_s(shape)
+        )
+
     def prefill_s(self, num_uncached: int, num_cached: int, token_budget: int) -> float:
         """Return the predicted time to prefill one prompt alone, in chunks of `token_budget`.
 

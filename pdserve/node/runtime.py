@@ -168,7 +168,7 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
-        self._busy = BusyShare(parts.clock.now())
+        self._busy = BusyShare(parts.perf, parts.clock.now())
         services.on_step(self._busy.stepped)
         samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
         services.on_step(samples.stepped)
@@ -378,6 +378,7 @@ class Node:
             loop_lag_s=self._loop_lag_s(),
             certificate_ends_at=self._certificate.seconds(),
             busy_share=self._busy.share(parts.clock.now()),
+            prompt_share=self._busy.prompts,
         )
 
     def _attached(self, link: CoordinatorLink) -> None:

@@ -137,6 +137,7 @@ class LoadReport(Message, frozen=True):
     loop_lag_s: float = 0.0  # longest lag of the node's event loop in the last minute
     certificate_ends_at: float = 0.0  # seconds since 1970; 0: it has none, or cannot tell
     busy_share: float = 0.0  # of the last seconds, in which it computed steps
+    prompt_share: float = 0.0  # of the last seconds, in which it computed chunks of prompts
 
     def check(self) -> None:
         """Check a report that a node has sent.
@@ -159,6 +160,7 @@ class LoadReport(Message, frozen=True):
             self.loop_lag_s,
             self.certificate_ends_at,
             self.busy_share,
+            self.prompt_share,
         )
         if not all(0 <= number < inf for number in numbers):
             raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")

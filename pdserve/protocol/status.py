@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from pdserve.costs import TokenCosts
 from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import LinkState
@@ -105,6 +106,7 @@ class CoordinatorStatus(Message, frozen=True, kw_only=True):
     recent_calls: RecentCalls = RecentCalls()
     absent: list[AbsentNode] = []
     desired_nodes: dict[RoleName, int] = {}  # that each pool should have; empty: not known yet
+    costs: TokenCosts | None = None  # of the last minutes; None: it does not know what nodes cost
 
 
 class WaitingClass(Message, frozen=True):

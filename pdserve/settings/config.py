@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.addresses import check_addresses, check_own_host
+from pdserve.costs import DESCRIPTION, Prices
 from pdserve.entry_points import Kind
 from pdserve.settings.flag_groups import COORDINATOR, NODE
 from pdserve.settings.security import SecurityConfig
@@ -308,11 +309,16 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool,
         Meta(description="move nodes between pools when load shifts; one coordinator does so"),
     ] = False
+    price: Annotated[
+        list[str],
+        Meta(description=f"{DESCRIPTION}; empty: what tokens cost is not shown"),
+    ] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, where a name or a share is wrong."""
         ROUTERS.check(self.router)
         parse_shares(self.revision_shares)
+        Prices.of(self.price)
 
 
 STORE_IN_MEMORY = "memory"  # an `answers.store`

@@ -209,15 +209,8 @@ class Node:
         self.num_steps += 1
         self.busy_s += seconds
         if shape.prefill_pairs:
-            self.prompt_s += seconds * self._prompt_share(shape)
+            self.prompt_s += seconds * self.perf.prompt_share(shape)
         self.perf.observe(shape, seconds, ended_s)
-
-    def _prompt_share(self, shape: StepShape) -> float:
-        """Return which share of a step is for its chunks: what they add to its decodes."""
-        if not shape.decode_context:
-            return 1.0
-        decode_s = self.perf.decode_s(shape.num_sampled, shape.decode_context)
-        return max(0.0, 1 - decode_s / self.perf.step_s(shape))
 
     # ---- strides -------------------------------------------------------------------------------
 

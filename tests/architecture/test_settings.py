@@ -57,6 +57,7 @@ OF_A_FORM = {  # of those that are texts: other policies may be installed
     "policy.decode_policy": "max-batch",
     "routing.router": "least-loaded",
     "routing.revision_shares": ["4f0c=1"],
+    "routing.price": ["decode=2"],
     "handoff.links": ["* * delay=1"],
 }
 

@@ -38,6 +38,7 @@ from tests.cluster.forked import ForkedChild
 START_S = 90.0
 LONG_S = {"drain_s": 60.0, "liveness_s": 30.0, "lease_s": 60.0, "transfer_s": 60.0}
 PROFILE_S = 0.2  # of a tiny model
+ROUTING = RoutingConfig(router="least-loaded", admission=False, price=["prefill=2.5", "decode=1"])
 # Events, however late a busy machine lets anybody see them. Nothing here comes of a deadline: those
 # that would end a request in the end anyway are far longer (`fleet_config`).
 SETTLE_S = 10.0  # until what a request held must be free again
@@ -167,7 +168,7 @@ def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
         checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
         engine=EngineConfig(**(engine | fields.pop("engine", {}))),
         profile=ProfileConfig(profile_s=PROFILE_S),
-        routing=fields.pop("routing", RoutingConfig(router="least-loaded", admission=False)),
+        routing=fields.pop("routing", ROUTING),
         timeouts=Timeouts(**(LONG_S | fields.pop("timeouts", {}))),
         **fields,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet
+from tests.cluster.fleet import SETTLE_S, Fleet, poll, read_gauges
 
 
 async def test_metrics_can_be_read_all_the_time(fleet: Fleet, client: Client) -> None:
@@ -60,3 +61,22 @@ async def test_nodes_follow_how_long_their_steps_really_take(fleet: Fleet, clien
     assert prefill["perf_prefill_ratio"] != 1.0 != decode["perf_decode_ratio"]
     assert 0 < prefill["perf_prefill_error"] <= 1
     assert 0 < decode["perf_decode_error"] <= 1
+
+
+async def test_what_tokens_cost_is_shown_where_nodes_have_prices(
+    fleet: Fleet, client: Client
+) -> None:
+    """One prefill node and two decode nodes; costs are looked at with every heartbeat."""
+    await client.complete(make_prompt(300, "paid"), 30)
+
+    async def is_paid() -> bool:
+        costs = (await fleet.status()).coordinator.costs
+        return costs is not None and {"uncached_input", "output"} <= costs.per_million.keys()
+
+    await poll(is_paid, SETTLE_S, lambda: "no cost of tokens")
+    costs = (await fleet.status()).coordinator.costs
+    assert costs is not None
+    assert 0 < costs.per_hour < 4.51, "by the last minutes, in which the nodes came"
+    assert 0 < costs.idle_share < 1
+    gauges = await read_gauges(fleet.url.removeprefix("http://"))
+    assert gauges["cost_per_hour"] == pytest.approx(costs.per_hour, rel=0.1)

@@ -12,7 +12,7 @@ from pdserve.clock import SystemClock
 from pdserve.metrics import NodeMetrics
 from pdserve.node.reports import gauges
 from pdserve.perf_model import PerfModel
-from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig, RoutingConfig
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from prefill_node.service import PrefillNode
 
@@ -44,7 +44,7 @@ async def exposed() -> dict[str, set[str]]:
 
 
 def _of_coordinator() -> dict[str, tuple[str, ...]]:
-    config = CoordinatorConfig()
+    config = CoordinatorConfig(routing=RoutingConfig(price=["decode=2"]))
     model = load_served_model(config.checkpoint, config.answers.pooling)
     classes = parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS)
     tenants = Tenants(None, None, model.name, SystemClock())

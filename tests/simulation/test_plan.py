@@ -108,7 +108,7 @@ def test_candidates_come_by_price_and_the_front_only_falls(plan: PlanReport) -> 
 
 @pytest.mark.parametrize("word", ["prefill", "prefill=x", "gpu=2", "decode=0", "decode=-1"])
 def test_what_is_no_price_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="must be prefill=AMOUNT or decode=AMOUNT"):
+    with pytest.raises(ConfigError, match="no price: write prefill=AMOUNT"):
         _ = PlanConfig(price=[word]).prices
 
 

@@ -29,7 +29,15 @@ function showVitals(news) {
     vital("Promises kept", inPercent(share), share === null ? "" : share < 0.9 ? "bad" : share < 0.99 ? "warn" : ""),
     vital("Refused, failed", `${refused}, ${failed}`, failed ? "bad" : refused ? "warn" : ""),
     vital("Cached share", inPercent(status.prefixes.cached_share)),
+    ...costVitals(status.coordinator.costs),
   );
+}
+
+/** Only where prices are given. */
+function costVitals(costs) {
+  if (!costs) return [];
+  const output = costs.per_million_output;
+  return [vital("Cost / h, idle", `${inCount(costs.per_hour)}, ${inPercent(costs.idle_share)}`), vital("Cost / M output", output === null ? "–" : inCount(output))];
 }
 
 function showState(status) {

@@ -76,6 +76,12 @@ def _requests(status: ClusterStatus) -> Iterator[Text]:
     if status.waiting or refused:
         waiting = f"{status.waiting} waiting for room"
         yield Text("  ".join([waiting, *(["refused: " + ", ".join(refused)] if refused else [])]))
+    if (costs := status.coordinator.costs) is not None:
+        per_million = [
+            f"{kind.replace('_', ' ')} {cost:.4g}" for kind, cost in costs.per_million.items()
+        ]
+        tokens = f"  a million tokens: {', '.join(per_million)}" if per_million else ""
+        yield Text(f"costs {costs.per_hour:.4g} an hour, {costs.idle_share:.0%} of it idle{tokens}")
     prefixes = status.prefixes
     if prefixes.cached_share:
         yield Text(f"{prefixes.cached_share:.0%} of prompt tokens were in a prefix cache")

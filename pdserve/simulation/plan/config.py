@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from pdserve.costs import DESCRIPTION, Prices
 from pdserve.errors import ConfigError
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
@@ -35,7 +36,7 @@ class PlanConfig(PredictConfig, frozen=True):
     max_nodes: Annotated[Count, Meta(description="most nodes to consider")] = 8
     price: Annotated[
         list[str],
-        Meta(description="price of a node-hour: prefill=2.5 and decode=1.2; by default 1 each"),
+        Meta(description=f"{DESCRIPTION}; by default 1 each"),
     ] = msgspec.field(default_factory=list)
 
     @property
@@ -45,24 +46,7 @@ class PlanConfig(PredictConfig, frozen=True):
         Raises:
             ConfigError: one of them is no price.
         """
-        found = {"prefill": 1.0, "decode": 1.0}
-        for word in self.price:
-            role, _, amount = word.partition("=")
-            try:
-                found[role.strip()] = float(amount)
-            except ValueError as error:
-                raise ConfigError(f"--price {word}: must be prefill=AMOUNT or decode=AMOUNT") from (
-                    error
-                )
-        if len(found) > 2 or min(found.values()) <= 0:
-            raise ConfigError(
-                f"--price {','.join(self.price)}: must be prefill=AMOUNT or decode=AMOUNT, above 0"
-            )
-        return Prices(**found)
-
-
-class Prices(msgspec.Struct, frozen=True):
-    """What an hour of a node costs, in any currency."""
-
-    prefill: float
-    decode: float
+        try:
+            return Prices.of(self.price)
+        except ValueError as error:
+            raise ConfigError(f"--price: {error}") from error

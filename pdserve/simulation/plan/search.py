@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from pdserve.bench.load.outcome import Promise
+from pdserve.costs import Prices, TokenCosts
 from pdserve.settings.config import Mode
-from pdserve.simulation.plan.config import Prices
-from pdserve.simulation.plan.cost import Cost, cost_of, price_per_hour
+from pdserve.simulation.plan.cost import cost_of, price_per_hour
 from pdserve.simulation.plan.knee import Knee, knee_of
 from pdserve.simulation.predict.deployment import Deployment, Result, Rig, runs_of
 from pdserve.simulation.predict.goodput import pooled
@@ -27,7 +27,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     deployment: Deployment
     attainment: float
-    cost: Cost
+    cost: TokenCosts
     result: Result  # of the first seed
 
     @property
