@@ -151,6 +151,19 @@ class CoordinatorMetrics(_Registry):
             "revision",
             "outcome",
         )
+        self.revision_ttft = self._histogram(
+            "revision_time_to_first_token_seconds",
+            "Receipt -> first token of requests that ended well, by their nodes' revision",
+            LONG_BUCKETS_S,
+            "revision",
+        )
+        self.revision_tpot = self._histogram(
+            "revision_time_per_output_token_seconds",
+            "Mean time per token after the first of requests that ended well, by their nodes' "
+            "revision",
+            SHORT_BUCKETS_S,
+            "revision",
+        )
         self.interruption_gap = self._histogram(
             "request_interruption_seconds", "Interruption -> next token", LONG_BUCKETS_S
         )

@@ -303,10 +303,19 @@ class Flow:
         self._line_keeper.look()
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
         if running.dispatch is not None:
-            revision = running.dispatch.booking.placement.revision
-            outcome = running.journey.error or "ok"
-            self._metrics.revision_requests.labels(revision, outcome).inc()
+            self._observe_revision(running.journey, running.dispatch.booking.placement.revision)
         self._on_ended(running.journey, running.prompt)
+
+    def _observe_revision(self, journey: Journey, revision: str) -> None:
+        """Record how a revision's nodes served a request, for who compares it with another."""
+        metrics = self._metrics
+        metrics.revision_requests.labels(revision, journey.error or "ok").inc()
+        if journey.error:
+            return
+        if (ttft_s := journey.ttft_s) is not None:
+            metrics.revision_ttft.labels(revision).observe(ttft_s)
+        if (tpot_s := journey.tpot_s) is not None:
+            metrics.revision_tpot.labels(revision).observe(tpot_s)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
         if dispatch.prefill is sender or dispatch.prefill is None:

@@ -44,6 +44,25 @@ class Journey:
     error: str = ""  # code; empty: none so far
     span: CallSpan | None = None  # of its call; None: it is not recorded
 
+    @property
+    def ttft_s(self) -> float | None:
+        """Receipt to token 1; None before that."""
+        at_s = self._token_one_s
+        return None if at_s is None else at_s - self.received_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Token 1 to the end, per further token; None without one, or before the end."""
+        at_s = self._token_one_s
+        if at_s is None or self.ended_s is None or self.num_tokens < 2:
+            return None
+        return (self.ended_s - at_s) / (self.num_tokens - 1)
+
+    @property
+    def _token_one_s(self) -> float | None:
+        times = (attempt.token_one_s for attempt in self.attempts)
+        return next((at_s for at_s in times if at_s is not None), None)
+
     def sent(self, prefill_node: str, decode_node: str, at_s: float, *, is_resumed: bool) -> None:
         """The request was sent to these nodes; an empty name is none."""
         self.attempts.append(Attempt(prefill_node, decode_node, at_s, is_resumed))

@@ -114,3 +114,17 @@ async def test_the_flow_tells_of_each_request_that_has_ended(fails: bool) -> Non
     assert attempt.token_one_s is not None
     assert (found.num_cached_tokens, found.num_tokens) == (2, 1 if fails else 2)
     assert found.error == ("request_cancelled" if fails else "")
+
+
+def test_latencies_count_what_the_client_has_waited() -> None:
+    one = journey()
+    assert one.ttft_s is one.tpot_s is None
+    one.sent("p", "d1", 10.5, is_resumed=False)
+    one.token_one(0, 12.0)
+    assert (one.ttft_s, one.tpot_s) == (2.0, None), "it has not ended"
+    one.interrupted("node_lost", 13.0)
+    one.sent("p", "d2", 13.5, is_resumed=True)
+    one.num_tokens, one.ended_s = 5, 20.0
+    assert (one.ttft_s, one.tpot_s) == (2.0, 2.0), "the gap is in the second"
+    one.num_tokens = 1
+    assert one.tpot_s is None

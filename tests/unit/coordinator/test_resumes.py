@@ -110,6 +110,10 @@ async def test_what_fails_is_counted_for_the_revision_that_failed(nodes: Nodes) 
         if sample.name.endswith("_total")
     }
     assert counted == {("new", "node_lost"): 1, ("old", "ok"): 1}
+    for latency in (nodes.metrics.revision_ttft, nodes.metrics.revision_tpot):
+        samples = next(iter(latency.collect())).samples
+        seen = {s.labels["revision"]: s.value for s in samples if s.name.endswith("_count")}
+        assert seen == {"old": 1}, "of the nodes that ended it"
 
 
 async def test_a_prompt_without_token_one_is_sent_again(nodes: Nodes) -> None:
