@@ -56,8 +56,8 @@ async def _keep(cluster: Cluster, screen: UpScreen) -> None:
 
 async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> None:
     await cluster.spawn()
-    if cluster.crowding:
-        screen.say(cluster.crowding)
+    if cluster.warning:
+        screen.say(cluster.warning)
     with screen.loading(cluster.started_nodes) as bars:
         await cluster.wait_ready(bars.show)
     status = await cluster.status()
