@@ -11,7 +11,9 @@ from pdserve.cluster.autoscale import Autoscaler
 from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.restarts import Restarts
+from pdserve.cluster.site import Site
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
+from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 from pdserve.process.signals import StopSignals
 
@@ -28,7 +30,7 @@ def run(config: ClusterConfig, command: Sequence[str] = OWN_COMMAND) -> int:
 
 async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     screen = UpScreen()
-    cluster = Cluster(config, on_line=screen.line, command=command)
+    cluster = Cluster(config, on_line=screen.line, command=command, site=_site(config))
     signals = StopSignals()
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):
@@ -66,3 +68,16 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:
     ends += await cluster.stop()
+
+
+def _site(config: ClusterConfig) -> Site | None:
+    """Where the processes run; None: here."""
+    if not config.on:
+        return None
+    try:
+        from pdserve.cluster.on_ray.site import OnRay
+    except ImportError as error:
+        raise ConfigError(
+            f"--on {config.on} needs the extra: pip install 'pdserve[ray]'"
+        ) from error
+    return OnRay(config)
