@@ -11,9 +11,7 @@ from pdserve.cluster.autoscale import Autoscaler
 from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.restarts import Restarts
-from pdserve.cluster.site import Site
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 from pdserve.process.signals import StopSignals
 
@@ -30,7 +28,7 @@ def run(config: ClusterConfig, command: Sequence[str] = OWN_COMMAND) -> int:
 
 async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     screen = UpScreen()
-    cluster = Cluster(config, on_line=screen.line, command=command, site=_site(config))
+    cluster = Cluster(config, on_line=screen.line, command=command)
     signals = StopSignals()
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):
@@ -57,6 +55,8 @@ async def _keep(cluster: Cluster, screen: UpScreen) -> None:
 
 
 async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> None:
+    if config.on:
+        screen.say(f"waiting for {config.on} to place the nodes, for {config.start_s:g} s at most")
     await cluster.spawn()
     if cluster.warning:
         screen.say(cluster.warning)
@@ -68,16 +68,3 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:
     ends += await cluster.stop()
-
-
-def _site(config: ClusterConfig) -> Site | None:
-    """Where the processes run; None: here."""
-    if not config.on:
-        return None
-    try:
-        from pdserve.cluster.on_ray.site import OnRay
-    except ImportError as error:
-        raise ConfigError(
-            f"--on {config.on} needs the extra: pip install 'pdserve[ray]'"
-        ) from error
-    return OnRay(config)

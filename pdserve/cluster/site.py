@@ -13,6 +13,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cluster.ports import ReservedPort, reachable
+from pdserve.errors import ConfigError
 
 
 class Site(Protocol):
@@ -55,6 +56,21 @@ class Site(Protocol):
     async def release(self) -> None:
         """Give back what was reserved, when all processes have ended. May be called again."""
         ...
+
+
+def remote_site(config: ClusterConfig) -> Site | None:
+    """Where else the processes are to run; None: on this machine.
+
+    Raises:
+        ConfigError: what it takes is not installed.
+    """
+    if not config.on:
+        return None
+    try:
+        from pdserve.cluster.on_ray.site import OnRay
+    except ImportError as error:
+        raise ConfigError("--on ray needs the extra: pip install 'pdserve[ray]'") from error
+    return OnRay(config)
 
 
 class ThisMachine:

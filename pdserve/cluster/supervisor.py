@@ -24,7 +24,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan
 from pdserve.cluster.readiness import wait_until
-from pdserve.cluster.site import Site, ThisMachine
+from pdserve.cluster.site import Site, ThisMachine, remote_site
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
 from pdserve.protocol.status import ClusterStatus, NodeStatus
@@ -47,24 +47,22 @@ class Cluster:
         command: Sequence[str] = OWN_COMMAND,
         make_child: Callable[..., Child] = Child,
         machine: Machine | None = None,
-        site: Site | None = None,
         stop_margin_s: float = 3.0,
     ) -> None:
-        """Nothing is started yet.
+        """Nothing is started yet. Raises ConfigError: Ray is to run it, and is not installed.
 
         Args:
             config: what to start; port 0 stands for any free port.
             on_line: called with (process name, line) for every line that a child writes.
             command: the program that understands `coordinator|prefill|decode FLAGS`.
-            make_child: what runs such a command, called as `Child` is.
-            machine: the resources to use; default: all that this process may use.
-            site: where the processes run; default: here, as the last two say.
+            make_child: what runs such a command on this machine, called as `Child` is.
+            machine: the resources of it to use; default: all that this process may use.
             stop_margin_s: time for a process to exit after its drain deadline.
         """
         self.config = config
         self._on_line = on_line
         self._command = list(command)
-        self._site = site or ThisMachine(config, make_child, machine)
+        self._site: Site = remote_site(config) or ThisMachine(config, make_child, machine)
         self._stop_margin_s = stop_margin_s
         self._plans: dict[str, ProcessPlan] = {}
         self._processes: dict[str, Process] = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,16 +21,14 @@ from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.flags import as_flags
+from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, fleet_config, poll
 
-pytest.importorskip("ray", reason="the ray extra is not installed")
-from ray.cluster_utils import Cluster as RayCluster
+if find_spec("ray") is None:
+    pytest.skip("the ray extra is not installed", allow_module_level=True)
 
-# Ray leaves logs of what it starts open.
-LEFT_OPEN = "ignore:Exception ignored in.*/ray/session_:pytest.PytestUnraisableExceptionWarning"
-pytestmark = pytest.mark.filterwarnings(LEFT_OPEN)
 MACHINES = 3
 # Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
 SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -60,41 +60,45 @@ class Up:
         return found[-1]
 
 
+@dataclass
+class Machines:
+    """Of Ray, the first of which is the head."""
+
+    process: subprocess.Popen[str]
+    client_port: int  # of the head, for those who are on none of them
+    raylets: list[int] = field(default_factory=list)  # process id of each one's Ray
+
+    def lose(self, raylet: int) -> None:
+        """Have a machine vanish."""
+        assert self.process.stdin is not None
+        print(raylet, file=self.process.stdin, flush=True)
+
+
 @pytest.fixture(scope="module")
-def client_port() -> Iterator[int]:
-    """Of Ray's head machine, for those who are not on a machine of the cluster."""
+def machines() -> Iterator[Machines]:
+    """A Ray cluster, which who asks for Ray's of this machine is led to."""
     port = ReservedPort("127.0.0.1")
-    yield port.port
-    port.close()
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(client_port: int) -> Any:
-    """Three machines, the first of which is the head."""
+    words = [sys.executable, "-m", "tests.cluster.ray_machines", str(MACHINES), str(port.port)]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
-        cluster = RayCluster()
-        try:
-            for number in range(MACHINES):
-                only_head = {} if number else {"ray_client_server_port": client_port}
-                cluster.add_node(
-                    **only_head,
-                    node_ip_address="127.0.0.1",
-                    num_cpus=1,
-                    num_gpus=0,
-                    memory=2**30,
-                    object_store_memory=2**27,
-                    include_dashboard=False,
-                )
-            patch.setenv("RAY_ADDRESS", cluster.address)
-            yield cluster
-        finally:
-            cluster.shutdown()
+        with subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                address, *raylets = json.loads(process.stdout.readline())
+                patch.setenv("RAY_ADDRESS", address)
+                yield Machines(process, port.port, raylets)
+                assert process.poll() is None
+            finally:
+                port.close()
+                process.communicate(timeout=STOP_S)
+        assert process.returncode == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def up(ray_cluster: Any, tiny_checkpoint: Path) -> AsyncIterator[tuple[Up, Child, str]]:
+async def up(machines: Machines, tiny_checkpoint: Path) -> AsyncIterator[tuple[Up, Child, str]]:
     """It runs, and where it serves; at the end it must end well, and leave nothing behind."""
     up = Up()
     flags = as_flags(fleet_config(tiny_checkpoint, on="ray"))
@@ -132,13 +136,6 @@ def machine_of(name: str) -> int:
     return actor.ppid()
 
 
-def raylet(machine: Any) -> int:
-    (started,) = machine.all_processes["raylet"]
-    pid = started.process.pid
-    assert isinstance(pid, int)
-    return pid
-
-
 def is_of_ray(process: psutil.Process) -> bool:
     parent = process.parent()
     return parent is not None and "ray::" in " ".join(parent.cmdline())
@@ -161,10 +158,10 @@ async def test_nodes_are_spread_over_the_machines(up: tuple[Up, Child, str]) -> 
 
 
 async def test_a_port_that_is_taken_on_the_head_machine_is_told_also_from_outside(
-    up: tuple[Up, Child, str], tiny_checkpoint: Path, client_port: int
+    up: tuple[Up, Child, str], tiny_checkpoint: Path, machines: Machines
 ) -> None:
     taken = int(up[2].rpartition(":")[2])
-    config = fleet_config(tiny_checkpoint, on=f"ray://127.0.0.1:{client_port}")
+    config = fleet_config(tiny_checkpoint, on=f"ray://127.0.0.1:{machines.client_port}")
     flags = as_flags(replace(config, port=taken))
     second = Up()
     end = await second.start(*flags).ended()
@@ -172,6 +169,16 @@ async def test_a_port_that_is_taken_on_the_head_machine_is_told_also_from_outsid
         2,
         f"cannot listen on 127.0.0.1:{taken}: Address already in use",
     )
+
+
+async def test_what_ray_has_no_room_for_is_told(
+    up: tuple[Up, Child, str], tiny_checkpoint: Path
+) -> None:
+    config = fleet_config(tiny_checkpoint, on="ray", decode=2)
+    end = await Up().start(*as_flags(replace(config, start_s=5.0))).ended()
+    assert end.returncode == 1
+    told = "no room for 3 nodes with 1 CPUs, .* within 5 s .*: it has 3 CPUs, .* and now 0 CPUs, "
+    assert re.search(told, end.last_line), end.last_line
 
 
 async def test_a_process_that_is_killed_comes_back(up: tuple[Up, Child, str]) -> None:
@@ -192,14 +199,14 @@ async def test_ray_starts_an_actor_again_that_is_killed(up: tuple[Up, Child, str
 
 
 async def test_a_node_whose_machine_is_lost_goes_to_another(
-    up: tuple[Up, Child, str], ray_cluster: Any
+    up: tuple[Up, Child, str], machines: Machines
 ) -> None:
-    head, *others = ray_cluster.list_all_nodes()
-    name = "decode-0" if machine_of("decode-0") != raylet(head) else "prefill-0"
+    head, *_ = machines.raylets
+    name = "decode-0" if machine_of("decode-0") != head else "prefill-0"
     former = machine_of(name)
-    (lost,) = (machine for machine in others if raylet(machine) == former)
+    assert former in machines.raylets
     before = len([line for line in up[0].lines if f"{name} is ready again" in line])
-    await asyncio.to_thread(ray_cluster.remove_node, lost, allow_graceful=False)
+    machines.lose(former)
     await up[0].told(f"{name} is ready again", before + 1)
     assert machine_of(name) != former
     await answers(up[2])

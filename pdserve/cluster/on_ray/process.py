@@ -12,6 +12,8 @@ from ray.exceptions import RayError
 from pdserve.cluster.child import Exit, ExitSink, LineSink, Process
 from pdserve.process.exit_codes import FAILED
 
+_KILLED_S = 10.0  # for an actor to tell the end of a process that was killed
+
 
 class ActorProcess(Process):
     """Started by an actor, once that has a place; if the actor is lost, the process has ended."""
@@ -44,9 +46,10 @@ class ActorProcess(Process):
             return
         if self._pid:
             self._actor.send_signal.remote(int(number))
+            if number == signal.SIGKILL:  # it ends, even if nobody can say so
+                asyncio.get_running_loop().call_later(_KILLED_S, self._give_up, number)
         else:
-            self._task.cancel()
-            self._finish(Exit(self.name, 0, -number, "it was not started yet"))
+            self._give_up(number)
 
     async def _run(self) -> None:
         try:
@@ -58,6 +61,11 @@ class ActorProcess(Process):
         except RayError as error:  # its actor, or all of Ray, is gone
             told = " ".join(str(error).split())
             self._finish(Exit(self.name, self._pid, FAILED, f"Ray has lost its actor: {told}"))
+
+    def _give_up(self, number: int) -> None:
+        if self.is_running:
+            self._task.cancel()
+            self._finish(Exit(self.name, self._pid, -number, ""))
 
     def _take(self, event: str | Exit) -> None:
         if isinstance(event, Exit):

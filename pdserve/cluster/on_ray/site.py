@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -131,7 +131,7 @@ class OnRay:
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 )
                 self._actors[name] = runner.remote(self._token, "")
-        async with self._in_time(f"{len(nodes)} nodes with {asked.bundle} each"):
+        async with self._in_time(f"{len(nodes)} nodes with {_told(asked.bundle)} each"):
             await asyncio.gather(*(answer(group.ready()) for group in self._groups))
 
     @asynccontextmanager
@@ -142,8 +142,8 @@ class OnRay:
                 yield
         except TimeoutError as error:
             raise StartFailed(
-                f"Ray found no room for {what} within {start_s:g} s (start_s); it has "
-                f"{ray.cluster_resources()}, of which {ray.available_resources()} are free"
+                f"Ray found no room for {what} within {start_s:g} s (start_s): it has "
+                f"{_told(ray.cluster_resources())}, and now {_told(ray.available_resources())} free"
             ) from error
         except RayTaskError as error:  # what an actor has raised
             raise error.cause from error
@@ -182,6 +182,12 @@ class OnRay:
         self._actors.clear()
         self._groups.clear()
         await asyncio.to_thread(ray.shutdown)
+
+
+def _told(resources: Mapping[str, float]) -> str:
+    """Of what Ray counts, that which nodes ask for."""
+    cpus, gpus, memory = (resources.get(name, 0) for name in ("CPU", "GPU", "memory"))
+    return f"{cpus:g} CPUs, {gpus:g} GPUs and {memory / 2**30:.1f} GiB"
 
 
 def _connect(on: str) -> None:
