@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.ports import ReservedPort
+from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.flags import as_flags
 from tests.architecture.repository import ROOT
@@ -189,11 +190,18 @@ async def test_a_process_that_is_killed_comes_back(up: tuple[Up, Child, str]) ->
     await answers(up[2])
 
 
-async def test_ray_starts_an_actor_again_that_is_killed(up: tuple[Up, Child, str]) -> None:
-    (process,) = processes("--node-id=prefill-0")
-    process.parent().kill()
-    await up[0].told("prefill-0 .* Ray has lost its actor")
-    await up[0].told("prefill-0 is ready again")
+@pytest.mark.parametrize(
+    ("name", "flag"), [("prefill-0", "--node-id=prefill-0"), ("coordinator", "--grpc-host=")]
+)
+async def test_ray_starts_an_actor_again_that_is_killed(
+    up: tuple[Up, Child, str], name: str, flag: str
+) -> None:
+    (process,) = processes(flag)
+    actor = process.parent()
+    assert actor is not None
+    actor.kill()
+    await up[0].told(f"{name} .* Ray has lost its actor")
+    await up[0].told(f"{name} is ready again")
     assert process.wait(STOP_S) is None  # it went with its actor
     await answers(up[2])
 
@@ -213,5 +221,11 @@ async def test_a_node_whose_machine_is_lost_goes_to_another(
 
 
 async def answers(url: str) -> None:
+    """It does, as soon as both nodes are there."""
+
+    async def look() -> bool:
+        return not (await fetch_status(url)).waiting_for(["prefill-0", "decode-0"])
+
+    await poll(look, START_S, lambda: f"{url} lacks a node")
     async with Client(url) as client:
         assert len((await client.complete(make_prompt(40), 5)).tokens) == 5
