@@ -55,9 +55,11 @@ async def _keep(cluster: Cluster, screen: UpScreen) -> None:
 
 
 async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> None:
+    if config.on:
+        screen.say(f"waiting for {config.on} to place the nodes, for {config.start_s:g} s at most")
     await cluster.spawn()
-    if cluster.crowding:
-        screen.say(cluster.crowding)
+    if cluster.warning:
+        screen.say(cluster.warning)
     with screen.loading(cluster.started_nodes) as bars:
         await cluster.wait_ready(bars.show)
     status = await cluster.status()

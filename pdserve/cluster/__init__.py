@@ -1,4 +1,4 @@
-"""A cluster of child processes on this machine: planned, started, watched, asked and stopped.
+"""A cluster of processes, here or by Ray: planned, started, watched, asked and stopped.
 
 `pdserve up` and `pdserve demo` run one; benchmarks and tests start theirs with the same parts.
 """

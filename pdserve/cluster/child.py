@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,44 @@ def reported_error(line: str) -> str:
     return found[1] if (found := _ERROR.match(line)) else ""
 
 
-class Child:
-    """A child process, running or ended, in a session of its own.
+class Process(ABC):
+    """A process of a cluster, running or ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Its process id, also after its end."""
+
+    @abstractmethod
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end has not been observed yet."""
+        return not self._end.done()
+
+    async def ended(self) -> Exit:
+        """Wait for its end; any number of tasks may wait."""
+        return await asyncio.shield(self._end)
+
+    async def stop(self, grace_s: float) -> Exit:
+        """Send SIGTERM, and SIGKILL after `grace_s`; returns when the process has ended."""
+        self.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self.ended()
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            return await self.ended()
+
+
+class Child(Process):
+    """A child process in a session of its own.
 
     So Ctrl-C in the terminal reaches only the parent, which then stops its children in order.
     """
@@ -87,13 +124,12 @@ class Child:
         Raises:
             OSError: the program cannot be started.
         """
-        self.name = name
+        super().__init__(name)
         self._on_line = on_line
         self._on_exit = on_exit
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._unfinished = b""  # the line being written
         self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[Exit] = self._loop.create_future()
         self._process = self._open(
             argv, pass_fds, os.environ if inherits_key else without_key(os.environ)
         )
@@ -108,11 +144,6 @@ class Child:
     def pid(self) -> int:
         """Its process id, also after its end."""
         return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its end has not been observed yet."""
-        return not self._end.done()
 
     def _open(
         self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
@@ -131,20 +162,6 @@ class Child:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the child has ended."""
         self._process.send_signal(number)
-
-    async def ended(self) -> Exit:
-        """Wait for its end; any number of tasks may wait."""
-        return await asyncio.shield(self._end)
-
-    async def stop(self, grace_s: float) -> Exit:
-        """Send SIGTERM, and SIGKILL after `grace_s`; returns when the child has ended."""
-        self.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s):
-                return await self.ended()
-        except TimeoutError:
-            self.send_signal(signal.SIGKILL)
-            return await self.ended()
 
     def _read(self) -> bool:
         """Read available output once; whether there may be more."""

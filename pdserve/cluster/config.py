@@ -1,4 +1,4 @@
-"""The config of `pdserve up`: one coordinator and its nodes on this machine."""
+"""The config of `pdserve up`: one coordinator and its nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 class ClusterConfig(ConfigStruct, frozen=True):
-    """A cluster on one machine. What all nodes share is given once."""
+    """A cluster that one command runs. What all nodes share is given once."""
 
     flag_groups = CLUSTER
 
@@ -55,6 +55,13 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Mode,
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
     ] = "disaggregated"
+    on: Annotated[
+        str,
+        Meta(
+            description="machines: ray: of the Ray cluster that this one is in; ray://HOST:10001: "
+            "of that one; empty: only this one"
+        ),
+    ] = ""
     host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
     max_inflight: Annotated[
@@ -81,6 +88,11 @@ class ClusterConfig(ConfigStruct, frozen=True):
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if the machines are not said right."""
+        if self.on not in ("", "ray") and not self.on.startswith("ray://"):
+            raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
 
     @property
     def scale(self) -> Scale | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from pdserve.settings.flags import as_flags
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.values import format_cpus
 
-COORDINATOR = "coordinator"
+COORDINATOR: Final = "coordinator"
 
 Kind = Literal["coordinator", "prefill", "decode"]
 
@@ -60,10 +60,8 @@ def plan_cluster(
     Raises:
         ConfigError: the numbers of nodes contradict the mode.
     """
-    prefill: list[Kind] = ["prefill"] * config.num_prefill
-    decode: list[Kind] = ["decode"] * config.num_decode
-    kinds = prefill + decode
-    shares = assign_cores(len(kinds), machine.cores)
+    nodes = cluster_nodes(config)
+    shares = assign_cores(len(nodes), machine.cores)
     engines = [
         _placed(config.engine, number, cores, machine.num_gpus)
         for number, cores in enumerate(shares)
@@ -75,23 +73,36 @@ def plan_cluster(
     ]
     core_plans = [plan_cores(engine, machine.cores) for engine in engines]
     cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
-    coordinator = _coordinator_config(config, http_port, grpc_port, cpus)
-    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
-    coordinator_address = format_address(loopback(config.host), grpc_port)
-    for number, (kind, engine) in enumerate(zip(kinds, engines, strict=True)):
-        name = f"{kind}-{kinds[:number].count(kind)}"
-        node = _node_config(config, name, coordinator_address, engine)
-        plans.append(ProcessPlan(name, kind, node))
+    grpc_host = loopback(config.host)  # all nodes are here, and nobody else may join
+    coordinator = plan_coordinator(config, http_port, grpc_host, grpc_port, cpus)
+    plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
+    address = format_address(grpc_host, grpc_port)
+    for (name, kind), engine in zip(nodes, engines, strict=True):
+        plans.append(ProcessPlan(name, kind, plan_node(config, name, address, engine)))
     return plans
 
 
-def _coordinator_config(
-    config: ClusterConfig, http_port: int, grpc_port: int, cpus: str
+def cluster_nodes(config: ClusterConfig) -> list[tuple[str, Kind]]:
+    """Name and kind of each node: prefill-0, prefill-1, ..., decode-0, ...
+
+    Raises:
+        ConfigError: the numbers of nodes contradict the mode.
+    """
+    pools: list[tuple[Kind, int]] = [
+        ("prefill", config.num_prefill),
+        ("decode", config.num_decode),
+    ]
+    return [(f"{kind}-{index}", kind) for kind, number in pools for index in range(number)]
+
+
+def plan_coordinator(
+    config: ClusterConfig, http_port: int, grpc_host: str, grpc_port: int, cpus: str = ""
 ) -> CoordinatorConfig:
+    """The coordinator's config: where clients and nodes reach it, and the cores to run on."""
     return CoordinatorConfig(
         host=config.host,
         port=http_port,
-        grpc_host=loopback(config.host),  # all nodes are here, and nobody else may join
+        grpc_host=grpc_host,
         grpc_port=grpc_port,
         cpus=cpus,
         mode=config.mode,
@@ -112,9 +123,10 @@ def _answer_config(config: ClusterConfig) -> AnswerConfig:
     return config.answers
 
 
-def _node_config(
+def plan_node(
     config: ClusterConfig, node_id: str, coordinator_address: str, engine: EngineConfig
 ) -> NodeConfig:
+    """A node's config, but for the network that its machine has."""
     return NodeConfig(
         node_id=node_id,
         coordinators=[coordinator_address],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pdserve.cluster.child import Child, Exit
+from pdserve.cluster.child import Exit, Process
 from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.status import fetch_status
@@ -19,17 +19,17 @@ _TICK_S = 0.1  # between two requests for /status
 async def wait_until(
     is_ready: Callable[[ClusterStatus], bool],
     url: str,
-    children: Sequence[Child],
+    processes: Sequence[Process],
     within_s: float,
     trust: Trust = True,
 ) -> None:
     """Poll the status of the cluster at `url` until `is_ready` returns True.
 
     Raises:
-        StartFailed: one of `children` ended first, or `within_s` passed.
+        StartFailed: one of `processes` ended first, or `within_s` passed.
     """
     looking = asyncio.create_task(_look_until(is_ready, url, trust))
-    endings = [asyncio.create_task(child.ended()) for child in children]
+    endings = [asyncio.create_task(process.ended()) for process in processes]
     try:
         done, _ = await asyncio.wait(
             [looking, *endings], timeout=within_s, return_when=asyncio.FIRST_COMPLETED
@@ -41,7 +41,7 @@ async def wait_until(
         if ending in done:
             raise _ended_early(ending.result())
     if looking not in done:
-        raise await _too_late(url, [child.name for child in children], within_s, trust)
+        raise await _too_late(url, [process.name for process in processes], within_s, trust)
     looking.result()
 
 

@@ -1,4 +1,4 @@
-"""Runs a cluster as child processes: starts, watches, kills, restarts and stops them.
+"""Runs a cluster: starts, watches, kills, restarts and stops its processes.
 
     async with Cluster(ClusterConfig(port=0, decode=2)) as cluster:  # everything is ready here
         print(cluster.url)
@@ -6,13 +6,12 @@
         await cluster.start_node("decode-1")
 
 A process is planned, started, loading, ready (both according to /status), and ended. The nodes are
-stopped first, so that they can drain, and the coordinator last. No child outlives this process.
+stopped first, so that they can drain, and the coordinator last. No process outlives this one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -20,14 +19,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from pdserve.addresses import format_address, loopback
-from pdserve.cluster.child import Child, Exit, LineSink
+from pdserve.cluster.child import Child, Exit, LineSink, Process
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.coordinator_http import Trust
-from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
-from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
-from pdserve.cluster.ports import ReservedPort, reachable
+from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan
 from pdserve.cluster.readiness import wait_until
+from pdserve.cluster.site import Site, ThisMachine, remote_site
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
 from pdserve.protocol.status import ClusterStatus, NodeStatus
@@ -52,26 +49,23 @@ class Cluster:
         machine: Machine | None = None,
         stop_margin_s: float = 3.0,
     ) -> None:
-        """Nothing is started yet.
+        """Nothing is started yet. Raises ConfigError: Ray is to run it, and is not installed.
 
         Args:
             config: what to start; port 0 stands for any free port.
             on_line: called with (process name, line) for every line that a child writes.
             command: the program that understands `coordinator|prefill|decode FLAGS`.
-            make_child: what runs such a command, called as `Child` is.
-            machine: the resources to use; default: all that this process may use.
+            make_child: what runs such a command on this machine, called as `Child` is.
+            machine: the resources of it to use; default: all that this process may use.
             stop_margin_s: time for a process to exit after its drain deadline.
         """
         self.config = config
-        self.crowding = ""  # a warning if there are too few cores; set by `spawn`
         self._on_line = on_line
         self._command = list(command)
-        self._make_child = make_child
-        self._machine = machine
+        self._site: Site = remote_site(config) or ThisMachine(config, make_child, machine)
         self._stop_margin_s = stop_margin_s
-        self._ports: list[ReservedPort] = []  # HTTP, gRPC
         self._plans: dict[str, ProcessPlan] = {}
-        self._children: dict[str, Child] = {}
+        self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
         self._retired: set[str] = set()  # nodes that were drained for good
 
@@ -99,17 +93,22 @@ class Cluster:
     def url(self) -> str:
         """Address for clients: "http://127.0.0.1:8000"."""
         scheme = "https" if self.config.access.https_dir else "http"
-        return f"{scheme}://{reachable(self.config.host, self._ports[0].port)}"
+        return f"{scheme}://{self._site.http_address}"
 
     @property
     def _trust(self) -> Trust:
-        """The child is known without a certificate, and that is hardly for a loopback address."""
+        """The process is known without a certificate, which is hardly for a loopback address."""
         return not self.config.access.https_dir
 
     @property
     def grpc_address(self) -> str:
         """Address for nodes: "127.0.0.1:8001"."""
-        return format_address(loopback(self.config.host), self._ports[1].port)
+        return self._site.grpc_address
+
+    @property
+    def warning(self) -> str:
+        """Why the cluster will be slower than it might be; empty if it will not. Set by `spawn`."""
+        return self._site.warning
 
     @property
     def _stop_grace_s(self) -> float:
@@ -123,16 +122,16 @@ class Cluster:
     @property
     def started_nodes(self) -> list[str]:
         """Those that were started and not retired since."""
-        started = (name for name in self.node_names if name in self._children)
+        started = (name for name in self.node_names if name in self._processes)
         return [name for name in started if name not in self._retired]
 
     def pid(self, name: str) -> int:
         """The process id, also after the end of the process."""
-        return self._children[name].pid
+        return self._processes[name].pid
 
     def is_running(self, name: str) -> bool:
         """Whether the process was started and has not ended."""
-        return name in self._children and self._children[name].is_running
+        return name in self._processes and self._processes[name].is_running
 
     def command_line(self, name: str) -> list[str]:
         """The command that starts the process by hand, for instance as a replacement."""
@@ -157,17 +156,9 @@ class Cluster:
 
         Raises:
             ConfigError: a port is in use, or the config contradicts itself.
+            StartFailed: the machines cannot be had.
         """
-        config = self.config
-        machine = self._machine or Machine(
-            usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
-        )
-        self._ports = [ReservedPort(config.host, config.port)]
-        self._ports.append(ReservedPort(loopback(config.host)))
-        http_port, grpc_port = (reserved.port for reserved in self._ports)
-        plans = plan_cluster(config, http_port, grpc_port, machine)
-        self.crowding = crowding(plans, machine.cores, has_mps=has_mps())
-        for plan in plans:
+        for plan in await self._site.plan():
             self._plans[plan.name] = plan
         for name in self._plans:
             if self._is_first(name):
@@ -191,7 +182,7 @@ class Cluster:
                 on_status(status)
             return status.ready and not status.waiting_for(self.started_nodes)
 
-        await self._wait_until(is_ready, list(self._children.values()))
+        await self._wait_until(is_ready, list(self._processes.values()))
 
     async def start_node(self, name: str) -> None:
         """Start a process that has ended, and wait until it is ready.
@@ -216,7 +207,7 @@ class Cluster:
             is_new = node is not None and node.state == "ready" and not is_former
             return is_new or name == COORDINATOR
 
-        await self._wait_until(is_ready, [self._children[name]])
+        await self._wait_until(is_ready, [self._processes[name]])
 
     async def restart_coordinator(self) -> None:
         """Kill it, start it on the same ports, and wait until all running nodes are ready again.
@@ -226,21 +217,20 @@ class Cluster:
         """
         await self.kill_node(COORDINATOR)
         self._start(COORDINATOR)
-        running = [child for child in self._children.values() if child.is_running]
-        names = [child.name for child in running if child.name != COORDINATOR]
+        running = [process for process in self._processes.values() if process.is_running]
+        names = [process.name for process in running if process.name != COORDINATOR]
         await self._wait_until(lambda status: not status.waiting_for(names), running)
 
     def _start(self, name: str) -> None:
         self._retired.discard(name)
-        argv = [*self.command_line(name), f"--die-with-parent={os.getpid()}"]
-        self._children[name] = self._make_child(
-            name, argv, self._on_line, self._exits.put_nowait, inherits_key=name == COORDINATOR
+        self._processes[name] = self._site.start(
+            name, self.command_line(name), self._on_line, self._exits.put_nowait
         )
 
     async def _wait_until(
-        self, is_ready: Callable[[ClusterStatus], bool], children: Sequence[Child]
+        self, is_ready: Callable[[ClusterStatus], bool], processes: Sequence[Process]
     ) -> None:
-        await wait_until(is_ready, self.url, children, self.config.start_s, self._trust)
+        await wait_until(is_ready, self.url, processes, self.config.start_s, self._trust)
 
     # ---- end -------------------------------------------------------------------------------------
 
@@ -252,12 +242,12 @@ class Cluster:
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process, without waiting."""
-        self._children[name].send_signal(number)
+        self._processes[name].send_signal(number)
 
     async def kill_node(self, name: str) -> Exit:
         """Send SIGKILL; returns when the process has ended."""
         self.send_signal(name, signal.SIGKILL)
-        return await self._children[name].ended()
+        return await self._processes[name].ended()
 
     async def retire_node(self, name: str) -> Exit:
         """As drain_node, and nobody starts it again unless it is needed."""
@@ -266,7 +256,7 @@ class Cluster:
 
     async def drain_node(self, name: str) -> Exit:
         """Send SIGTERM, and SIGKILL after the drain deadline; returns when it has ended."""
-        return await self._children[name].stop(self._stop_grace_s)
+        return await self._processes[name].stop(self._stop_grace_s)
 
     async def stop(self) -> list[Exit]:
         """Drain all nodes, then stop the coordinator. Returns how each running process ended."""
@@ -274,16 +264,12 @@ class Cluster:
         ends = await asyncio.gather(*(self.drain_node(name) for name in running))
         if self.is_running(COORDINATOR):
             ends.append(await self.drain_node(COORDINATOR))
-        self._release_ports()
+        await self._site.release()
         return ends
 
     async def kill(self) -> None:
         """Send SIGKILL to all processes at once, and wait until they have ended."""
-        for child in self._children.values():
-            child.send_signal(signal.SIGKILL)
-        await asyncio.gather(*(child.ended() for child in self._children.values()))
-        self._release_ports()
-
-    def _release_ports(self) -> None:
-        for reserved in self._ports:
-            reserved.close()
+        for process in self._processes.values():
+            process.send_signal(signal.SIGKILL)
+        await asyncio.gather(*(process.ended() for process in self._processes.values()))
+        await self._site.release()

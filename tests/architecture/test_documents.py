@@ -63,6 +63,8 @@ def test_files_that_are_named_exist(document: Path) -> None:
     files = [f"/{path.relative_to(ROOT)}" for path in python_files() + native_files()]
 
     def exists(path: str) -> bool:  # also when it is told from inside a package
+        if path.startswith("keys/"):  # what `pdserve certs keys` makes
+            return True
         places = (ROOT / path, document.parent / path)
         return any(map(Path.exists, places)) or any(file.endswith(f"/{path}") for file in files)
 
@@ -106,7 +108,7 @@ def test_the_example_of_keys_is_a_key_file() -> None:
 
 def test_the_example_of_a_node_is_a_node_config(tmp_path: Path) -> None:
     file = tmp_path / "decode.toml"
-    file.write_text(_toml("decode.toml"))
+    file.write_text(_toml("B: decode.toml"))
     config = load_config(NodeConfig, file, {})
     assert config.coordinators == ["10.0.0.1:8001"]
-    assert config.engine.max_batch_size == 32
+    assert (config.advertise or config.host, config.kv_port) == ("10.0.0.2", 8012)

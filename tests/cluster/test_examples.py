@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import secrets
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -17,14 +14,11 @@ import pytest
 import pytest_asyncio
 
 from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.ports import ReservedPort
-from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.errors import ClusterError
 from pdserve.settings.config import AccessConfig
 from pdserve.settings.file import load_config
 from tests.architecture.repository import ROOT
-from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild
 from tests.installed import finds, install
 
@@ -100,79 +94,6 @@ async def test_a_router_of_one_s_own(fleet: Fleet) -> None:
                 nodes.append(response.headers["x-pdserve-decode-node"])
     assert sorted({*nodes}) == ["decode-0", "decode-1"]
     assert nodes == nodes[:2] * 3
-
-
-SMALL_NODE = """
-[engine]
-kv_memory = "16MiB"
-threads = 1
-[profile]
-profile = "off"
-"""
-
-
-async def test_two_machines(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The three commands, with other addresses and a small model besides."""
-    text = (EXAMPLES / "README.md").read_text()
-    commands = re.findall(
-        r"^((?:PDSERVE_API_KEY=\S+ )?pdserve (?:coord|prefill|dec).*)", text, re.M
-    )
-    assert len(commands) == 3
-    join = text.partition("```toml\n")[2].partition("```")[0]
-    (tmp_path / "token").write_text(secrets.token_hex(32))
-    (tmp_path / "join.toml").write_text(join)
-    (tmp_path / "small.toml").write_text(join + SMALL_NODE)
-    monkeypatch.chdir(tmp_path)
-    http, grpc = ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")
-    ports = {"8000": http.port, "8001": grpc.port}
-    lines: list[str] = []
-    async with AsyncExitStack() as stack:
-        stack.callback(http.close)
-        stack.callback(grpc.close)
-        for command in commands:
-            there = re.sub(r"10\.0\.0\.\d", "127.0.0.1", command)
-            there = re.sub(r"800[01]", lambda found: str(ports[found[0]]), there)
-            key, _, flags = there.partition("pdserve ")
-            words = [*OWN_COMMAND, *shlex.split(flags), f"--model={tiny_checkpoint}"]
-            if key:
-                words += [f"--port={http.port}", f"--grpc-port={grpc.port}"]
-            else:
-                words[words.index("join.toml")] = "small.toml"
-            for name, _, value in (word.partition("=") for word in key.split()):
-                monkeypatch.setenv(name, value)
-            child = ForkedChild(
-                flags.split()[0],
-                [*words, f"--die-with-parent={os.getpid()}"],
-                lambda _, line: lines.append(line),
-                lambda _: None,
-                inherits_key=bool(key),
-            )
-            stack.push_async_callback(child.stop, 10.0)
-        url = f"http://127.0.0.1:{http.port}"
-        await _wait_for_both(url, lines)
-        body = {"model": tiny_checkpoint.name, "prompt": "Once upon", "max_tokens": 4}
-        headers = {"Authorization": "Bearer secret"}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.post(f"{url}/v1/completions", json=body) as response,
-        ):
-            assert response.status == 200
-            assert response.headers["x-pdserve-prefill-node"] == "prefill-a"
-            assert response.headers["x-pdserve-decode-node"] == "decode-b"
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-            assert response.status == 401
-
-
-async def _wait_for_both(url: str, lines: list[str]) -> None:
-    async def look() -> bool:
-        try:
-            return not (await fetch_status(url)).waiting_for(["prefill-a", "decode-b"])
-        except ClusterError:
-            return False
-
-    await poll(look, START_S, lambda: "\n".join(lines))
 
 
 async def test_a_comparison(tmp_path: Path) -> None:

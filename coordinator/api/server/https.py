@@ -47,12 +47,14 @@ class Https:
 
     def begin(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
         """Let a connection agree on keys, if there is a place for it."""
-        transport.pause_reading()  # what comes before `start_tls` would not be decrypted
         if not self._places.take(handshake, _address(transport)):
             transport.abort()
             return
-        task = asyncio.create_task(self._shake_hands(handshake, transport))
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._shake_hands(handshake, transport))
         self._handshakes[handshake] = task
+        # The task begins in the next turn of the loop, and TLS in the one after it.
+        loop.call_soon(loop.call_soon, handshake.pass_on)
         task.add_done_callback(lambda _: self._handshakes.pop(handshake, None))
 
     def end(self, handshake: _Handshake) -> None:
@@ -68,6 +70,7 @@ class Https:
 
     async def _shake_hands(self, handshake: _Handshake, transport: asyncio.Transport) -> None:
         secured = None
+        transport.pause_reading()
         try:
             secured = await asyncio.get_running_loop().start_tls(
                 transport,
@@ -100,7 +103,7 @@ class _Handshake(asyncio.Protocol):
     def __init__(self, https: Https) -> None:
         self._https = https
         self._transport: asyncio.Transport | None = None
-        self._early: list[bytes] = []  # what came in one piece with the end of the handshake
+        self._early: list[bytes] = []  # before TLS began; in one piece with the handshake's end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -114,6 +117,23 @@ class _Handshake(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._early.append(data)
+
+    def pass_on(self) -> None:
+        """Give TLS, which has just begun, what was read before: it is part of the handshake.
+
+        That happens to clients which speak at once: uvloop reads when `connection_made` has
+        returned, even if reading was paused there.
+        """
+        data, self._early = b"".join(self._early), []
+        if self._transport is None or self._transport.is_closing():
+            return
+        tls = cast(asyncio.BufferedProtocol, self._transport.get_protocol())
+        while data:
+            buffer = memoryview(tls.get_buffer(len(data)))
+            number = min(len(buffer), len(data))
+            buffer[:number] = data[:number]
+            tls.buffer_updated(number)
+            data = data[number:]
 
     def turn_away(self) -> None:
         """See `Guest`."""

@@ -79,6 +79,31 @@ def test_long_bodies_and_streams_go_over_tls(run: Run, keys: Path) -> None:
 
 
 @both_loops
+def test_a_client_that_speaks_before_it_is_heard_is_answered(run: Run, keys: Path) -> None:
+    """Its first bytes are there when the connection is accepted, as where machines are busy."""
+
+    async def ask() -> None:
+        async with served(https_dir=keys / "ours/coordinator") as api:
+            trust = of(keys / "ours")
+            assert isinstance(trust, ssl.SSLContext)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = trust.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+            with suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+            # All of this in one turn of the event loop, which so accepts the connection late.
+            host, port = api.server.url.removeprefix("https://").split(":")
+            with socket.create_connection((host, int(port))) as sock:
+                sock.sendall(outgoing.read())
+                sock.setblocking(False)
+                async with asyncio.timeout(https.HANDSHAKE_S / 2):
+                    incoming.write(await asyncio.get_running_loop().sock_recv(sock, 2**16))
+                tls.do_handshake()
+            assert tls.version() == "TLSv1.3"
+
+    run(ask())
+
+
+@both_loops
 def test_new_certificates_count_without_a_restart(run: Run, keys: Path, tmp_path: Path) -> None:
     mine = shutil.copytree(keys / "ours/coordinator", tmp_path / "mine")
 

@@ -1,0 +1,122 @@
+"""Where the processes of a cluster run: on this machine, unless somebody else offers others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pdserve.addresses import loopback
+from pdserve.cluster.child import Child, ExitSink, LineSink, Process
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
+from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
+from pdserve.cluster.ports import ReservedPort, reachable
+from pdserve.errors import ConfigError
+
+
+class Site(Protocol):
+    """Plans a cluster for the machines that it has, and starts processes there."""
+
+    @property
+    def http_address(self) -> str:
+        """The `host:port` at which clients reach the coordinator, once there is a plan."""
+        ...
+
+    @property
+    def grpc_address(self) -> str:
+        """The `host:port` at which nodes reach the coordinator, once there is a plan."""
+        ...
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with the plan, though it works; or nothing."""
+        ...
+
+    async def plan(self) -> list[ProcessPlan]:
+        """Reserve what is needed; the coordinator, then prefill-0, ..., decode-0, ...
+
+        Raises:
+            ConfigError: a port is in use, or the config contradicts itself.
+            StartFailed: what it takes is not to be had in time.
+        """
+        ...
+
+    def start(
+        self, name: str, argv: Sequence[str], on_line: LineSink, on_exit: ExitSink
+    ) -> Process:
+        """Start the process of that name, which ends when this process does.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give back what was reserved, when all processes have ended. May be called again."""
+        ...
+
+
+def remote_site(config: ClusterConfig) -> Site | None:
+    """Where else the processes are to run; None: on this machine.
+
+    Raises:
+        ConfigError: what it takes is not installed.
+    """
+    if not config.on:
+        return None
+    try:
+        from pdserve.cluster.on_ray.site import OnRay
+    except ImportError as error:
+        raise ConfigError("--on ray needs the extra: pip install 'pdserve[ray]'") from error
+    return OnRay(config)
+
+
+class ThisMachine:
+    """All processes are children of this one."""
+
+    def __init__(
+        self, config: ClusterConfig, make_child: Callable[..., Child], machine: Machine | None
+    ) -> None:
+        """As for Cluster."""
+        self._config = config
+        self._make_child = make_child
+        self._machine = machine
+        self._ports: list[ReservedPort] = []  # HTTP, gRPC
+        self.warning = ""
+
+    @property
+    def http_address(self) -> str:
+        """As Site.http_address."""
+        return reachable(self._config.host, self._ports[0].port)
+
+    @property
+    def grpc_address(self) -> str:
+        """As Site.grpc_address."""
+        return reachable(loopback(self._config.host), self._ports[1].port)
+
+    async def plan(self) -> list[ProcessPlan]:
+        """As Site.plan."""
+        config = self._config
+        machine = self._machine or Machine(
+            usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
+        )
+        self._ports = [ReservedPort(config.host, config.port)]
+        self._ports.append(ReservedPort(loopback(config.host)))
+        http_port, grpc_port = (reserved.port for reserved in self._ports)
+        plans = plan_cluster(config, http_port, grpc_port, machine)
+        self.warning = crowding(plans, machine.cores, has_mps=has_mps())
+        return plans
+
+    def start(
+        self, name: str, argv: Sequence[str], on_line: LineSink, on_exit: ExitSink
+    ) -> Process:
+        """As Site.start."""
+        words = [*argv, f"--die-with-parent={os.getpid()}"]
+        return self._make_child(name, words, on_line, on_exit, inherits_key=name == COORDINATOR)
+
+    async def release(self) -> None:
+        """As Site.release."""
+        for reserved in self._ports:
+            reserved.close()
