@@ -53,7 +53,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = ""
     mode: Annotated[
         Mode,
-        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
+        Meta(
+            description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
+            "either"
+        ),
     ] = "disaggregated"
     host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
