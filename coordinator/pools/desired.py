@@ -32,6 +32,7 @@ POOLS: Final[Mapping[Mode, tuple[NodeRole, ...]]] = {
     "disaggregated": (NodeRole.PREFILL, NodeRole.DECODE),
     "colocated": (NodeRole.DECODE,),
     "adaptive": (NodeRole.PREFILL, NodeRole.DECODE),
+    "flowing": (NodeRole.PREFILL, NodeRole.DECODE),
 }
 
 

@@ -25,6 +25,7 @@ NEEDED: dict[Mode, tuple[NodeRole, ...]] = {
     "disaggregated": (NodeRole.PREFILL, NodeRole.DECODE),
     "colocated": (NodeRole.DECODE,),
     "adaptive": (),  # a node of either pool can serve whole requests
+    "flowing": (),
 }
 
 

@@ -68,5 +68,5 @@ class Departures:
 
     def _is_wanted(self, member: Member) -> bool:
         """Whether a node is to go on with its streams."""
-        decodes = member.role is NodeRole.DECODE or self._router.mode == "adaptive"
+        decodes = member.role is NodeRole.DECODE or self._router.any_node_decodes
         return decodes and member.load.state is not NodeState.DRAINING

@@ -194,6 +194,7 @@ class Flow:
                 self._claims.ask(answers, partial(self._begin, answers, decision.slo))
             else:
                 self._dispatcher.dispatch(running, placement, decision.slo)
+                self._moves.look()  # streams beside its prompt may be late
         else:
             self._admission.wait(running.request_id, running, request.slo, now_s)
         return answers
@@ -224,8 +225,10 @@ class Flow:
                 continue  # the request has ended in the meantime, or goes on elsewhere
             if event.index == 0 and not running.has_token_one:
                 self._prefilled(event, running, running.dispatch, sender)
-            elif event.index == 1 and (pair := running.dispatch.handed_off) is not None:
-                self._router.health.worked(*pair)
+            elif event.index == 1:
+                self._moves.look()  # it can flow from now on
+                if (pair := running.dispatch.handed_off) is not None:
+                    self._router.health.worked(*pair)
             num_tokens += len(event.token_ids)
             if event.times is not None:
                 self._observe_times(event.times, running.dispatch, sender)

@@ -78,4 +78,5 @@ def _decode_leg(
         output_token_ids=request.output_token_ids,
         is_claimable=request.is_claimable,
         traceparent=request.traceparent,
+        flows=router.flows_from(decode),
     )

@@ -5,7 +5,8 @@
 
 The target then lacks only the KV of the last few tokens: its running step ends, and the next one
 computes them and the stream's next token. So the client waits for at most a step more than
-usual. Streams move away from nodes that drain or that have left the decode pool, as fast as
+usual. Streams move away from nodes that drain or that have left the decode pool, and in flowing
+mode from prefill nodes where they would be late (`coordinator/routing/flowing.py`), as fast as
 others have a place for them; the others finish where they are.
 """
 
@@ -76,7 +77,7 @@ class Moves:
 
     def look(self) -> None:
         """Begin moves that have become possible. Done soon, once for many changes."""
-        if self._emptied and self._next_look is None:
+        if self._next_look is None and (self._emptied or self._dispatcher.flows):
             self._next_look = asyncio.get_running_loop().call_soon(self._begin)
 
     def prefetched(self, message: Prefetched, sender: Member) -> None:
@@ -97,7 +98,8 @@ class Moves:
         at_target = Counter(move.target for move in self._moves.values())
         streams = _streams_of(self._emptied, self._dispatcher.by_leg)
         self._emptied &= {dispatch.decode for _, dispatch in streams if dispatch.decode}
-        for running, _ in streams:
+        leaving = dict.fromkeys([running for running, _ in streams] + self._dispatcher.at_risk())
+        for running in leaving:
             if running.request.request_id in moving or running.num_tokens < 2:
                 continue
             if running.on_further is not None:

@@ -68,15 +68,15 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
         return local if one.num_steps <= 1 or _scores_better(slo, pair, one) else pair
     if not one.has_place:
         return pair
-    if _keeps(slo, pair, SAFETY):
+    if keeps(slo, pair, SAFETY):
         waits_for_others = _is_risky(slo, pair, local) and pair.wait_s > 0
         bearable = OWN_WORTH if waits_for_others else HARMLESS
-        is_harmless = one.harm <= bearable and _keeps(slo, local, SAFETY)
+        is_harmless = one.harm <= bearable and keeps(slo, local, SAFETY)
         return local if is_harmless and _stays(slo, pair, one) else pair
     if one.harm > OWN_WORTH:
         return pair
-    if _keeps(slo, local) or _keeps(slo, pair):
-        return local if _keeps(slo, local) else pair
+    if keeps(slo, local) or keeps(slo, pair):
+        return local if keeps(slo, local) else pair
     return local if _scores_better(slo, pair, one) else pair
 
 
@@ -100,7 +100,8 @@ def _is_risky(slo: Slo, pair: Placement, local: Placement) -> bool:
     return SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
 
 
-def _keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:
+def keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:
+    """Return whether a placement is predicted to keep this share of the promise."""
     keeps_ttft = not slo.ttft_s or placement.ttft_s <= share * slo.ttft_s
     return keeps_ttft and (not slo.tpot_s or placement.tpot_s <= share * slo.tpot_s)
 

@@ -53,7 +53,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = ""
     mode: Annotated[
         Mode,
-        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
+        Meta(
+            description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
+            "either"
+        ),
     ] = "disaggregated"
     on: Annotated[
         str,

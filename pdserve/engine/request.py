@@ -48,6 +48,7 @@ class Request:
     leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
     targets: Targets = NO_TARGETS
     num_preemptions: int = 0
+    flows: bool = False  # as DecodeLeg.flows
     gave_place: bool = False  # preempted, and the place was due to another payer of its priority
     prefix_sources: list[PrefixSource] = field(default_factory=list)  # where to refetch lost KV
     finish_reason: FinishReason | None = None

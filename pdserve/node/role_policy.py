@@ -3,7 +3,8 @@
 In adaptive mode a coordinator may give whole requests to any node, so a prefill node may also
 decode. Its streams have TPOT promises like any others. So while there are streams, or some wait to
 join, the decode policy plans the steps: decodes first, and beside them prompt chunks (also of
-prefill legs) as large as the streams' TPOT allows. Without streams, the prefill policy plans them.
+prefill legs) as large as the streams' TPOT allows. Without streams, the prefill policy plans them;
+so it does beside streams that flow (`DecodeLeg.flows`), which need not be spared.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class PrefillRolePolicy:
     ) -> None:
         """
         Args:
-            prefill: plans while there are no streams.
-            decode: plans while there are.
+            prefill: plans while there are no streams, or only such that flow.
+            decode: plans while there are others.
             num_pinned: returns the number of blocks that other nodes are to pull.
             most_pinned: limit on these blocks and those of running prefill legs, from which on no
                 prefill leg is started, unless there are none. One step may exceed it by the prompts
@@ -50,7 +51,7 @@ class PrefillRolePolicy:
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
         # The decode policy also handles a claim for which all streams have been preempted.
-        if not queues.streams and not queues.claims:
+        if not queues.claims and all(stream.flows for stream in queues.streams):
             return self._prefill.plan(queues)
         kept_out = self._take_out(queues)
         try:

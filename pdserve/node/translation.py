@@ -36,6 +36,7 @@ def request_of(
         prefix_sources=list(prefix_sources),
         output_token_ids=list(emitted),
         num_emitted_before=len(emitted),
+        flows=isinstance(leg, DecodeLeg) and leg.flows,
     )
 
 

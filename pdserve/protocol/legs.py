@@ -91,6 +91,7 @@ class DecodeLeg(Message, frozen=True):
     output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
     traceparent: str = ""  # as PrefillLeg.traceparent
+    flows: bool = False  # it moves on before it is late: prompts beside it need not spare it
 
     @property
     def prompt_id(self) -> str:

@@ -33,7 +33,7 @@ from pdserve.settings.values import parse_shares
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-Mode = Literal["disaggregated", "colocated", "adaptive"]
+Mode = Literal["disaggregated", "colocated", "adaptive", "flowing"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
@@ -383,7 +383,10 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     mode: Annotated[
         Mode,
-        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
+        Meta(
+            description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
+            "either"
+        ),
     ] = "disaggregated"
     max_inflight: Annotated[
         Requests, Meta(description="maximum requests on the nodes; others wait or are refused")

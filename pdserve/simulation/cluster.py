@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Protocol, cast
+from typing import Protocol
 
 from pdserve.engine.request import Request, SampledToken
-from pdserve.lifecycle import Lifecycle, Targets
-from pdserve.protocol import SamplingParams, Slo
+from pdserve.lifecycle import Targets
+from pdserve.protocol import Slo
 from pdserve.simulation.call import Call
 from pdserve.simulation.events import Events
 from pdserve.simulation.handoff import Handoff, RoomLine
 from pdserve.simulation.node import Node
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.prefix_pull import pull_prefix
-from pdserve.simulation.prompts import KnownPrompt, KnownRequest
+from pdserve.simulation.prompts import STOP_TOKEN, request_of
 
-STOP_TOKEN = 0
 _STOP = SampledToken(STOP_TOKEN)
 
 Seen = Callable[[Outcome], None]
@@ -61,6 +60,7 @@ class _Journey:
     token: SampledToken  # all its tokens but the last
     handoff: Handoff | None = None
     silent_until_s: float = -inf
+    moves_on: Callable[[], None] | None = None  # called once, right after its next token
 
 
 class Cluster:
@@ -161,10 +161,13 @@ class Cluster:
         decode: Node | None,
         slo: Slo | None = None,
         prefix_source: Node | None = None,
+        *,
+        flows: bool = False,
     ) -> None:
         """Dispatch a call to its nodes.
 
-        Without `prefill` the decode node prefills; `slo` gives the targets counted from now.
+        Without `prefill` the decode node prefills; `slo` gives the targets counted from now, and
+        `flows` is that of DecodeLeg.
         """
         token = SampledToken(call.token_ids[-1])
         journey = _Journey(self._outcomes[call.call_id], decode, token)
@@ -172,11 +175,12 @@ class Cluster:
         now_s = self.events.now_s
         targets = Targets.of(slo or left_of(call, now_s), now_s)
         limit = None if prefill is None else 1
-        request = _request(call, targets, now_s, limit)
+        request = request_of(call, targets, now_s, limit)
+        request.flows = flows
         first = prefill or decode
         assert first is not None, "a call needs a node"
         if prefill is not None and decode is not None and call.num_output > 1:
-            adopted = _request(call, targets, now_s, None)
+            adopted = request_of(call, targets, now_s, None)
             journey.handoff = Handoff(
                 request, adopted, prefill, decode, self._rooms[decode], self.events
             )
@@ -187,6 +191,41 @@ class Cluster:
             self.events.after(first.machine.overheads.first_token_s, submit)
         else:
             submit()
+
+    def call(self, call_id: str) -> Call:
+        """Return a dispatched call."""
+        return self._journeys[call_id].outcome.call
+
+    def prefetch(self, call: Call, target: Node, then: Callable[[], None]) -> None:
+        """Fetch a stream's KV to `target`; `then` is called after its next token, if there is one.
+
+        Meanwhile it goes on where it is.
+        """
+        journey = self._journeys[call.call_id]
+        assert journey.decode is not None
+        going_on = self._goes_on(journey, Slo())
+
+        def fetched() -> None:
+            journey.moves_on = then
+
+        pull_prefix(going_on, journey.decode, target, self.events, fetched)
+
+    def go_on(self, call: Call, target: Node, slo: Slo) -> None:
+        """Take a stream from its node, which is between two steps, and have `target` go on."""
+        journey = self._journeys[call.call_id]
+        source, request = journey.decode, self._goes_on(journey, slo)
+        assert source is not None
+        source.core.cancel(call.call_id)
+        journey.decode, journey.silent_until_s = target, -inf
+        self.events.after(target.machine.overheads.first_token_s, partial(target.submit, request))
+
+    def _goes_on(self, journey: _Journey, slo: Slo) -> Request:
+        """Return the request that goes on after the tokens that the call has so far."""
+        call, now_s = journey.outcome.call, self.events.now_s
+        request = request_of(call, Targets.of(slo, now_s), now_s, None)
+        request.num_emitted_before = len(journey.outcome.token_times_s)
+        request.output_token_ids = [journey.token.token_id] * request.num_emitted_before
+        return request
 
     @property
     def is_busy(self) -> bool:
@@ -238,6 +277,9 @@ class Cluster:
         times_s, call = outcome.token_times_s, outcome.call
         times_s.append(now_s)
         has_ended = len(times_s) == call.num_output
+        if journey.moves_on is not None and not has_ended:
+            moves_on, journey.moves_on = journey.moves_on, None
+            self.events.after(0.0, moves_on)
         if now_s < journey.silent_until_s and not has_ended:
             return
         if len(times_s) == 1:
@@ -266,31 +308,6 @@ def left_of(call: Call, now_s: float) -> Slo:
         ttft_s=slo.ttft_s - waited_s,
         hold_s=slo.hold_s - waited_s,
         tpot_s=slo.tpot_s,
-    )
-
-
-def _request(call: Call, targets: Targets, now_s: float, leg_token_limit: int | None) -> Request:
-    prompt = call.token_ids
-    sampling = SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN])
-    lifecycle = Lifecycle(received_s=now_s)
-    if isinstance(prompt, KnownPrompt):
-        return KnownRequest(
-            request_id=call.call_id,
-            prompt_token_ids=cast("list[int]", prompt),  # of which engines use the length
-            sampling=sampling,
-            lifecycle=lifecycle,
-            leg_token_limit=leg_token_limit,
-            targets=targets,
-            known=prompt,
-        )
-    return Request(
-        request_id=call.call_id,
-        prompt_token_ids=list(prompt),
-        sampling=sampling,
-        cache_salt=call.cache_salt,
-        lifecycle=lifecycle,
-        leg_token_limit=leg_token_limit,
-        targets=targets,
     )
 
 

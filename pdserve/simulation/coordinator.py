@@ -11,7 +11,6 @@ from typing import cast
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from coordinator.routing.forecast import BUCKET_S
@@ -31,8 +30,9 @@ from pdserve.settings.config import Mode, RouterName
 from pdserve.settings.timeouts import Timeouts
 from pdserve.simulation.call import Call
 from pdserve.simulation.cluster import Cluster, left_of
+from pdserve.simulation.moves import Moves
 from pdserve.simulation.node import Node
-from pdserve.simulation.prompts import KnownHashes, KnownPrompt
+from pdserve.simulation.prompts import hashes_of
 from pdserve.wire.outbox import Outbox
 
 HEARTBEAT_S = Timeouts().heartbeat_s
@@ -59,6 +59,7 @@ class Coordinator:
         self._nodes: dict[str, Node] = {node.name: node for node in cluster.nodes}
         self._members: dict[Node, Member] = {node: self._join(node) for node in cluster.nodes}
         self._bookings: dict[str, Booking] = {}
+        self.moves = Moves(cluster, self.router, self.admission, self._bookings, self._request)
         self._held: dict[str, float] = {}  # call id |-> token 1 is held back until then
         self._has_heartbeat = False
 
@@ -90,15 +91,18 @@ class Coordinator:
         booking.progressed(num_tokens)
         if num_tokens == 1:
             self._prefilled(call, booking, now_s)
-        elif num_tokens == 2 and call.call_id in self._held:
-            shown_s = min(now_s, self._held.pop(call.call_id))
-            self._cluster.show(call, shown_s)
-            self.admission.first_token(call.call_id, shown_s)
+        elif num_tokens == 2:
+            if call.call_id in self._held:
+                shown_s = min(now_s, self._held.pop(call.call_id))
+                self._cluster.show(call, shown_s)
+                self.admission.first_token(call.call_id, shown_s)
+            self.moves.look()
 
     def silent_until_s(self, call: Call, num_tokens: int) -> float:
         """As Front.silent_until_s. A booking is planned anew when its plan is over."""
-        plan = self._bookings[call.call_id].plan
-        if num_tokens < 2:
+        booking = self._bookings[call.call_id]
+        plan, node = booking.plan, booking.placement.decode
+        if num_tokens < 2 or (node is not None and self.router.flows_from(node)):
             return -inf
         if plan is None or plan.end is None:
             return inf
@@ -107,6 +111,7 @@ class Coordinator:
     def ended(self, call: Call) -> None:
         """As Front.ended."""
         self._bookings.pop(call.call_id).end(by_itself=True)
+        self.moves.ended(call)
         self.admission.ended(call.call_id, self._events.now_s, call.num_output)
         self._let_in()
 
@@ -131,7 +136,9 @@ class Coordinator:
             self._node(placement.decode),
             slo,
             self._prefix_source(placement),
+            flows=placement.decode is not None and self.router.flows_from(placement.decode),
         )
+        self.moves.look()
 
     def _prefix_source(self, placement: Placement) -> Node | None:
         prefills = placement.prefill or placement.decode
@@ -152,13 +159,7 @@ class Coordinator:
             self._dispatch(call, request, placement, decision.slo)
 
     def _place(self, call: Call, request: GenerationRequest) -> Placement:
-        prompt = call.token_ids
-        hashes = (
-            KnownHashes(prompt)
-            if isinstance(prompt, KnownPrompt)
-            else PromptHashes(prompt, call.cache_salt)
-        )
-        return self.router.place_hashed(request, hashes)
+        return self.router.place_hashed(request, hashes_of(call))
 
     def _request(self, call: Call) -> GenerationRequest:
         return GenerationRequest(
@@ -216,6 +217,7 @@ class Coordinator:
         for node, member in self._members.items():
             self._registry.report(member, self._load(node))
         self._let_in()
+        self.moves.look()
         if self._cluster.is_busy:
             self._events.after(HEARTBEAT_S, self._heartbeat)
         else:

@@ -237,7 +237,8 @@ class Node:
         """Whether the next steps are like this one, until something happens."""
         queues = self.core.queues
         in_line = queues.waiting or queues.claims or queues.preemptions.away
-        return not in_line and len(rows) == len(queues.running)
+        # Beside streams that flow, the prefill policy plans (`PrefillRolePolicy`).
+        return not in_line and len(rows) == len(queues.running) and not rows[0].request.flows
 
     def _make_stride(self, rows: list[Scheduled], shape: StepShape) -> Stride:
         """Compute the times of steps with these rows, up to the first that does more."""

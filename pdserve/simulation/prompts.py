@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import cast, overload
 
 from coordinator.prefixes.hashes import HashChain, PromptHashes
 from pdserve.block_hash import HASH_BYTES
 from pdserve.engine.request import Request
+from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.protocol import SamplingParams
+from pdserve.simulation.call import Call
 
+STOP_TOKEN = 0
 _OWN = 1 << 62  # added to the number of a prompt, so that it is no trace's block id
 
 
@@ -104,3 +108,39 @@ class _KnownChain(HashChain):
         super().__init__((), block_size, "")
         self.num_blocks = len(hashes)
         self._known = hashes
+
+
+def hashes_of(call: Call) -> PromptHashes:
+    """Return the hashes of a call's prompt, as the router asks for them."""
+    prompt = call.token_ids
+    if isinstance(prompt, KnownPrompt):
+        return KnownHashes(prompt)
+    return PromptHashes(prompt, call.cache_salt)
+
+
+def request_of(
+    call: Call, targets: Targets, now_s: float, leg_token_limit: int | None = None
+) -> Request:
+    """Return the engine's request for a call; `leg_token_limit` is 1 for a prefill leg."""
+    prompt = call.token_ids
+    sampling = SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN])
+    lifecycle = Lifecycle(received_s=now_s)
+    if isinstance(prompt, KnownPrompt):
+        return KnownRequest(
+            request_id=call.call_id,
+            prompt_token_ids=cast("list[int]", prompt),  # of which engines use the length
+            sampling=sampling,
+            lifecycle=lifecycle,
+            leg_token_limit=leg_token_limit,
+            targets=targets,
+            known=prompt,
+        )
+    return Request(
+        request_id=call.call_id,
+        prompt_token_ids=list(prompt),
+        sampling=sampling,
+        cache_salt=call.cache_salt,
+        lifecycle=lifecycle,
+        leg_token_limit=leg_token_limit,
+        targets=targets,
+    )

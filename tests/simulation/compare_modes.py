@@ -32,7 +32,9 @@ NODES: dict[Mode, tuple[int, int]] = {
     "disaggregated": (1, 1),
     "colocated": (0, 2),
     "adaptive": (1, 1),
+    "flowing": (1, 1),
 }
+COMPARED: tuple[Mode, ...] = ("disaggregated", "colocated", "adaptive")
 BUS = Sharing(decode_beside_decode=1.6, decode_beside_prompt=1.2, prompt_beside_any=1.1)
 
 
@@ -111,7 +113,7 @@ def main() -> None:
         for per_s in mixture.per_s:
             loads = [mixture.load(per_s, seed) for seed in seeds]
             sharing = None if options.apart else BUS
-            apart, together, adaptive = (worst(loads, mode, machine, sharing) for mode in NODES)
+            apart, together, adaptive = (worst(loads, mode, machine, sharing) for mode in COMPARED)
             shares.append(adaptive / max(apart, together))
             figures = f"{apart:6.1%} {together:6.1%} {adaptive:6.1%}  {shares[-1]:.2f}"
             print(f"{name:20} {per_s:5}/s {figures}", flush=True)  # noqa: T201

@@ -109,6 +109,7 @@ class FleetRun:
 
     score: Score
     nodes: list[Node]
+    num_moved: int  # streams, in flowing mode
 
 
 def fleet(
@@ -146,7 +147,7 @@ def fleet(
     ]
     cluster = Cluster(events, nodes)
     front = Coordinator(cluster, mode, router, admission=admission)
-    return FleetRun(scored(cluster, front, calls), nodes)
+    return FleetRun(scored(cluster, front, calls), nodes, front.moves.num_done)
 
 
 def noise(seed: str, spread: float) -> Scatter:

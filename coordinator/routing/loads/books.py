@@ -32,6 +32,7 @@ class Booking:
         self.num_tokens = len(request.output_token_ids)  # output tokens so far
         self.plan: Plan | None = None  # entry in the decode node's calendar
         self.is_prefilled = False
+        self.first: tuple[float, int] | None = None  # when it had its first tokens there, how many
         self.is_under_way = False  # handoff: token 1 is there, token 2 is not
         self._books = books
 
@@ -98,6 +99,7 @@ class Books:
         placement, now_s = booking.placement, self._clock.now()
         is_first = not booking.is_prefilled
         if is_first:
+            booking.first = now_s, booking.num_tokens
             self._end_prefill(booking, now_s)
         decode, plan = placement.decode, booking.plan
         if decode is None or plan is None or not self._is_member(decode):

@@ -129,7 +129,7 @@ class Watch:
             return False
         ready = {node.role for node in status.nodes if node.state == "ready"}
         needed = {"decode"} if self.mode == "colocated" else {"prefill", "decode"}
-        return bool(ready) if self.mode == "adaptive" else needed <= ready
+        return bool(ready) if self.mode in ("adaptive", "flowing") else needed <= ready
 
 
 class Chaos:

@@ -16,7 +16,12 @@ from matplotlib.figure import Figure
 
 from pdserve.bench.compare.report import CompareReport, ModeReport, RateRow, ScenarioReport
 
-_COLOURS = {"disaggregated": "tab:blue", "colocated": "tab:orange", "adaptive": "tab:green"}
+_COLOURS = {
+    "disaggregated": "tab:blue",
+    "colocated": "tab:orange",
+    "adaptive": "tab:green",
+    "flowing": "tab:red",
+}
 _OTHER_COLOUR = "tab:grey"
 _DPI = 120
 

@@ -11,7 +11,17 @@ from coordinator.requests import moves as moves_module
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import RequestCancelled
-from pdserve.protocol import CancelLeg, DecodeLeg, NodeRole, NodeState, Prefetch, Prefetched
+from pdserve.protocol import (
+    CancelLeg,
+    DecodeLeg,
+    NodeRole,
+    NodeState,
+    PerfReport,
+    Prefetch,
+    Prefetched,
+    Slo,
+    StepCosts,
+)
 from tests.unit.coordinator.members import output, report
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 from tests.unit.coordinator.test_resumes import decode_leg, further, settle
@@ -182,3 +192,86 @@ async def test_a_sick_nodes_streams_go_on_elsewhere_at_once(nodes: Nodes) -> Non
     leg = await decode_leg(target)
     further(nodes, target, leg.request_id, 2)
     assert await output(running) == [100, 101, 102, 103]
+
+
+# ---- flowing mode ------------------------------------------------------------------------------
+
+PERF = PerfReport(
+    step=StepCosts(knot_tokens=[1, 100], knot_s=[0.001, 0.1]), token_budget=100, max_batch_size=64
+)
+
+
+@pytest.fixture
+def flowing() -> Iterator[Nodes]:
+    nodes = Nodes(mode="flowing", max_inflight=100)
+    yield nodes
+    assert nodes.flow.num_inflight == 0
+    assert not nodes.flow._moves._moves
+
+
+def flowing_pair(nodes: Nodes) -> tuple[Member, Member, RunningRequest]:
+    """A stream with two tokens on the prefill node, and a decode node that has just come."""
+    source = nodes.join("p", PREFILL)
+    nodes.registry.profiled(source, PERF)
+    slo = Slo(name="tight", ttft_s=1.0, tpot_s=0.01)
+    running = nodes.start(max_tokens=60, slo=slo)
+    (leg,) = [message for message in sent(source) if isinstance(message, DecodeLeg)]
+    assert leg.flows
+    nodes.say(source, token(0), token(1))
+    target = nodes.join("d", DECODE)
+    nodes.registry.profiled(target, PERF)
+    return source, target, running
+
+
+async def test_a_stream_flows_when_prompts_beside_it_would_make_it_late(flowing: Nodes) -> None:
+    source, target, running = flowing_pair(flowing)
+    assert not await asked(target), "nothing is beside it"
+    report(flowing.registry, source, PREFILL, queued_tokens=2000)  # of another coordinator
+    (prefetch,) = await asked(target)
+    assert prefetch.request_id == "r~1"
+    report(flowing.registry, source, PREFILL, queued_tokens=2000)
+    assert not await asked(target), "it is on its way already"
+    flowing.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    flowing.say(source, token(2))
+    leg = await decode_leg(target)
+    assert leg.output_token_ids == [100, 101, 102]
+    assert not leg.flows, "a decode node spares its streams"
+    flowing.say(target, token(3, request_id="r~1"))
+    report(flowing.registry, target, DECODE, queued_tokens=2000)
+    await settle()
+    assert not [message for message in sent(source) if isinstance(message, Prefetch)]
+    running.cancel("done")
+
+
+async def test_a_drained_decode_node_gives_its_streams_to_prefill_nodes(flowing: Nodes) -> None:
+    """If there is no other decode node."""
+    source = flowing.join("d", DECODE)
+    running = stream_on(flowing, source)
+    target = flowing.join("p", PREFILL)
+    drain(flowing, source)
+    assert await asked(target)
+    running.cancel("done")
+    flowing.flow._moves._carry_out("r~1")
+
+
+def stream_on(nodes: Nodes, member: Member) -> RunningRequest:
+    running = nodes.start()
+    assert running.dispatch is not None
+    assert running.dispatch.decode is member
+    nodes.say(member, token(0), token(1))
+    return running
+
+
+@pytest.mark.parametrize("lost", ["source", "target"])
+async def test_nodes_are_lost_while_a_stream_flows(flowing: Nodes, lost: str) -> None:
+    source, target, running = flowing_pair(flowing)
+    report(flowing.registry, source, PREFILL, queued_tokens=2000)
+    assert await asked(target)
+    flowing.registry.remove(source if lost == "source" else target)
+    await settle()
+    stays_on = target if lost == "source" else source
+    assert running.dispatch is not None
+    assert running.dispatch.decode is stays_on
+    flowing.flow._moves._carry_out("r~1")
+    assert running.dispatch.decode is stays_on
+    running.cancel("done")

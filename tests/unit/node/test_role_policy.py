@@ -150,3 +150,18 @@ def test_a_limit_of_less_than_a_block_lets_one_leg_begin_at_a_time() -> None:
         bench.step()
     assert len(bench.pinned) == 1
     assert not bench.core.queues.waiting
+
+
+def test_streams_that_flow_are_not_spared() -> None:
+    bench = Bench()
+    stream = bench.submit("stream", 4, is_leg=False)
+    stream.flows = True
+    bench.step()
+    bench.submit("prompt", 90, is_leg=False).flows = True
+    assert [row.num_tokens for row in bench.step()] == [1, 90]
+    bench.submit("spared", 4, is_leg=False)
+    while not any(row.request.request_id == "spared" for row in bench.step()):
+        pass
+    bench.submit("late", 90, is_leg=False).flows = True
+    rows = bench.step()
+    assert PERF.step_s(shape_of(rows)) <= TPOT_S, "one of them has to be spared"

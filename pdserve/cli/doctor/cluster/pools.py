@@ -13,6 +13,7 @@ _NEEDED: dict[Mode, tuple[RoleName, ...]] = {
     "disaggregated": ("prefill", "decode"),
     "colocated": ("decode",),
     "adaptive": (),  # any node serves a request alone
+    "flowing": (),
 }
 
 

@@ -1,0 +1,78 @@
+"""Flowing mode with real processes: streams flow with their very tokens, and survive their nodes.
+
+The profile of a tiny model on a busy machine says little about who would be late. So here one class
+is promised what no node can keep: its streams leave a prefill node as soon as there is a decode
+node. The other one is promised nothing, and its streams stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from pdserve.settings.config import RoutingConfig
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client, Follower
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+CLASSES = ["loose", "tight tpot=0.00001"]
+LENGTHS = (1, 15, 16, 38, 333, 1500)
+NUM_OUTPUT = 12
+STREAMED = 6000  # more than is waited for
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    routing = RoutingConfig(slo_classes=CLASSES, default_class="loose", admission=False)
+    engine = {"token_budget": 37, "max_model_len": 8192}
+    config = fleet_config(tiny_checkpoint, mode="flowing", engine=engine, routing=routing)
+    async with running(Fleet(config)) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(fleet.url) as client:
+        yield client
+    await fleet.assert_baseline(within_s=20.0)
+
+
+async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint: Path) -> None:
+    reference = Reference(tiny_checkpoint)
+    outputs = await asyncio.gather(
+        *(
+            client.complete(make_prompt(length), NUM_OUTPUT, slo_class=name, cache_salt=name)
+            for length in LENGTHS
+            for name in ("loose", "tight")
+        )
+    )
+    for output, length in zip(outputs, (n for n in LENGTHS for _ in range(2)), strict=True):
+        assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
+
+
+async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_next_one(
+    fleet: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    prompts = {name: make_prompt(100, name) for name in ("loose", "tight")}
+    streams = {
+        name: Follower(client, prompt, STREAMED, slo_class=name) for name, prompt in prompts.items()
+    }
+    await asyncio.gather(*(stream.reached(3) for stream in streams.values()))
+    fleet.send_signal("decode-0", signal.SIGKILL)
+    await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 2)
+    await fleet.start_node("decode-0")
+    await fleet.wait_for("decode-0", lambda gauges: gauges["running_requests"] == 1)
+    await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 1)
+    reference = Reference(tiny_checkpoint)
+    for name, stream in streams.items():
+        num_tokens = len(stream.output.token_ids)
+        await stream.reached(num_tokens + 20)  # also from where it is now
+        await stream.hang_up()
+        assert reference.is_greedy(prompts[name], stream.output.token_ids), name
+        if name == "loose":  # it was the one that stayed
+            await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 0)
+            assert (await fleet.gauges("decode-0"))["running_requests"] == 1
