@@ -23,7 +23,7 @@ from tests.cluster.forked import ForkedChild
 from tests.installed import finds, install
 
 EXAMPLES = ROOT / "examples"
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
