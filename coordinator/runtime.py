@@ -62,6 +62,7 @@ from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
 from pdserve.protocol.status import CoordinatorStatus, RoleName
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
 from pdserve.slo import AUTO, ServiceClasses
@@ -255,6 +256,7 @@ class Coordinator:
         welcome = Welcome(
             coordinator_id=format_address(config.nodes_host, config.grpc_port),
             incarnation=self._incarnation,
+            protocol=PROTOCOL,
         )
         service = CoordinatorService(
             self._registry, self._flow, self._revisions, self._model.model_id, welcome, timeouts

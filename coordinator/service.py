@@ -27,6 +27,7 @@ from pdserve.protocol import (
     TokenBatch,
     Welcome,
 )
+from pdserve.protocol.version import check_protocol
 from pdserve.settings.timeouts import SharedTimeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
@@ -140,6 +141,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _check(self, hello: NodeHello) -> None:
         """Check that a node may be a member. Raises a PdserveError that says why not."""
+        check_protocol(hello.protocol, hello.node_id)
         hello.layout.check()
         check_key(hello.introduction_key)
         self._check_id(hello)

@@ -29,6 +29,7 @@ from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import Clock
 from pdserve.errors import (
     AccessDenied,
+    ConfigError,
     LayoutMismatch,
     StaleIncarnation,
     TransportUnavailable,
@@ -36,6 +37,7 @@ from pdserve.errors import (
 from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
+from pdserve.protocol.version import PROTOCOL, check_protocol
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +230,7 @@ class Exporter:
             host_id=self._host_id,
             access=self._access.grant(),
             offers=list(self.offers),
+            protocol=PROTOCOL,
         )
 
     def check_hello(self, hello: PullerHello) -> None:
@@ -235,6 +238,7 @@ class Exporter:
 
         Raises:
             StaleIncarnation: it was sent to another incarnation.
+            ConfigError: it is of a build that we do not understand.
             AccessDenied: it has no introduction by one of our coordinators.
             LayoutMismatch: another model, or an incompatible layout.
         """
@@ -248,8 +252,9 @@ class Exporter:
                 self.introduction_key, self.incarnation, hello.incarnation, hello.introduction
             ):
                 raise AccessDenied(f"no coordinator of {self.node_id!r} sent {hello.node_id!r}")
+            check_protocol(hello.protocol, hello.node_id)
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
-        except (StaleIncarnation, AccessDenied, LayoutMismatch):
+        except (StaleIncarnation, AccessDenied, ConfigError, LayoutMismatch):
             self.statistics.refused += 1
             raise
 

@@ -39,6 +39,7 @@ from pdserve.errors import (
     TransferError,
 )
 from pdserve.protocol import ExporterWelcome
+from pdserve.protocol.version import check_protocol
 from pdserve.simulated_link import SimulatedLink
 
 log = logging.getLogger(__name__)
@@ -104,9 +105,11 @@ class Puller:
         """A link to the exporter that sent this welcome.
 
         Raises:
+            ConfigError: it is of a build that we do not understand.
             LayoutMismatch: its KV is of another model, or its layout is incompatible with ours.
             TransferTimeout, PeerLost: it cannot be reached; with the reason for each transport.
         """
+        check_protocol(welcome.protocol, welcome.node_id)
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
         simulated = self._simulated(welcome.node_id)
         return await open_link(welcome, self._transports, timeout_s, self.statistics, simulated)

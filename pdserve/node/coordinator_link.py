@@ -31,6 +31,7 @@ from pdserve.protocol import (
     SetRole,
     Welcome,
 )
+from pdserve.protocol.version import check_protocol
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
@@ -188,6 +189,7 @@ class CoordinatorLink:
                 raise MalformedMessage(
                     f"a coordinator sends Welcome first, not {type(welcome).__name__}"
                 )
+            check_protocol(welcome.protocol, f"coordinator {self.address}")
             log.info("attached to coordinator %s (%s)", welcome.coordinator_id, self.address)
             self.coordinator = welcome.incarnation
             self._stream = stream

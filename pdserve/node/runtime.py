@@ -71,6 +71,7 @@ from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd
@@ -348,6 +349,7 @@ class Node:
             prefill_refusal=self._services.prefill_refusal,
             transports=self._parts.exporter.reaches,
             program_version=pdserve.__version__,
+            protocol=PROTOCOL,
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:

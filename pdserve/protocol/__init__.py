@@ -6,6 +6,7 @@
     legs.py       coordinator <-> node: the legs of a request, and their tokens
     scores.py     node -> coordinator: log-probabilities of a prompt
     session.py    node <-> node: handoffs and prefixes
+    version.py    which builds understand each other
 
 Each has a protobuf message of the same name with the same fields (`proto/pdserve/wire`). They are
 converted in one place, `pdserve/wire/convert.py`. One is JSON for clients instead:

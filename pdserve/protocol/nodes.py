@@ -82,6 +82,7 @@ class NodeHello(Message, frozen=True):
     transports: list[TransportReach] = []  # over which its KV can move, to it and from it
     attached_to: list[str] = []  # incarnations of coordinators, over other streams
     program_version: str = ""  # of pdserve; empty: older than this field
+    protocol: int = 0  # see version.py; 0: older than this field
 
 
 class Welcome(Message, frozen=True):
@@ -89,6 +90,7 @@ class Welcome(Message, frozen=True):
 
     coordinator_id: str
     incarnation: str
+    protocol: int = 0  # see version.py; 0: older than this field
 
 
 class SetRole(Message, frozen=True):

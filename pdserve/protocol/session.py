@@ -25,6 +25,7 @@ class PullerHello(Message, frozen=True):
     fingerprint: str
     layout: KvLayout
     introduction: bytes = b""  # by one of the exporter's coordinators
+    protocol: int = 0  # see version.py; 0: older than this field
 
 
 class ExporterWelcome(Message, frozen=True):
@@ -39,6 +40,7 @@ class ExporterWelcome(Message, frozen=True):
     host_id: str  # equal for two nodes if and only if they can share memory
     access: bytes  # token for the transports, valid as long as the session; a secret
     offers: list[TransportOffer]
+    protocol: int = 0  # see version.py; 0: older than this field
 
 
 class Subscribe(Message, frozen=True):

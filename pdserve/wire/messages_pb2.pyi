@@ -284,12 +284,14 @@ class DrainSeen(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("coordinator_id", "incarnation")
+    __slots__ = ("coordinator_id", "incarnation", "protocol")
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     coordinator_id: str
     incarnation: str
-    def __init__(self, coordinator_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, coordinator_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class TransportReach(_message.Message):
     __slots__ = ("name", "domain")
@@ -300,7 +302,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +319,7 @@ class NodeHello(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_TO_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -333,7 +336,8 @@ class NodeHello(_message.Message):
     transports: _containers.RepeatedCompositeFieldContainer[TransportReach]
     attached_to: _containers.RepeatedScalarFieldContainer[str]
     program_version: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason")
@@ -496,23 +500,25 @@ class TransportOffer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ...) -> None: ...
 
 class PullerHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction")
+    __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction", "protocol")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EXPORTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     exporter_incarnation: str
     fingerprint: str
     layout: KvLayout
     introduction: bytes
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., exporter_incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., introduction: _Optional[bytes] = ...) -> None: ...
+    protocol: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., exporter_incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., introduction: _Optional[bytes] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ExporterWelcome(_message.Message):
-    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "memory", "host_id", "access", "offers")
+    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "memory", "host_id", "access", "offers", "protocol")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +528,7 @@ class ExporterWelcome(_message.Message):
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     fingerprint: str
@@ -531,7 +538,8 @@ class ExporterWelcome(_message.Message):
     host_id: str
     access: bytes
     offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
     __slots__ = ("request_id", "subscription_id", "at_end")

@@ -4,6 +4,7 @@ import sys
 import types
 import typing
 from enum import IntEnum, StrEnum
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,6 +37,19 @@ def test_stubs_are_fresh(tmp_path):
     assert sorted(fresh) == sorted(committed)
     stale = [name for name in fresh if fresh[name] != committed[name]]
     assert stale == [], "run `make proto`"
+
+
+def test_fields_keep_their_numbers_and_types():
+    """Else a process of the build before would read something else than was written."""
+    known = set((Path(__file__).parent / "wire_fields.txt").read_text().splitlines())
+    now = {
+        f"{message.name}.{field.name} = {field.number}: {field.type}"
+        + " repeated" * (field.default_value == [])
+        for message in messages_pb2.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
+    }
+    assert known - now == set(), "fields were changed or removed: raise PROTOCOL twice before that"
+    assert now - known == set(), "add these lines to wire_fields.txt"
 
 
 @pytest.mark.parametrize("struct", sorted(set(STRUCTS), key=lambda s: s.__name__))

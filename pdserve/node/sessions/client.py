@@ -33,6 +33,7 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
@@ -278,6 +279,7 @@ class Sessions:
             fingerprint=self._identity.fingerprint,
             layout=self._identity.layout,
             introduction=peer.introduction,
+            protocol=PROTOCOL,
         )
 
     async def _read(self, stream: Stream) -> ExporterMessages:

@@ -20,10 +20,17 @@ from kv_transfer.transports.catalog import TransportKind, choose_kinds
 from kv_transfer.transports.shm import ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from pdserve.clock import ManualClock
-from pdserve.errors import AccessDenied, LayoutMismatch, StaleIncarnation, TicketInvalid
+from pdserve.errors import (
+    AccessDenied,
+    ConfigError,
+    LayoutMismatch,
+    StaleIncarnation,
+    TicketInvalid,
+)
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import PullerHello, TransportOffer, TransportReach
+from pdserve.protocol.version import PROTOCOL
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool
 
 IDENTITY = KvIdentity("a-model", "main", SMALL)
@@ -97,6 +104,19 @@ def test_a_hello_that_fits(exporter: Exporter) -> None:
         hello(exporter, KvIdentity("a-model", "main", KvLayout(2, 2, 8, 16, KvDtype.FLOAT32)))
     )
     assert exporter.statistics.refused == 0
+
+
+@pytest.mark.parametrize("distance", [-1, 0, 1])
+def test_a_hello_of_a_build_near_ours(exporter: Exporter, distance: int) -> None:
+    exporter.check_hello(
+        msgspec.structs.replace(hello(exporter), protocol=max(0, PROTOCOL + distance))
+    )
+
+
+def test_a_hello_of_another_age_is_refused(exporter: Exporter) -> None:
+    with pytest.raises(ConfigError, match="d0 speaks protocol"):
+        exporter.check_hello(msgspec.structs.replace(hello(exporter), protocol=PROTOCOL + 2))
+    assert exporter.statistics.refused == 1
 
 
 def test_a_hello_to_a_former_life_is_refused_with_both(exporter: Exporter) -> None:

@@ -46,6 +46,7 @@ from pdserve.protocol import (
     TransferCosts,
     Welcome,
 )
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
@@ -332,6 +333,7 @@ async def test_a_node_with_another_model_is_refused(
         ({"introduction_key": bytes(65)}, "has 32 bytes, this has 65"),
         ({"layout": replace(LAYOUT, block_size=0)}, "not a KV layout"),
         ({"layout": replace(LAYOUT, first_kv_head=1)}, "not a KV layout"),
+        ({"protocol": PROTOCOL + 2}, f"speaks protocol {PROTOCOL + 2}, .* upgrade this process"),
     ],
 )
 async def test_a_node_that_cannot_be_is_refused(
@@ -343,6 +345,16 @@ async def test_a_node_that_cannot_be_is_refused(
         with pytest.raises(grpc.aio.AioRpcError, match=message):
             await stream.read()
     assert coordinator.num_members == 0
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+async def test_a_node_of_the_build_before_or_behind_is_let_in(
+    coordinator: Coordinator, protocol: int
+) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(replace(hello(), protocol=protocol)))
+        assert isinstance(FROM_COORDINATOR.unwrap(await stream.read()), Welcome)
 
 
 async def test_a_second_node_with_the_same_id_is_refused_until_the_first_is_gone(
