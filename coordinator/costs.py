@@ -1,13 +1,14 @@
 """What the tokens of the last minutes have cost, where an operator has said what nodes cost.
 
 Of several coordinators that share the nodes, each counts its own tokens, and an equal part of the
-costs. Tokens count when their call ends, so a window should be longer than calls are.
+costs. Tokens count when their call ends: until then, what nodes do for it seems to be for others.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from math import nan
 from typing import Final
 
 from coordinator.api.observer import RequestSummary
@@ -51,12 +52,12 @@ class Costs:
         metrics.watch(
             "cost_per_hour",
             "Cost of an hour of the nodes, by the last minutes",
-            lambda: costs.per_hour if (costs := self.now()) else 0.0,
+            lambda: costs.per_hour if (costs := self.now()) else nan,
         )
         metrics.watch(
             "cost_idle_share",
             "Share of the cost for time in which nodes computed nothing",
-            lambda: costs.idle_share if (costs := self.now()) else 0.0,
+            lambda: costs.idle_share if (costs := self.now()) else nan,
         )
 
     def call_ended(self, summary: RequestSummary) -> None:

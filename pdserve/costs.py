@@ -8,7 +8,9 @@ from typing import Final
 
 import msgspec
 
-DESCRIPTION: Final = "price of a node-hour, in any currency: prefill=2.5 and decode=1.2"
+DESCRIPTION: Final = (
+    "price of a node-hour, in any currency: prefill=2.5 and decode=1.2; 1 where none is given"
+)
 
 
 class Prices(msgspec.Struct, frozen=True):

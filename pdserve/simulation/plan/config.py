@@ -36,7 +36,7 @@ class PlanConfig(PredictConfig, frozen=True):
     max_nodes: Annotated[Count, Meta(description="most nodes to consider")] = 8
     price: Annotated[
         list[str],
-        Meta(description=f"{DESCRIPTION}; by default 1 each"),
+        Meta(description=DESCRIPTION),
     ] = msgspec.field(default_factory=list)
 
     @property
