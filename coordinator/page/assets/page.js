@@ -23,7 +23,7 @@ function showVitals(news) {
   get("vitals").replaceChildren(
     vital("In flight", inCount(status.inflight)),
     vital("In line", inCount(status.waiting), status.waiting ? "warn" : ""),
-    vital("Output tokens / s", inCount(Math.round(total((period) => period.output_tokens) / seconds))),
+    vital("Output tok / s", inCount(Math.round(total((period) => period.output_tokens) / seconds))),
     vital("TTFT, median", inMs(lately((period) => period.ttft_p50)?.ttft_p50)),
     vital("TPOT, median", inMs(lately((period) => period.tpot_p50)?.tpot_p50)),
     vital("Promises kept", inPercent(share), share === null ? "" : share < 0.9 ? "bad" : share < 0.99 ? "warn" : ""),
@@ -36,8 +36,7 @@ function showVitals(news) {
 /** Only where prices are given. */
 function costVitals(costs) {
   if (!costs) return [];
-  const output = costs.per_million_output;
-  return [vital("Cost / h, idle", `${inCount(costs.per_hour)}, ${inPercent(costs.idle_share)}`), vital("Cost / M output", output === null ? "–" : inCount(output))];
+  return [vital("Cost / hour", inCount(costs.per_hour)), vital("Cost / M output", inCount(costs.per_million_output))];
 }
 
 function showState(status) {
