@@ -108,8 +108,9 @@ async def test_it_shows_the_cluster_and_what_becomes_of_requests(
     assert {"admission", "prefill", "decode"} <= set(await page.run(f"return {rows}"))
     ttft = "document.querySelector('.chart svg').getAttribute('aria-label')"
     assert "p50" in await page.until(f"{ttft}.includes('ms') && {ttft}")
-    links = "[...document.querySelectorAll('#links tr')].map(row => row.cells[2].textContent)"
-    assert "shm" in await page.until(f"{links}.length && {links}")
+    row = f"[...links.rows].find(row => row.cells[0].textContent === '{output.decode_node}')"
+    expected = "tcp" if output.decode_node == "decode-1" else "shm"  # it has nothing else
+    assert await page.until(f"{row}?.cells[2].textContent") == expected
 
 
 async def test_the_playground_chats_and_says_who_served(page: Browser) -> None:
