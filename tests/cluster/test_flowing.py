@@ -78,9 +78,9 @@ def simulated() -> dict[str, str]:
         events, [Node(n, r, ONE_CORE_25M, events, PolicyConfig()) for n, r in roles.items()]
     )
     slos = {"tight": Slo(name="tight", tpot_s=0.00001), "loose": Slo(name="loose")}
-    calls = [
+    calls = [  # token 0 would end them
         Call(name, at_s, [number] * 100, 1000, slos[name], kind=name)
-        for number, (name, at_s) in enumerate((("tight", 0.0), ("loose", 1.0)))
+        for number, (name, at_s) in enumerate((("tight", 0.0), ("loose", 1.0)), start=1)
     ]
     cluster.run(Coordinator(cluster, "flowing"), calls, lambda _: None)
     return nodes
