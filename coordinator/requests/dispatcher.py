@@ -76,7 +76,7 @@ class Dispatcher:
     @property
     def flows(self) -> bool:
         """Whether streams may be `at_risk`: the mode is flowing."""
-        return self._router.flows
+        return self._router.flowing is not None
 
     def place_elsewhere(self, running: RunningRequest) -> Placement | None:
         """Return where a running stream could go on, if there is a place for it."""
@@ -84,10 +84,10 @@ class Dispatcher:
 
     def at_risk(self) -> list[RunningRequest]:
         """Return the streams that should flow to other nodes, the most urgent first."""
-        if not self._router.flows:
+        if self._router.flowing is None:
             return []
         streams = {r.dispatch.booking: r for r in self.by_leg.values() if r.dispatch is not None}
-        return [streams[booking] for booking in self._router.at_risk(streams)]
+        return [streams[booking] for booking in self._router.flowing.at_risk(streams)]
 
     def ask_to_prefetch(self, running: RunningRequest, placement: Placement) -> None:
         """Have the node of this placement fetch the stream's KV, while it goes on where it is."""

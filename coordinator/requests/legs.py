@@ -9,6 +9,7 @@ from msgspec import structs
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.routing import Placement, Router
+from coordinator.routing.flowing import flows_from
 from pdserve.protocol import DecodeLeg, PrefillLeg, Sibling, Slo
 
 
@@ -78,5 +79,5 @@ def _decode_leg(
         output_token_ids=request.output_token_ids,
         is_claimable=request.is_claimable,
         traceparent=request.traceparent,
-        flows=router.flows_from(decode),
+        flows=router.flowing is not None and flows_from(decode),
     )

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from coordinator.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.books import Booking, Books
-from coordinator.routing.outlook import Outlook
+from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
 from coordinator.routing.sides import HARMLESS, USUAL_TPOT_S, OnOneNode, keeps, score
 from pdserve.batch_rule import SAFETY
@@ -42,6 +43,11 @@ class Host(NamedTuple):
     pace_s: float  # of a step with its streams only
 
 
+def num_chunks(stream: Stream, host: Host) -> float:
+    """Return how many of its tokens a stream gets beside chunks of the prompts that are queued."""
+    return min(stream.num_left, host.queue_s / host.chunk_s)
+
+
 def slack_at_end_s(stream: Stream, host: Host) -> float:
     """Return how long before its due time the last token would come, if the stream stayed.
 
@@ -49,7 +55,7 @@ def slack_at_end_s(stream: Stream, host: Host) -> float:
     streams. Nobody knows how long answers get, or which prompts come next. So what it would gain
     after these prompts counts only in part.
     """
-    num_stalled = min(stream.num_left, host.queue_s / host.chunk_s)
+    num_stalled = num_chunks(stream, host)
     num_further = stream.num_left - num_stalled
     gained_s = SAFETY * stream.tpot_s - host.pace_s  # by each further token
     if gained_s > 0:
@@ -58,7 +64,7 @@ def slack_at_end_s(stream: Stream, host: Host) -> float:
     return stream.slack_s - stalled_s + num_further * gained_s
 
 
-def choose(slo: Slo, on_prefill_node: Placement, on_decode_node: OnOneNode) -> Placement:
+def choose_start(slo: Slo, on_prefill_node: Placement, on_decode_node: OnOneNode) -> Placement:
     """Choose where a request begins.
 
     On the decode node if that keeps its promise and hardly slows down others, so that prefill
@@ -78,8 +84,13 @@ def choose(slo: Slo, on_prefill_node: Placement, on_decode_node: OnOneNode) -> P
     )
 
 
+def flows_from(member: Member) -> bool:
+    """Return whether streams of this node move on before they are late."""
+    return member.role is NodeRole.PREFILL
+
+
 class Flowing:
-    """Which streams should move on."""
+    """Which streams could stay where they are, and which should move on."""
 
     def __init__(self, fleet: Fleet, books: Books, clock: Clock) -> None:
         self._fleet = fleet
@@ -91,13 +102,23 @@ class Flowing:
 
         Nobody knows which prompts come after it: as many as wait there now, or at least a chunk.
         """
-        tpot_s = outlook.request.slo.tpot_s or USUAL_TPOT_S
-        stream, host = Stream(tpot_s, tpot_s, outlook.num_gaps), self._host(slot)
+        stream, host = self._new(outlook, slot)
         host = host._replace(queue_s=max(host.queue_s, host.chunk_s))
-        return slack_at_end_s(stream, host) >= 0
+        return outlook.ends_with_token_1 or slack_at_end_s(stream, host) >= 0
+
+    def times(self, outlook: Outlook, slot: int) -> Times:
+        """Return the times of a new request on a prefill node where its stream stays."""
+        ttft_s = float(outlook.ttft_s[slot])
+        if outlook.ends_with_token_1:
+            return Times(ttft_s, 0.0)
+        stream, host = self._new(outlook, slot)
+        num_stalled = num_chunks(stream, host)
+        num_further = stream.num_left - num_stalled
+        total_s = num_stalled * host.chunk_s + num_further * host.pace_s
+        return Times(ttft_s, total_s / stream.num_left)
 
     def at_risk(self, bookings: Iterable[Booking]) -> list[Booking]:
-        """Return the streams on prefill nodes that would be late there, the latest first.
+        """Return the streams on prefill nodes that should move on, the latest first.
 
         Empty if there is no decode node. A stream whose KV could not be fetched stays.
         """
@@ -118,10 +139,15 @@ class Flowing:
                 slacks_s[booking] = slack_s
         return sorted(slacks_s, key=slacks_s.__getitem__)
 
+    def _new(self, outlook: Outlook, slot: int) -> tuple[Stream, Host]:
+        """Return the stream of a new request at its token 1, and its host then."""
+        tpot_s = outlook.request.slo.tpot_s or USUAL_TPOT_S
+        return Stream(tpot_s, tpot_s, outlook.num_gaps), self._host(slot, outlook.num_tokens)
+
     def _slot(self, booking: Booking) -> int | None:
         """Return the slot of the prefill node that a stream is on; None for other nodes."""
         decode = booking.placement.decode
-        if decode is None or decode.role is not NodeRole.PREFILL:
+        if decode is None or not flows_from(decode):
             return None
         return decode.slot if self._fleet.members[decode.slot] is decode else None
 
@@ -134,10 +160,12 @@ class Flowing:
         left = self._books.lengths.remaining(booking.request.sampling, booking.num_tokens)
         return Stream(due_s - self._clock.now(), tpot_s, left)
 
-    def _host(self, slot: int) -> Host:
+    def _host(self, slot: int, num_new: int = 0) -> Host:
+        """Return what a node does, with one more stream of `num_new` tokens if there are any."""
         now_s = self._clock.now()
         batch = self._books.decodes.at(now_s, now_s)
-        requests, context = max(int(batch.requests[slot]), 1), int(batch.context[slot])
+        requests = max(int(batch.requests[slot]) + (num_new > 0), 1)
+        context = int(batch.context[slot]) + num_new
         return Host(
             queue_s=float(self._books.queues.all_s(now_s)[slot]),
             chunk_s=self._fleet.full_step_s(slot),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,14 +10,14 @@ from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.index import PrefixIndex
 from coordinator.registry import Member, Registry
-from coordinator.routing import flowing
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.fleet import Fleet
+from coordinator.routing.flowing import Flowing, choose_start
 from coordinator.routing.handed_off import HandedOff
 from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.one_node import OneNode
-from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
+from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.pairs.health import PairHealth
 from coordinator.routing.pairs.reach import Pairs
 from coordinator.routing.placement import Placement
@@ -62,9 +61,14 @@ class Router:
         self.health = PairHealth(registry, self._clock)
         self.pairs = Pairs(registry, self.fleet, self.health)
         self._books = Books(registry, self.fleet, self._clock)
-        self._flowing = flowing.Flowing(self.fleet, self._books, self._clock)
         self._policy = make_policy(policy)
+        self.flowing = Flowing(self.fleet, self._books, self._clock) if mode == "flowing" else None
         registry.on_lost(self.prefixes.remove)
+
+    @property
+    def any_node_decodes(self) -> bool:
+        """Whether nodes of either pool may have streams."""
+        return self.mode in ("adaptive", "flowing")
 
     # ---- placing -------------------------------------------------------------------------------
 
@@ -102,7 +106,8 @@ class Router:
             case "adaptive":
                 return self._adaptive(outlook)
             case "flowing":
-                return self._flow(outlook)
+                assert self.flowing is not None
+                return self._flow(outlook, self.flowing)
 
     def place_elsewhere(self, request: GenerationRequest, prompt: PromptHashes) -> Placement | None:
         """Choose the node that a running stream could move to; None if none has a place for it."""
@@ -142,26 +147,6 @@ class Router:
         """Return the nodes that hold more of the prompt than `puller`, which will prefill it."""
         return self.prefixes.prefix_sources(placement.hits, puller)
 
-    # ---- what the mode means for streams -------------------------------------------------------
-
-    @property
-    def any_node_decodes(self) -> bool:
-        """Whether nodes of either pool may have streams."""
-        return self.mode in ("adaptive", "flowing")
-
-    @property
-    def flows(self) -> bool:
-        """Whether streams on prefill nodes move on before they are late."""
-        return self.mode == "flowing"
-
-    def flows_from(self, member: Member) -> bool:
-        """Return whether a stream of this node is such a one."""
-        return self.flows and member.role is NodeRole.PREFILL
-
-    def at_risk(self, bookings: Iterable[Booking]) -> list[Booking]:
-        """Return those of these streams that should flow on, the most urgent first."""
-        return self._flowing.at_risk(bookings) if self.flows else []
-
     # ---- predictions ---------------------------------------------------------------------------
 
     def tpot_within_s(self, placement: Placement, tpot_s: float) -> float | None:
@@ -192,9 +177,9 @@ class Router:
     @property
     def _decode_role(self) -> NodeRole | None:
         """The pool whose nodes streams move to; None for any."""
-        anywhere = self.mode == "adaptive" or (
-            self.flows and len(self.fleet.ready(NodeRole.DECODE)) == 0
-        )
+        anywhere = self.any_node_decodes
+        if self.flowing is not None:
+            anywhere = len(self.fleet.ready(NodeRole.DECODE)) == 0
         return None if anywhere else NodeRole.DECODE
 
     def _pair(self, outlook: Outlook) -> Placement:
@@ -227,30 +212,23 @@ class Router:
         pair = self._handed_off(outlook, cost_s, ttft_s, begins_s)
         return choose(outlook.request.slo, pair, one)
 
-    def _flow(self, outlook: Outlook) -> Placement:
+    def _flow(self, outlook: Outlook, flowing: Flowing) -> Placement:
         """Choose between a prefill node and a decode node to begin on."""
         revision = outlook.request.revision
         prefills = self.fleet.ready(NodeRole.PREFILL, revision)
         decodes = self.fleet.ready(NodeRole.DECODE, revision)
         if len(prefills) == 0 or len(decodes) == 0:
             return self._local(outlook, self._slots(None, revision))
-        there = self._on_prefill_node(outlook, prefills, decodes)
         near = OneNode(outlook, least(outlook.rough_cost, decodes, FEW))
         here = self._on_one_node(outlook, decodes, near)
-        return flowing.choose(outlook.request.slo, there, here)
-
-    def _on_prefill_node(self, outlook: Outlook, prefills: Ints, decodes: Ints) -> Placement:
-        """Choose a prefill node; where the stream could not stay at all, it is handed off."""
         tokens = self._books.queues.tokens_with_others()
         slot = self._pick("prefill", outlook, prefills, outlook.ttft_s, tokens)
-        ends = outlook.ends_with_token_1
-        has_pair = len(self.fleet.serving(self.pairs.prefills(), outlook.request.revision)) > 0
-        if has_pair and not ends and not self._flowing.could_stay(outlook, slot):
-            return self._pair(outlook)
-        ttft_s, tpot_s = float(outlook.ttft_s[slot]), float(OneNode(outlook, [slot]).tpot_s[0])
-        flown_s = float(outlook.paces_s(ttft_s, NO_PLACE_S)[decodes].min())
-        times = Times(ttft_s, 0.0 if ends else min(tpot_s, flown_s))
-        return self._placement(outlook, None, slot, times, 0.0 if ends else outlook.alone_s(slot))
+        has_pair = len(self.fleet.serving(self.pairs.prefills(), revision)) > 0
+        if has_pair and not flowing.could_stay(outlook, slot):
+            return choose_start(outlook.request.slo, self._pair(outlook), here)
+        times, idle_tpot_s = flowing.times(outlook, slot), outlook.alone_s(slot)
+        there = self._placement(outlook, None, slot, times, idle_tpot_s * (times.tpot_s > 0))
+        return choose_start(outlook.request.slo, there, here)
 
     def _handed_off(
         self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats

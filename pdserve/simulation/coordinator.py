@@ -13,6 +13,7 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
+from coordinator.routing.flowing import flows_from
 from coordinator.routing.forecast import BUCKET_S
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.reports.kv_events import TierEvents
@@ -101,8 +102,8 @@ class Coordinator:
     def silent_until_s(self, call: Call, num_tokens: int) -> float:
         """As Front.silent_until_s. A booking is planned anew when its plan is over."""
         booking = self._bookings[call.call_id]
-        plan, node = booking.plan, booking.placement.decode
-        if num_tokens < 2 or (node is not None and self.router.flows_from(node)):
+        plan = booking.plan
+        if num_tokens < 2 or self._flows(booking.placement):
             return -inf
         if plan is None or plan.end is None:
             return inf
@@ -136,9 +137,13 @@ class Coordinator:
             self._node(placement.decode),
             slo,
             self._prefix_source(placement),
-            flows=placement.decode is not None and self.router.flows_from(placement.decode),
+            flows=self._flows(placement),
         )
         self.moves.look()
+
+    def _flows(self, placement: Placement) -> bool:
+        decode = placement.decode
+        return self.router.flowing is not None and decode is not None and flows_from(decode)
 
     def _prefix_source(self, placement: Placement) -> Node | None:
         prefills = placement.prefill or placement.decode

@@ -51,11 +51,11 @@ class Moves:
 
     def look(self) -> None:
         """Begin the moves of streams that would be late where they are."""
-        if not self._router.flows:
+        if self._router.flowing is None:
             return
         streams = {booking: call_id for call_id, booking in self._bookings.items()}
         at_target = Counter(self._targets.values())
-        for booking in self._router.at_risk(streams):
+        for booking in self._router.flowing.at_risk(streams):
             call = self._cluster.call(streams[booking])
             if call.call_id in self._targets or booking.num_tokens < 2:
                 continue

@@ -11,13 +11,21 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest_asyncio
 
-from pdserve.settings.config import RoutingConfig
+from pdserve.protocol import NodeRole, Slo
+from pdserve.settings.config import PolicyConfig, RoutingConfig
+from pdserve.simulation.call import Call
+from pdserve.simulation.cluster import Cluster
+from pdserve.simulation.coordinator import Coordinator
+from pdserve.simulation.events import Events
+from pdserve.simulation.node import Node
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.simulation.machines import ONE_CORE_25M
 
 CLASSES = ["loose", "tight tpot=0.00001"]
 LENGTHS = (1, 15, 16, 38, 333, 1500)
@@ -54,21 +62,48 @@ async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint:
         assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
 
 
+def simulated() -> dict[str, str]:
+    """Which node decodes each of two streams, one after the other, by the simulator."""
+    events, nodes = Events(), dict[str, str]()
+
+    class Watched(Cluster):
+        def dispatch(self, call: Call, prefill: Node | None, decode: Node | None, *rest: Any,
+                     **fields: Any) -> None:  # fmt: skip
+            assert decode is not None
+            nodes[call.kind] = decode.name
+            super().dispatch(call, prefill, decode, *rest, **fields)
+
+    roles = {"prefill-0": NodeRole.PREFILL, "decode-0": NodeRole.DECODE}
+    cluster = Watched(
+        events, [Node(n, r, ONE_CORE_25M, events, PolicyConfig()) for n, r in roles.items()]
+    )
+    slos = {"tight": Slo(name="tight", tpot_s=0.00001), "loose": Slo(name="loose")}
+    calls = [  # token 0 would end them
+        Call(name, at_s, [number] * 100, 1000, slos[name], kind=name)
+        for number, (name, at_s) in enumerate((("tight", 0.0), ("loose", 1.0)), start=1)
+    ]
+    cluster.run(Coordinator(cluster, "flowing"), calls, lambda _: None)
+    return nodes
+
+
 async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_next_one(
     fleet: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:
     prompts = {name: make_prompt(100, name) for name in ("loose", "tight")}
-    streams = {
-        name: Follower(client, prompt, STREAMED, slo_class=name) for name, prompt in prompts.items()
-    }
-    await asyncio.gather(*(stream.reached(3) for stream in streams.values()))
+    streams = {}
+    for name in ("tight", "loose"):
+        streams[name] = Follower(client, prompts[name], STREAMED, slo_class=name)
+        await streams[name].reached(3)
+    nodes = {name: stream.output.decode_node for name, stream in streams.items()}
+    assert nodes == simulated(), "the real nodes and the simulated ones are given the same"
     fleet.send_signal("decode-0", signal.SIGKILL)
     await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 2)
     await fleet.start_node("decode-0")
     await fleet.wait_for("decode-0", lambda gauges: gauges["running_requests"] == 1)
     await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 1)
     reference = Reference(tiny_checkpoint)
-    for name, stream in streams.items():
+    for name in ("loose", "tight"):
+        stream = streams[name]
         num_tokens = len(stream.output.token_ids)
         await stream.reached(num_tokens + 20)  # also from where it is now
         await stream.hang_up()

@@ -8,7 +8,7 @@ from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member
 from coordinator.routing import Booking
 from coordinator.routing.flowing import Host, Stream, slack_at_end_s
-from pdserve.protocol import NodeRole, NodeState, SamplingParams, Slo
+from pdserve.protocol import NodeState, SamplingParams, Slo
 from tests.unit.coordinator_routing.nodes import Nodes, names
 
 CHUNK_S = 0.1  # of the nodes here; a decode step takes a millisecond for each stream
@@ -31,6 +31,11 @@ def queue(nodes: Nodes, member: Member, num_tokens: int) -> Booking:
     request = nodes.request(num_tokens, slo=LOOSE)
     prompt = PromptHashes(request.context, "")
     return nodes.router.dispatched(request, nodes.router.place_on(request, prompt, member))
+
+
+def at_risk(nodes: Nodes, bookings: list[Booking]) -> list[Booking]:
+    assert nodes.router.flowing is not None
+    return nodes.router.flowing.at_risk(bookings)
 
 
 # ---- the prediction ----------------------------------------------------------------------------
@@ -114,23 +119,23 @@ def test_what_was_interrupted_goes_on_on_a_decode_node_or_else_on_any() -> None:
 def test_a_stream_with_slack_stays_and_one_without_flows() -> None:
     nodes = Nodes("flowing", p=1, d=1)
     loose, tight = (begun(nodes, nodes.prefill[0], slo) for slo in (LOOSE, TIGHT))
-    assert nodes.router.at_risk([loose, tight]) == [], "no prompt is beside them"
+    assert at_risk(nodes, [loose, tight]) == [], "no prompt is beside them"
     prompt = queue(nodes, nodes.prefill[0], 600)
-    assert nodes.router.at_risk([loose, tight]) == [tight]
+    assert at_risk(nodes, [loose, tight]) == [tight]
     prompt.progressed(1)
-    assert nodes.router.at_risk([loose, tight]) == []
+    assert at_risk(nodes, [loose, tight]) == []
 
 
 def test_slack_that_was_gained_lets_it_stay() -> None:
     nodes = Nodes("flowing", p=1, d=1)
     stream = begun(nodes, nodes.prefill[0], TIGHT, max_tokens=200)
     queue(nodes, nodes.prefill[0], 600)
-    assert nodes.router.at_risk([stream])
+    assert at_risk(nodes, [stream])
     stream.progressed(100)  # in no time at all
-    assert not nodes.router.at_risk([stream])
+    assert not at_risk(nodes, [stream])
     nodes.clock.advance(0.9)
     queue(nodes, nodes.prefill[0], 600)
-    assert nodes.router.at_risk([stream])
+    assert at_risk(nodes, [stream])
 
 
 def test_those_that_would_be_latest_go_first() -> None:
@@ -138,29 +143,26 @@ def test_those_that_would_be_latest_go_first() -> None:
     sooner = begun(nodes, nodes.prefill[0], Slo(name="a", tpot_s=0.02))
     later = begun(nodes, nodes.prefill[0], Slo(name="b", tpot_s=0.01))
     queue(nodes, nodes.prefill[0], 2000)
-    assert nodes.router.at_risk([sooner, later]) == [later, sooner]
+    assert at_risk(nodes, [sooner, later]) == [later, sooner]
 
 
 def test_nearly_done_it_stays() -> None:
     nodes = Nodes("flowing", p=1, d=1)
     stream = begun(nodes, nodes.prefill[0], TIGHT, max_tokens=10)
     queue(nodes, nodes.prefill[0], 2000)
-    assert nodes.router.at_risk([stream])
+    assert at_risk(nodes, [stream])
     stream.progressed(7)
-    assert not nodes.router.at_risk([stream])
+    assert not at_risk(nodes, [stream])
 
 
 def test_nobody_flows_from_decode_nodes_or_without_one_or_in_other_modes() -> None:
     nodes = Nodes("flowing", p=1, d=1)
     stream = begun(nodes, nodes.decode[0], TIGHT)
     queue(nodes, nodes.decode[0], 2000)
-    assert not nodes.router.at_risk([stream])
+    assert not at_risk(nodes, [stream])
     alone = Nodes("flowing", p=1)
     stream = begun(alone, alone.prefill[0], TIGHT)
     queue(alone, alone.prefill[0], 2000)
-    assert not alone.router.at_risk([stream])
+    assert not at_risk(alone, [stream])
     adaptive = Nodes("adaptive", p=1, d=1)
-    stream = begun(adaptive, adaptive.prefill[0], TIGHT)
-    queue(adaptive, adaptive.prefill[0], 2000)
-    assert not adaptive.router.at_risk([stream])
-    assert adaptive.prefill[0].role is NodeRole.PREFILL
+    assert adaptive.router.flowing is None
