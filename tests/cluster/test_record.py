@@ -38,6 +38,7 @@ async def test_a_recorded_conversation_is_a_trace(
     await client.complete(first, 6)
     await client.complete(make_prompt(30), 2)
     await client.complete([*first, *make_prompt(80)], 3)
+    await until(lambda: file.read_text().count("\n") == 1 + 3)  # the header, and what ended
     recording.send_signal(signal.SIGINT)
     said, _ = await recording.communicate()
     assert recording.returncode == 0
