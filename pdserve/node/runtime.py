@@ -63,7 +63,13 @@ from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel, packed_cache, plan_model, set_threads
+from pdserve.node.start.model import (
+    NodeModel,
+    packed_cache,
+    parallelism_of,
+    plan_model,
+    set_threads,
+)
 from pdserve.node.start.ranks import start_ranks
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import SICK
@@ -98,7 +104,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
-    set_threads(cores.of_rank(0, config.engine.tensor_parallel).num_threads)
+    set_threads(cores.of_rank(0, parallelism_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
     model = plan_model(config)
     tier_blocks = make_tier_blocks(config, model)

@@ -98,7 +98,11 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     tensor_parallel: Annotated[
         Count,
-        Meta(description="processes that compute each step together, on CPUs of this host"),
+        Meta(description="processes that compute each layer together, on CPUs of this host"),
+    ] = 1
+    pipeline_parallel: Annotated[
+        Count,
+        Meta(description="stages that have some layers each, each of tensor_parallel processes"),
     ] = 1
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[

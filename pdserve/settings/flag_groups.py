@@ -49,6 +49,7 @@ NODE: Final[Groups] = {
         "device",
         "threads",
         "tensor_parallel",
+        "pipeline_parallel",
         "cpus",
         "kv_memory",
         "kv_utilization",

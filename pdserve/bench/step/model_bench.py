@@ -38,7 +38,7 @@ class StepBench:
         Raises:
             ModelError: as load_runner.
         """
-        is_alone = model.tensor_parallel == 1
+        is_alone = model.parallelism.num_ranks == 1
         self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes, is_sealed=is_alone)
         self._memory.commit()  # a node's blocks are committed before they are used, too
         self._ranks = start_ranks(model, cores, self._memory, None)

@@ -25,6 +25,7 @@ from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.shard import check_ranks
+from pdserve.engine.ranks.sizes import ALONE, Parallelism
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
@@ -62,7 +63,7 @@ class NodeModel:
     attention: AttentionName = "auto"
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
-    tensor_parallel: int = 1  # processes that compute its steps together
+    parallelism: Parallelism = ALONE  # of the processes that compute its steps
 
     @property
     def revision(self) -> str:
@@ -107,7 +108,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
             "leave it out, or ask for device cpu"
         )
-    _check_ranks(engine, model, device)
+    parallelism = _parallelism(engine, model, device)
     budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
@@ -129,18 +130,21 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.attention,
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
-        engine.tensor_parallel,
+        parallelism,
     )
 
 
-def _check_ranks(engine: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+def _parallelism(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Parallelism:
     """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
-    if engine.tensor_parallel > 1 and device.type != "cpu":
+    parallelism = parallelism_of(engine)
+    if parallelism.num_ranks > 1 and device.type != "cpu":
         raise ConfigError(
-            f"tensor_parallel {engine.tensor_parallel} is for CPUs, and this node computes on "
-            f"{device}: leave it out, or ask for device cpu"
+            f"tensor_parallel {parallelism.tensor} and pipeline_parallel {parallelism.pipeline} "
+            f"are for CPUs, and this node computes on {device}: leave them out, or ask for device "
+            "cpu"
         )
-    check_ranks(model, engine.tensor_parallel)
+    check_ranks(model, parallelism)
+    return parallelism
 
 
 def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
@@ -242,10 +246,15 @@ def use_cores(config: EngineConfig) -> CorePlan:
     """
     plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
     set_threads(plan.num_threads)
-    _native.set_num_threads(plan.of_rank(0, config.tensor_parallel).num_threads)
+    _native.set_num_threads(plan.of_rank(0, parallelism_of(config).num_ranks).num_threads)
     use_service_cores(plan)
     use_compute_cores(plan)
     return plan
+
+
+def parallelism_of(engine: EngineConfig) -> Parallelism:
+    """Return how a node divides its model."""
+    return Parallelism(engine.tensor_parallel, engine.pipeline_parallel)
 
 
 def set_threads(num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts the tensor-parallel ranks of a node, of which it is itself rank 0."""
+"""Starts the ranks of a node, of which it is itself rank 0."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ class Ranks:
             ModelError: the weights cannot be used.
             NodeSick: a rank has ended.
         """
-        num_ranks = self.processes.num_ranks
-        steps = StepMemory(self.processes.memory, 0, num_ranks)
+        steps = StepMemory(self.processes.memory, 0, self.processes.stages)
         decoder = load_rank(
             model.checkpoint,
             model.config,
             TORCH_DTYPES[model.layout.dtype],
             steps,
-            Shard(0, num_ranks),
+            Shard.of_rank(0, model.parallelism),
             on_progress,
             is_int8=model.quantization == "int8",
             cache=cache,
@@ -84,20 +83,23 @@ def start_ranks(
         memory: its pool, not sealed yet.
         cache: of packed weights.
     """
-    if model.tensor_parallel == 1:
+    num_ranks = model.parallelism.num_ranks
+    if num_ranks == 1:
         return None
     assert isinstance(memory, ExportedPool), "ranks are for CPUs"
 
     def order(rank: int, memory_fd: int) -> RankOrder:
-        own = cores.of_rank(rank, model.tensor_parallel)
+        own = cores.of_rank(rank, num_ranks)
         return RankOrder(
             rank=rank,
-            num_ranks=model.tensor_parallel,
+            stages=model.parallelism.stages,
+            shard=Shard.of_rank(rank, model.parallelism),
             parent=os.getpid(),
             memory_fd=memory_fd,
             pool_fd=memory.fd,
             num_blocks=model.num_blocks,
             layout=model.layout,
+            first_pool_layer=0,
             checkpoint=str(model.checkpoint.path),
             model_id=model.checkpoint.model_id,
             revision=model.checkpoint.revision,
@@ -110,6 +112,6 @@ def start_ranks(
             cores=own.compute,
         )
 
-    processes = RankProcesses(model.tensor_parallel, order)
+    processes = RankProcesses(model.parallelism.stages, order)
     log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
     return Ranks(processes, memory)
