@@ -104,6 +104,10 @@ class EngineConfig(ConfigStruct, frozen=True):
         Count,
         Meta(description="stages that have some layers each, each of tensor_parallel processes"),
     ] = 1
+    rank_hosts: Annotated[
+        list[str],
+        Meta(description="host:port of each pdserve rank, in order: the stages are shared out"),
+    ] = msgspec.field(default_factory=list)
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
         Tokens,
@@ -140,6 +144,16 @@ class EngineConfig(ConfigStruct, frozen=True):
         Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if the stages cannot be shared out."""
+        check_addresses(self.rank_hosts)
+        num_hosts = 1 + len(self.rank_hosts)
+        if self.pipeline_parallel % num_hosts:
+            raise ValueError(
+                f"pipeline_parallel {self.pipeline_parallel}: it must be a multiple of the "
+                f"{num_hosts} hosts, each of which has as many stages as the others"
+            )
 
 
 class ProfileConfig(ConfigStruct, frozen=True):

@@ -50,6 +50,7 @@ NODE: Final[Groups] = {
         "threads",
         "tensor_parallel",
         "pipeline_parallel",
+        "rank_hosts",
         "cpus",
         "kv_memory",
         "kv_utilization",

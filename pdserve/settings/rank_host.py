@@ -6,7 +6,6 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from pdserve.addresses import check_own_host
 from pdserve.settings.config import EngineConfig, WeightsConfig
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.security import SecurityConfig
@@ -16,7 +15,7 @@ from pdserve.settings.timeouts import NodeTimeouts
 _FLAGS: Final[Groups] = {
     "network": ("host", "port"),
     "model": ("model", "revision"),
-    "performance": ("threads", "cpus", "kernels"),
+    "performance": ("threads", "cpus"),
 }
 
 
@@ -33,7 +32,3 @@ class RankHostConfig(ConfigStruct, frozen=True):
     engine: EngineConfig = EngineConfig()
     security: SecurityConfig = SecurityConfig()
     timeouts: NodeTimeouts = NodeTimeouts()
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if the address cannot be reached."""
-        check_own_host(self.host, "")

@@ -98,7 +98,7 @@ class NativeDecoder:
         try:
             logits = self._compute(batch, kv_pool, progress)
         except _native.RanksLost as error:
-            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from error
+            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None  # nobody's mistake
         if is_leader and batch.states is not None and not self._shard.is_last_stage:
             hidden_size, vocab_size = self.config.hidden_size, self.config.vocab_size
             batch.states.out.copy_(self._steps.states(hidden_size, vocab_size))

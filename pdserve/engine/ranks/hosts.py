@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.sizes import Parallelism
 
@@ -50,11 +51,13 @@ class HostShare(msgspec.Struct, frozen=True):
         before = self.first_stage * self.parallelism.tensor
         return Shard.of_rank(before + rank - self.first_rank, self.parallelism)
 
+    def first_layer(self, config: ModelConfig) -> int:
+        """The first layer of the model that this host's pool has; it has all behind it, too."""
+        return self.shard(self.first_rank).layers(config).start
+
     def next(self) -> HostShare:
         """The share of the first of the later hosts."""
-        return HostShare(
-            self.parallelism, self.first_stage + self.num_stages, self.later_hosts[1:]
-        )
+        return HostShare(self.parallelism, self.first_stage + self.num_stages, self.later_hosts[1:])
 
 
 WHOLE_NODE = HostShare()

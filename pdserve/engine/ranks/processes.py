@@ -58,9 +58,11 @@ class PythonRank:
         self.pid, self.stdout = self._process.pid, read
 
     def kill(self) -> None:
+        """As RankProcess.kill."""
         self._process.kill()
 
     def wait(self) -> int:
+        """As RankProcess.wait."""
         return self._process.wait()
 
 

@@ -91,5 +91,3 @@ def _main(order: CarrierOrder) -> None:
 
 if __name__ == "__main__":
     _main(msgspec.json.decode(sys.argv[1], type=CarrierOrder))
-
-

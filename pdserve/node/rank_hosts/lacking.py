@@ -39,7 +39,6 @@ class KnownBlocks:
         ids, counts = tables[is_needed].astype(np.int64), needed[is_needed]
         is_other = self._known[ids] != self._generations[ids]
         lacking = np.unique(ids[is_other | (self._num_tokens[ids] < counts)])
-        self._num_tokens[lacking] = 0
         self._know(ids, counts)
         after = np.clip(end[:, None] - starts, 0, self._block_size)
         is_written = after > needed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 from typing import Any, Final, TypeVar
 
@@ -50,7 +51,7 @@ class HostStream:
     def send_array(self, array: NDArray[Any]) -> None:
         """Send an array that the other end expects. Raises PeerLost."""
         if array.nbytes:
-            self._send(memoryview(np.ascontiguousarray(array)).cast("B"))
+            self._send(np.ascontiguousarray(array).data.cast("B"))
 
     def receive(self, kind: type[M]) -> M:
         """Wait for a message.
@@ -73,10 +74,12 @@ class HostStream:
     def receive_array(self, array: NDArray[Any]) -> None:
         """Fill a contiguous array with what the other end sends. Raises PeerLost."""
         if array.nbytes:
-            self._receive_into(memoryview(array).cast("B"))
+            self._receive_into(array.data.cast("B"))
 
     def is_silent(self, seconds: float) -> bool:
         """Whether nothing comes within this time: no message, and no end."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return False  # it has been read from the kernel already
         return not select.select([self._sock], [], [], seconds)[0]
 
     def wait_hung_up(self) -> None:

@@ -24,8 +24,9 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import check_ranks
-from pdserve.engine.ranks.sizes import ALONE, Parallelism
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
@@ -63,7 +64,12 @@ class NodeModel:
     attention: AttentionName = "auto"
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
-    parallelism: Parallelism = ALONE  # of the processes that compute its steps
+    share: HostShare = WHOLE_NODE  # what this host has of it
+
+    @property
+    def first_layer(self) -> int:
+        """The first layer of the model that the pool has."""
+        return self.share.first_layer(self.config)
 
     @property
     def revision(self) -> str:
@@ -108,7 +114,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
             "leave it out, or ask for device cpu"
         )
-    parallelism = _parallelism(engine, model, device)
+    share = _share(engine, model, device)
     budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
@@ -130,13 +136,14 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.attention,
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
-        parallelism,
+        share,
     )
 
 
-def _parallelism(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Parallelism:
+def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> HostShare:
     """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
-    parallelism = parallelism_of(engine)
+    share = share_of(engine)
+    parallelism = share.parallelism
     if parallelism.num_ranks > 1 and device.type != "cpu":
         raise ConfigError(
             f"tensor_parallel {parallelism.tensor} and pipeline_parallel {parallelism.pipeline} "
@@ -144,7 +151,7 @@ def _parallelism(engine: EngineConfig, model: ModelConfig, device: torch.device)
             "cpu"
         )
     check_ranks(model, parallelism)
-    return parallelism
+    return share
 
 
 def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
@@ -246,15 +253,16 @@ def use_cores(config: EngineConfig) -> CorePlan:
     """
     plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
     set_threads(plan.num_threads)
-    _native.set_num_threads(plan.of_rank(0, parallelism_of(config).num_ranks).num_threads)
+    _native.set_num_threads(plan.of_rank(0, share_of(config).num_ranks).num_threads)
     use_service_cores(plan)
     use_compute_cores(plan)
     return plan
 
 
-def parallelism_of(engine: EngineConfig) -> Parallelism:
-    """Return how a node divides its model."""
-    return Parallelism(engine.tensor_parallel, engine.pipeline_parallel)
+def share_of(engine: EngineConfig) -> HostShare:
+    """Return what the first host of a node, which is the node itself, has of it."""
+    parallelism = Parallelism(engine.tensor_parallel, engine.pipeline_parallel)
+    return HostShare(parallelism, 0, tuple(engine.rank_hosts))
 
 
 def set_threads(num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a node, of which it is itself rank 0."""
+"""Starts the ranks of a node's host, of which this process is rank 0."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import logging
 import os
 from collections.abc import Callable
 
-from kv_transfer.memory import ExportedPool, KvPool
+from kv_transfer.memory import ExportedPool
 from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.order import RankOrder
-from pdserve.engine.ranks.processes import RankProcesses, wait_ready
-from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
+from pdserve.node.rank_hosts.messages import CarrierOrder, HostOrder
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
+from pdserve.protocol.version import PROTOCOL
+from pdserve.wire.security import OPEN, Security
 
 log = logging.getLogger(__name__)
 
+_RANK, _CARRIER = "pdserve.engine.ranks.process", "pdserve.node.rank_hosts.carrier"
+
 
 class Ranks:
-    """The other ranks of this node."""
+    """The other ranks of this host."""
 
     def __init__(self, processes: RankProcesses, pool: ExportedPool) -> None:
         self.processes = processes
@@ -55,11 +59,11 @@ class Ranks:
             model.config,
             TORCH_DTYPES[model.layout.dtype],
             steps,
-            Shard.of_rank(0, model.parallelism),
+            model.share.shard(0),
             on_progress,
             is_int8=model.quantization == "int8",
             cache=cache,
-            kernels="" if model.kernels is None else model.kernels.variant,
+            kernels=_variant(model),
         )
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
@@ -71,47 +75,97 @@ class Ranks:
 
 
 def start_ranks(
-    model: NodeModel, cores: CorePlan, memory: KvPool, cache: PackedCache | None
-) -> Ranks | None:
-    """Start the other ranks; None: there are none.
+    model: NodeModel,
+    cores: CorePlan,
+    pool: ExportedPool,
+    cache: PackedCache | None,
+    security: Security = OPEN,
+) -> Ranks:
+    """Start the other ranks, of which there is at least one.
 
     They end with the thread that calls this.
 
     Args:
-        model: as planned.
-        cores: of the node, for all ranks.
-        memory: its pool, not sealed yet.
+        model: as planned, for this host.
+        cores: of this host, for all ranks.
+        pool: its KV, not sealed yet.
         cache: of packed weights.
+        security: of the connection to the next host.
     """
-    num_ranks = model.parallelism.num_ranks
-    if num_ranks == 1:
-        return None
-    assert isinstance(memory, ExportedPool), "ranks are for CPUs"
+    share = model.share
 
-    def order(rank: int, memory_fd: int) -> RankOrder:
-        own = cores.of_rank(rank, num_ranks)
-        return RankOrder(
-            rank=rank,
-            stages=model.parallelism.stages,
-            shard=Shard.of_rank(rank, model.parallelism),
-            parent=os.getpid(),
-            memory_fd=memory_fd,
-            pool_fd=memory.fd,
-            num_blocks=model.num_blocks,
-            layout=model.layout,
-            first_pool_layer=0,
-            checkpoint=str(model.checkpoint.path),
+    def start(rank: int, memory_fd: int) -> RankProcess:
+        fds = (memory_fd, pool.fd)
+        if share.later_hosts and rank == sum(share.stages) - 1:
+            return PythonRank(_CARRIER, _carrier_order(model, rank, fds, security), fds)
+        return PythonRank(_RANK, _rank_order(model, rank, fds, cores, cache), fds)
+
+    processes = RankProcesses(share.stages, start)
+    log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
+    return Ranks(processes, pool)
+
+
+def _rank_order(
+    model: NodeModel,
+    rank: int,
+    fds: tuple[int, int],
+    cores: CorePlan,
+    cache: PackedCache | None,
+) -> RankOrder:
+    own = cores.of_rank(rank - model.share.first_rank, model.share.num_ranks)
+    return RankOrder(
+        rank=rank,
+        stages=model.share.stages,
+        shard=model.share.shard(rank),
+        parent=os.getpid(),
+        memory_fd=fds[0],
+        pool_fd=fds[1],
+        num_blocks=model.num_blocks,
+        layout=model.layout,
+        first_pool_layer=model.first_layer,
+        checkpoint=str(model.checkpoint.path),
+        model_id=model.checkpoint.model_id,
+        revision=model.checkpoint.revision,
+        is_int8=model.quantization == "int8",
+        kernels=_variant(model),
+        packed_folder=None if cache is None else str(cache.folder),
+        packed_limit=0 if cache is None else cache.limit_bytes,
+        packing_s=0.0 if cache is None else cache.wait_s,
+        num_threads=own.num_threads,
+        cores=own.compute,
+    )
+
+
+def _carrier_order(
+    model: NodeModel, rank: int, fds: tuple[int, int], security: Security
+) -> CarrierOrder:
+    later = model.share.next()
+    return CarrierOrder(
+        rank=rank,
+        stages=model.share.stages,
+        parent=os.getpid(),
+        memory_fd=fds[0],
+        pool_fd=fds[1],
+        num_blocks=model.num_blocks,
+        layout=model.layout,
+        first_layer=later.first_layer(model.config) - model.first_layer,
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.config.vocab_size,
+        tls_dir="" if security.tls_dir is None else str(security.tls_dir),
+        to_next=HostOrder(
+            protocol=PROTOCOL,
+            token=security.token,
             model_id=model.checkpoint.model_id,
             revision=model.checkpoint.revision,
-            is_int8=model.quantization == "int8",
-            kernels="" if model.kernels is None else model.kernels.variant,
-            packed_folder=None if cache is None else str(cache.folder),
-            packed_limit=0 if cache is None else cache.limit_bytes,
-            packing_s=0.0 if cache is None else cache.wait_s,
-            num_threads=own.num_threads,
-            cores=own.compute,
-        )
+            share=later,
+            layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
+            num_blocks=model.num_blocks,
+            quantization=model.quantization,
+            kernels="" if model.kernels is None else model.kernels.digest,
+        ),
+        address=model.share.later_hosts[0],
+    )
 
-    processes = RankProcesses(model.parallelism.stages, order)
-    log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
-    return Ranks(processes, memory)
+
+def _variant(model: NodeModel) -> str:
+    return "" if model.kernels is None else model.kernels.variant
