@@ -101,12 +101,12 @@ class EngineConfig(ConfigStruct, frozen=True):
         Meta(description="processes that compute each layer together, on CPUs of this host"),
     ] = 1
     pipeline_parallel: Annotated[
-        Count,
-        Meta(description="stages that have some layers each, each of tensor_parallel processes"),
-    ] = 1
+        int,
+        Meta(ge=0, description="stages, which share out the layers, on CPUs; 0: one for each host"),
+    ] = 0
     rank_hosts: Annotated[
         list[str],
-        Meta(description="host:port of each pdserve rank, in order: the stages are shared out"),
+        Meta(description="host:port of each pdserve rank, in the order of their layers"),
     ] = msgspec.field(default_factory=list)
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[

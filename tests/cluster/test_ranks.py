@@ -69,13 +69,9 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
     """2 ranks and 2 hosts -> 2 x 2 ranks by shared memory, and -> 2 hosts by TCP."""
     flags = {
         "prefill-0": ["--tensor-parallel=2"],
-        "prefill-1": ["--pipeline-parallel=2", f"--rank-hosts={hosts[0].address}"],
-        "decode-0": ["--tensor-parallel=2", "--pipeline-parallel=2"],
-        "decode-1": [
-            "--transports=tcp",
-            "--pipeline-parallel=2",
-            f"--rank-hosts={hosts[1].address}",
-        ],
+        "prefill-1": [f"--rank-hosts={hosts[0].address}"],
+        "decode-0": ["--tensor-parallel=2", "--set=engine.pipeline_parallel=2"],
+        "decode-1": ["--transports=tcp", f"--rank-hosts={hosts[1].address}"],
     }
     config = fleet_config(
         checkpoint,

@@ -176,14 +176,15 @@ async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
     settings = (b.home / "decode.toml").read_text().replace("801", "0 #")
     (b.home / "wide.toml").write_text(settings.replace("decode-b", "wide"))
     rank = ("rank", "--host", A, "--threads", "1", "--set", "security.tls_dir=node")
-    wide = ("--pipeline-parallel", "2", "--rank-hosts", f"{A}:7100")
     async with AsyncExitStack() as stack:
         cluster.start(stack, "rank", a, *rank)
         await cluster.wait_for("rank", "listens on")
         code, told = await cluster.hosts["yours"].run(sys.executable, "-c", SHAKE_HANDS, A, "7100")
         assert code == 1
         assert "CERTIFICATE_REQUIRED" in told
-        cluster.start(stack, "wide", b, "decode", "--config", "wide.toml", *wide)
+        cluster.start(
+            stack, "wide", b, "decode", "--config", "wide.toml", "--rank-hosts", f"{A}:7100"
+        )
         await cluster.wait_until(lambda status: not status.waiting_for(["wide"]))
         await cluster.wait_for("rank", "ready")
 

@@ -261,7 +261,8 @@ def use_cores(config: EngineConfig) -> CorePlan:
 
 def share_of(engine: EngineConfig) -> HostShare:
     """Return what the first host of a node, which is the node itself, has of it."""
-    parallelism = Parallelism(engine.tensor_parallel, engine.pipeline_parallel)
+    num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
+    parallelism = Parallelism(engine.tensor_parallel, num_stages)
     return HostShare(parallelism, 0, tuple(engine.rank_hosts))
 
 
