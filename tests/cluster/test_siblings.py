@@ -93,7 +93,9 @@ async def test_a_lost_node_loses_no_answer_and_nothing_is_left(
 
 async def test_hanging_up_in_mid_prompt_frees_everything(trio: Fleet, client: Client) -> None:
     follower = Follower(client, make_prompt(LONG, "hang up"), 20, n=NUM_ANSWERS)
-    held = await trio.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] > 0)
-    assert held["handoffs"] == NUM_ANSWERS
+    await trio.wait_for(
+        "prefill-0",
+        lambda gauges: gauges["pinned_blocks"] > 0 and gauges["handoffs"] == NUM_ANSWERS,
+    )
     await follower.hang_up()
     await trio.assert_baseline()
