@@ -61,7 +61,7 @@ def run(config: RankHostConfig) -> None:
             _serve(config, security, checkpoint, stream)
         except PeerLost as error:
             log.info("the node at %s has ended: %s", peer, error)
-        except (PdserveError, _native.RanksLost) as error:
+        except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
             log.error("the node at %s cannot go on: %s", peer, error)
             with suppress(PeerLost):
                 stream.send(HostAnswer(str(error)))
@@ -91,9 +91,7 @@ def _serve(
     config: RankHostConfig, security: Security, checkpoint: Checkpoint, stream: HostStream
 ) -> None:
     """Load what the node asks for, and compute its steps until it ends."""
-    if stream.is_silent(_FIRST_S):
-        raise PeerLost("it has not said what it wants")
-    order = stream.receive(HostOrder)
+    order = stream.receive(HostOrder, within_s=_FIRST_S)
     if not hmac.compare_digest(order.token.encode(), security.token.encode()):
         raise ConfigError("the join token is not the one here: compare security.join_token_file")
     check_protocol(order.protocol, "the node")

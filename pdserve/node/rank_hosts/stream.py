@@ -53,12 +53,13 @@ class HostStream:
         if array.nbytes:
             self._send(np.ascontiguousarray(array).data.cast("B"))
 
-    def receive(self, kind: type[M]) -> M:
-        """Wait for a message.
+    def receive(self, kind: type[M], within_s: float | None = None) -> M:
+        """Wait for a message; each of its pieces must come within that time, if it is given.
 
         Raises:
             PeerLost: the connection broke, or this is no such message.
         """
+        self._sock.settimeout(within_s)
         length = bytearray(_LENGTH.size)
         self._receive_into(memoryview(length))
         (num_bytes,) = _LENGTH.unpack(length)
@@ -66,6 +67,7 @@ class HostStream:
             raise PeerLost(f"a message of {num_bytes} bytes: not the other end of a rank's host")
         encoded = bytearray(num_bytes)
         self._receive_into(memoryview(encoded))
+        self._sock.settimeout(None)
         try:
             return msgspec.msgpack.decode(encoded, type=kind)
         except msgspec.MsgspecError as error:

@@ -190,6 +190,12 @@ def test_what_is_no_message_is_refused(
         HostStream(ends[1]).receive(HostStep)
 
 
+def test_who_says_nothing_is_not_waited_for(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(b"\0")
+    with pytest.raises(PeerLost, match="timed out"):
+        HostStream(ends[1]).receive(HostStep, within_s=0.01)
+
+
 def test_hosts_share_the_stages_and_stand_for_each_other() -> None:
     first = HostShare(Parallelism(2, 6), 0, ("b:1", "c:1"))
     second, third = first.next(), first.next().next()
