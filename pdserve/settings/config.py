@@ -77,7 +77,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     """How a node runs the model."""
 
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
+        Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="data type of weights and KV; auto: the checkpoint's own"),
     ] = "auto"
     quantization: Annotated[

@@ -46,7 +46,7 @@ def load_decoder(
     Args:
         checkpoint: the checkpoint to load.
         config: of the same checkpoint.
-        dtype: dtype to convert to; float32 or bfloat16.
+        dtype: dtype to convert to; float16 on a GPU only.
         device: device to load to.
         on_progress: called now and then, from this thread; may raise to abort loading.
         is_int8: quantise the matrices to 8 bits; on a CPU only.

@@ -104,9 +104,9 @@ def plan_model(config: NodeConfig) -> NodeModel:
         config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
     )
     model = load_model_config(checkpoint)
-    dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
     max_model_len = _max_model_len(engine, model)
     device = _device(engine.device)
+    dtype = _dtype(engine, model, device)
     block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
     layout = model.kv_layout(block_size, dtype)
     if engine.quantization != "none" and device.type != "cpu":
@@ -138,6 +138,18 @@ def plan_model(config: NodeConfig) -> NodeModel:
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
         share,
     )
+
+
+def _dtype(engine: EngineConfig, model: ModelConfig, device: torch.device) -> KvDtype:
+    """Raises ConfigError: this device does not compute in the dtype that is asked for."""
+    if engine.dtype == "auto":
+        return model.default_dtype(device.type)
+    if engine.dtype == "float16" and device.type == "cpu":
+        raise ConfigError(
+            "dtype float16 is for GPUs, and this node computes on a CPU: ask for bfloat16, or for "
+            "float32"
+        )
+    return KvDtype(engine.dtype)
 
 
 def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> HostShare:
