@@ -327,6 +327,16 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool,
         Meta(description="move nodes between pools when load shifts; one coordinator does so"),
     ] = False
+    sleep_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="time without requests after which no nodes are desired, and requests wait "
+            "for nodes; 0: never",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.0
     price: Annotated[
         list[str],
         Meta(description=f"{DESCRIPTION}; empty: what tokens cost is not shown"),

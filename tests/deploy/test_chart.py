@@ -333,6 +333,17 @@ def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
     assert any(labels["app.kubernetes.io/component"] in str(p["spec"]) for p in policies)
 
 
+def test_coordinators_of_pools_that_may_be_empty_keep_requests(chart: Renderer) -> None:
+    pools = {"decode": {"autoscaling": SCALED | {"min": 0}}}
+    config = config_of("coordinator", workloads(chart.render(pools))["coordinator"])
+    assert isinstance(config, CoordinatorConfig)
+    assert config.routing.sleep_after_s == 300
+    for values in ({}, VALUES["pools that grow"]):
+        config = config_of("coordinator", workloads(chart.render(values))["coordinator"])
+        assert isinstance(config, CoordinatorConfig)
+        assert config.routing.sleep_after_s == 0
+
+
 def test_a_gateway_finds_the_coordinators_and_no_node(chart: Renderer) -> None:
     documents = chart.render(VALUES["behind a gateway"] | {"coordinator": {"port": 8080}})
     (pool,) = (document for document in documents if document["kind"] == "InferencePool")
