@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest_asyncio
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_family, make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config, poll, running
+from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
 
 LENGTHS = (1, 16, 17, 100, 336)
 NUM_OUTPUT = 10
-GONE_S = 1.0  # until a node has ended that has lost a rank
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -95,14 +93,10 @@ async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) 
         for follower in followers:
             await follower.reached(5)
         os.kill(ranks[1], signal.SIGKILL)
-        killed_s = time.monotonic()
-        await poll(lambda: gone([node, *ranks]), 5.0, lambda: f"{node} {ranks} are there")
-        assert time.monotonic() - killed_s < GONE_S
+        await poll(lambda: gone([node, *ranks]), HEARD_S, lambda: f"{node} {ranks} are there")
         outputs = [await follower.end() for follower in followers]
     assert [o.tokens for o in outputs] == [o.tokens for o in expected]
     assert {o.decode_node for o in outputs} >= {"decode-1"}
-    await ranked.restore()
-    await ranked.wait_back()
 
 
 async def test_ranks_end_with_their_node(ranked: Fleet) -> None:
@@ -110,7 +104,7 @@ async def test_ranks_end_with_their_node(ranked: Fleet) -> None:
     ranks = children(node)
     assert len(ranks) == 1
     os.kill(node, signal.SIGKILL)
-    await poll(lambda: gone(ranks), GONE_S, lambda: f"{ranks} are there")
+    await poll(lambda: gone(ranks), HEARD_S, lambda: f"{ranks} are there")
 
 
 def children(pid: int) -> list[int]:
