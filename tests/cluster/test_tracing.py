@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from pdserve.settings.tracing import TracingConfig
 from tests.cluster.checkpoints import make_prompt
@@ -16,7 +17,10 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARTS, TPOT = {"admission", "queue", "prefill", "decode"}, "gen_ai.server.time_per_output_token"
 
 
-async def test_a_handed_off_call_is_one_trace(tiny_checkpoint: Path) -> None:
+async def test_a_handed_off_call_is_one_trace(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms, instead of five seconds
     name = f"text_completion {MODEL}"
     async with receiving() as (receiver, url):
         tracing = TracingConfig(otlp_endpoint=url, sampling=0.0, metrics_s=0.5)

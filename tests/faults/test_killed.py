@@ -34,7 +34,7 @@ PATIENCE_S = 5 * LIVENESS_S  # until a connection counts as dead whose other end
 STOPPED_S = 3.5  # for so long at least a paused machine loses nothing
 PAUSE_S = 0.2
 LONG = 12_000  # tokens of a prompt that takes a while
-STREAMED = 2500  # tokens of an output that takes a while
+STREAMED = 1000  # tokens of an output that takes a while
 NUM_STREAMS = 4
 
 PREFILL = ("prefill-0", "prefill-1")
