@@ -21,7 +21,7 @@ from pdserve.settings.config import AccessConfig
 from pdserve.settings.file import load_config
 from tests.architecture.repository import ROOT
 from tests.cluster.fleet import Fleet, fleet_config, running
-from tests.cluster.forked import ForkedChild
+from tests.cluster.forked import ForkedChild, HastyChild
 from tests.installed import finds, install
 
 EXAMPLES = ROOT / "examples"
@@ -102,7 +102,7 @@ async def test_a_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Forked, since it starts and ends four clusters."""
-    monkeypatch.setattr(clusters, "Cluster", partial(Cluster, make_child=ForkedChild))
+    monkeypatch.setattr(clusters, "Cluster", partial(Cluster, make_child=HastyChild))
     words = [f"--config={EXAMPLES}/comparison.toml", f"--out={tmp_path}/out"]
     assert await asyncio.to_thread(main, ["bench", "compare", *words]) == 0
     assert "goodput" in capsys.readouterr().out
