@@ -33,7 +33,7 @@ demo: $(ENV) ## start a cluster, ask the demo model some questions, stop it agai
 check: lint types contracts test ## everything that has to hold before a change goes in
 
 test: $(ENV_TEST) ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_FLAGS) # a hundred processes import us
 
 lint: $(ENV_TEST) ## ruff: rules and format
 	$(BIN)/ruff check .

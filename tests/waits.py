@@ -12,7 +12,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], bool], pause_s: float = 0.005) -> None:
+async def until(condition: Callable[[], bool], *, pause_s: float = 0.005) -> None:
     """Until somebody has made it so who tells nobody; looks every `pause_s`."""
     async with asyncio.timeout(10):
         while not condition():

@@ -112,6 +112,11 @@ class _Api(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class _Server(ThreadingHTTPServer):
+    # Helm sends all documents at once, and who finds no place tries again after a second.
+    request_queue_size = 64
+
+
 class Renderer:
     """Renders the chart with any values."""
 
@@ -133,7 +138,7 @@ class Renderer:
 @contextmanager
 def renderer(folder: Path) -> Iterator[Renderer]:
     """A renderer, whose kubeconfig is in `folder`."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+    with _Server(("127.0.0.1", 0), _Api) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

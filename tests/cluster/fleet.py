@@ -33,11 +33,10 @@ from pdserve.settings.config import (
 from pdserve.settings.flags import as_flags
 from pdserve.settings.timeouts import CoordinatorTimeouts, Timeouts
 from tests.cluster.client import MODEL
-from tests.cluster.forked import ForkedChild
+from tests.cluster.forked import PROFILE_S, ForkedChild
 
 START_S = 90.0
 LONG_S = {"drain_s": 60.0, "liveness_s": 30.0, "lease_s": 60.0, "transfer_s": 60.0}
-PROFILE_S = 0.2  # of a tiny model
 ROUTING = RoutingConfig(router="least-loaded", admission=False, price=["prefill=2.5", "decode=1"])
 # Events, however late a busy machine lets anybody see them. Nothing here comes of a deadline: those
 # that would end a request in the end anyway are far longer (`fleet_config`).

@@ -20,8 +20,10 @@ from multiprocessing.context import ForkServerContext
 
 from pdserve.cli.main import main
 from pdserve.cluster.child import Child
+from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import OWN_COMMAND
 
+PROFILE_S = 0.2  # of a tiny model
 _IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this
 IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]
 
@@ -42,6 +44,17 @@ class ForkedChild(Child):
     def _prepare(self, words: list[str]) -> Callable[[], None] | None:
         """What the forked process calls first, a function of a module; None: nothing."""
         return None
+
+
+class HastyChild(ForkedChild):
+    """For clusters whose config is not the test's: their nodes take little time for a profile."""
+
+    def _open(
+        self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        is_node = argv[len(OWN_COMMAND)] != COORDINATOR
+        hasty = [f"--set=profile.profile_s={PROFILE_S}"] if is_node else []
+        return super()._open([*argv, *hasty], pass_fds, environment)
 
 
 class _Process:

@@ -137,7 +137,7 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
                 task.cancel()
             keeping[0].cancel()
             streams = [
-                group.create_task(client.complete(make_prompt(90 + n), 4000)) for n in range(4)
+                group.create_task(client.complete(make_prompt(90 + n), 2500)) for n in range(4)
             ]
             while not (await fleet.gauges("decode-1"))["running_requests"]:
                 await asyncio.sleep(0.02)
@@ -147,7 +147,7 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
             outputs = [await stream for stream in streams]
             for task in keeping:
                 task.cancel()
-        assert [len(output.tokens) for output in outputs] == [4000] * 4
+        assert [len(output.tokens) for output in outputs] == [2500] * 4
         assert fleet.started_nodes == ["prefill-0", "decode-0"]
         assert said == ["starting decode-1: load asks for it", "decode-1 is ready"]
 

@@ -18,7 +18,7 @@ from pdserve.simulation.predict.answer import load_calibration
 from pdserve.simulation.simulate.config import SimulateConfig
 from pdserve.simulation.simulate.run import answer
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
 
 
@@ -56,12 +56,11 @@ async def test_nodes_that_differ_are_not_calibrated_together(fleet: Fleet) -> No
 
 
 async def test_a_cluster_that_is_used_is_not_calibrated(fleet: Fleet, client: Client) -> None:
-    using = asyncio.create_task(client.complete(make_prompt(20, "used"), 400))
-    while not (await fleet.status()).inflight:
-        await asyncio.sleep(0.005)
+    using = Follower(client, make_prompt(20, "used"), 20_000)
+    await using.reached(1)
     with pytest.raises(CalibrationError, match="calibrate a cluster that nobody uses"):
         await asyncio.to_thread(calibrating.measured, CalibrateConfig(url=fleet.url))
-    await using
+    await using.hang_up()
 
 
 async def test_samples_are_told_once_and_in_order(fleet: Fleet, client: Client) -> None:

@@ -9,6 +9,7 @@ from pdserve.bench.chaos.config import ChaosConfig
 from pdserve.bench.chaos.histories import LOST
 from pdserve.bench.chaos.measurement import ChaosReport
 from pdserve.bench.chaos.run import measure
+from tests.cluster.forked import HastyChild
 
 SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "flip", "cut"]
 
@@ -16,7 +17,7 @@ SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "f
 async def test_faults_lose_nothing() -> None:
     config = ChaosConfig(faults=5, seed=3, calls=6, pause_s=0.5)
     report = ChaosReport(seed=config.seed)
-    await measure(config, SHOWN, report)
+    await measure(config, SHOWN, report, HastyChild)
     assert len(report.faults) == config.faults
     assert len(report.calls) > config.calls
     assert report.num(LOST) == 0, report.complaints

@@ -8,7 +8,6 @@ node. The other one is promised nothing, and its streams stay.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_nex
         await streams[name].reached(3)
     nodes = {name: stream.output.decode_node for name, stream in streams.items()}
     assert nodes == simulated(), "the real nodes and the simulated ones are given the same"
-    fleet.send_signal("decode-0", signal.SIGKILL)
+    await fleet.kill_node("decode-0")
     await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 2)
     await fleet.start_node("decode-0")
     await fleet.wait_for("decode-0", lambda gauges: gauges["running_requests"] == 1)
@@ -110,4 +109,4 @@ async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_nex
         assert reference.is_greedy(prompts[name], stream.output.token_ids), name
         if name == "loose":  # it was the one that stayed
             await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 0)
-            assert (await fleet.gauges("decode-0"))["running_requests"] == 1
+            await fleet.wait_for("decode-0", lambda gauges: gauges["running_requests"] == 1)

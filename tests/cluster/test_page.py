@@ -153,8 +153,8 @@ async def test_a_node_changes_pools_and_drains_by_the_keyboard(page: Browser, fl
     await page.press(button("decode", "drain"), "\ue007")
     await page.press("#action-do", "\ue007")
     await page.until(f'!document.querySelector("{button("decode", "drain")}")')
-    assert "decode-1 is gone" in await page.run(
-        "return document.querySelector('#announcer').textContent"
+    await page.until(
+        "document.querySelector('#announcer').textContent.includes('decode-1 is gone')"
     )
     await fleet.wait_gone("decode-1")
     while fleet.is_running("decode-1"):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
+from tests.cluster.forked import HastyChild
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 async def test_the_example_prints_the_answer() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    async with Cluster(ClusterConfig(port=0)) as cluster:
+    async with Cluster(ClusterConfig(port=0), make_child=HastyChild) as cluster:
         program = example.replace("http://127.0.0.1:8000", cluster.url)
         assert program != example
         child = await asyncio.create_subprocess_exec(

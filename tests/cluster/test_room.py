@@ -20,7 +20,7 @@ from tests.cluster.fleet import SETTLE_S, Fleet, fleet_config, poll, read_gauges
 PROMPT = 120  # tokens: eight blocks, so two fit
 LIMIT = 240  # tokens of output that keep the decode node full for a while
 FEW = 15  # requests: more than have room, and soon done
-BEGUN = 40  # of many: more than the nodes can hold
+BEGUN = 20  # of many: more than the nodes can hold
 MANY = 150  # requests that are not done before a test has seen them wait, however busy the machine
 
 

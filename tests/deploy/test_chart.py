@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -164,14 +165,21 @@ def config_of(component: str, document: Document) -> CoordinatorConfig | NodeCon
     return found
 
 
+@cache  # most documents are the same whatever the values, and reading the schemas takes long
+def check(text: str) -> None:
+    """Fail unless Kubernetes, or the operator that it is for, understands the document."""
+    document = json.loads(text)
+    if (schema := SCHEMAS.get(document["kind"])) is not None:
+        jsonschema.validate(document, schema)
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, name: str) -> None:
     documents = chart.render(VALUES[name])
     for document in documents:
-        if (schema := SCHEMAS.get(document["kind"])) is not None:
-            jsonschema.validate(document, schema)
-        else:
-            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        check(json.dumps(document))
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(set(names)) == len(names)
     found = {part: config_of(part, document) for part, document in workloads(documents).items()}

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client, Follower, Output
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import SETTLE_S, Fleet
 from tests.conftest import MAX_INFLIGHT
 
@@ -100,22 +100,16 @@ async def test_a_cancelled_request_is_not_computed_to_its_end(fleet: Fleet, clie
 
 
 async def test_too_many_at_once_are_refused_at_once(fleet: Fleet, client: Client) -> None:
-    async def timed(index: int) -> tuple[Output, float]:
-        started_s = time.monotonic()
-        output = await client.complete(make_prompt(20, index), 60)
-        return output, time.monotonic() - started_s
-
-    outputs = await asyncio.gather(*(timed(i) for i in range(MAX_INFLIGHT + 30)))
-    refused = [(output, took_s) for output, took_s in outputs if output.status == 429]
-    accepted = [output for output, _ in outputs if output.status == 200]
-    assert len(accepted) + len(refused) == len(outputs)
-    assert len(accepted) >= MAX_INFLIGHT
-    assert refused
-    for output, _ in refused:
+    followers = [Follower(client, make_prompt(20, i), 2000) for i in range(MAX_INFLIGHT)]
+    await asyncio.gather(*(follower.reached(1) for follower in followers))
+    refused = await asyncio.gather(*(client.complete(make_prompt(20, i), 60) for i in range(30)))
+    for output in refused:
+        assert output.status == 429
         assert output.error is not None
         assert output.error["code"] == "overloaded"
         assert output.retry_after is not None
-    assert all(len(output.tokens) == 60 for output in accepted)
+    await asyncio.gather(*(f.reached(len(f.output.token_ids) + 3) for f in followers))
+    await asyncio.gather(*(follower.hang_up() for follower in followers))
 
 
 async def test_the_connection_breaks_before_the_body_is_complete(

@@ -26,6 +26,7 @@ from tests.cluster.fleet import (
     SecondCoordinator,
     assert_free,
     fleet_config,
+    poll,
     running,
 )
 
@@ -110,6 +111,11 @@ async def client(pair: Fleet) -> AsyncIterator[Client]:
     await pair.assert_baseline()
 
 
+async def knows_both(pair: Fleet) -> bool:
+    """Whether its coordinator has heard of the other one; nodes tell each of them by itself."""
+    return (await pair.status()).coordinators == 2
+
+
 async def test_two_coordinators_share_the_nodes(
     pair: Fleet, client: Client, second: SecondCoordinator
 ) -> None:
@@ -117,7 +123,7 @@ async def test_two_coordinators_share_the_nodes(
     expected = (await client.complete(make_prompt(30), STREAMED)).tokens
     async with second, Client(second.url) as other:
         await second.wait_ready(NODES)
-        assert (await pair.status()).coordinators == 2
+        await poll(lambda: knows_both(pair), HEARD_S, lambda: "the first one knows of no other")
         mine = Follower(client, make_prompt(30), STREAMED)
         theirs = Follower(other, make_prompt(30), STREAMED)
         assert (await mine.end()).tokens == (await theirs.end()).tokens == expected

@@ -19,15 +19,22 @@ from pdserve.cluster.plan import COORDINATOR
 from pdserve.settings.timeouts import Timeouts
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running
+from tests.cluster.fleet import (
+    HEARD_S,
+    SETTLE_S,
+    Fleet,
+    assert_free,
+    fleet_config,
+    poll,
+    running,
+)
 
 LIVENESS_S = Timeouts().liveness_s  # the default, as a user has it
 PATIENCE_S = 5 * LIVENESS_S  # until a connection counts as dead whose other end is silent
 STOPPED_S = 3.5  # for so long at least a paused machine loses nothing
-BACK_S = 1.5  # until a node that ran on again is a member again
 PAUSE_S = 0.2
 LONG = 12_000  # tokens of a prompt that takes a while
-STREAMED = 2500  # tokens of an output that takes a while
+STREAMED = 1000  # tokens of an output that takes a while
 NUM_STREAMS = 4
 
 PREFILL = ("prefill-0", "prefill-1")
@@ -168,12 +175,17 @@ async def test_decode_node_killed_while_its_request_is_prefilled(
 ) -> None:
     """It would have pulled; it has announced itself, and has a part of the KV."""
     victim, prefill_name = await prefilling(quartet, client)
-    names = [n for n in DECODE if (await quartet.gauges(n))["legs"]]
-    assert len(names) == 1
+    names: list[str] = []
+
+    async def look() -> bool:
+        names[:] = [n for n in DECODE if (await quartet.gauges(n))["legs"]]
+        return len(names) == 1
+
+    await poll(look, HEARD_S, lambda: f"not one decode node has its leg: {names}")
     await quartet.kill_node(names[0])
     await goes_on(victim)
     await quartet.wait_for(
-        prefill_name, lambda gauges: gauges["pinned_blocks"] == gauges["queue_tokens"] == 0, 3.0
+        prefill_name, lambda gauges: gauges["pinned_blocks"] == gauges["queue_tokens"] == 0
     )
 
 
@@ -203,7 +215,7 @@ async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
         name = (await victim.reached(3)).decode_node or ""
     quartet.send_signal(name, signal.SIGSTOP)
     try:
-        await quartet.wait_gone(name, LIVENESS_S + 0.5)  # ticks that come late do not count
+        await quartet.wait_gone(name, PATIENCE_S / 2)  # ticks that come late do not count
         await goes_on(victim)
         await quartet.assert_baseline()  # of those that are left
         after = await client.complete(make_prompt(40), 5)
@@ -212,7 +224,7 @@ async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
     finally:
         quartet.send_signal(name, signal.SIGCONT)
 
-    await quartet.wait_back(BACK_S)
+    await quartet.wait_back()
     await quartet.assert_baseline()
     await assert_all_used(client)
 

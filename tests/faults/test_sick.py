@@ -23,12 +23,12 @@ from pdserve.node import engine_watch
 from pdserve.process.exit_codes import SICK
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config
+from tests.cluster.fleet import HEARD_S, Fleet, fleet_config
 from tests.cluster.forked import ForkedChild
+from tests.waits import until
 
 ServingStatus = HealthCheckResponse.ServingStatus
 FLOOR_S = 1.0  # instead of the product's, for these tests to be short
-FOUND_S = 4.0  # until the process has ended; a step of this model takes a millisecond
 HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
 STREAMED = 1000  # tokens of an output that takes a while
 
@@ -115,18 +115,19 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         outputs = await asyncio.gather(*(stream.reached(3) for stream in streams))
         assert {output.decode_node for output in outputs} == set(pair.node_names)
         pair.send_signal("decode-0", asked)
-        async with asyncio.timeout(FOUND_S):
+        async with asyncio.timeout(HEARD_S):
             end = await pair.next_exit()
         assert (end.name, end.returncode) == ("decode-0", SICK)
         assert end.last_line.startswith(f"{reason}: "), end
         assert why in end.last_line
         assert await health.rest() == ["NOT_SERVING"]
+        await pair.wait_gone("decode-0")
         after = await sick_nodes(pair)
         assert {
             kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]
         } == {reason: 1.0}
-        assert any("decode-0 is sick: " + reason in line for _, line in pair.lines)
-        assert (await pair.status()).node("decode-0") is None
+        said = "decode-0 is sick: " + reason
+        await until(lambda: any(said in line for _, line in pair.lines))
         survivors = [
             s
             for s, output in zip(streams, outputs, strict=True)

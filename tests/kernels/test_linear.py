@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from pdserve import _native
@@ -24,8 +24,7 @@ from tests.kernels.linear_cases import (
 VARIANTS = _native.kernel_variants()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=80)
+@settings(max_examples=120)
 @given(
     product=products(),
     num_rows=row_counts(),
@@ -33,10 +32,12 @@ VARIANTS = _native.kernel_variants()
     is_strided=st.booleans(),
 )
 def test_every_variant_matches_the_reference(
-    variant: str, product: Product, num_rows: int, seed: int, is_strided: bool
+    product: Product, num_rows: int, seed: int, is_strided: bool
 ) -> None:
     case = make_case(product, num_rows, seed, is_strided)
-    expect_reference(case.run(variant), case)
+    for variant in VARIANTS:
+        note(variant)
+        expect_reference(case.run(variant), case)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -51,20 +52,22 @@ def test_long_sums_are_exact_enough_in_every_variant(
     expect_reference(case.run(variant), case)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(product=products(), num_rows=row_counts(), data=st.data())
 def test_bits_of_a_row_do_not_depend_on_the_others(
-    variant: str, product: Product, num_rows: int, data: st.DataObject
+    product: Product, num_rows: int, data: st.DataObject
 ) -> None:
     case = make_case(product, num_rows)
-    together = case.run(variant)
-    start = 0
+    parts, start = [], 0
     while start < num_rows:
         count = data.draw(st.integers(1, num_rows - start))
-        part = slice(start, start + count)
-        assert torch.equal(case.run(variant, rows=part), together[part])
+        parts.append(slice(start, start + count))
         start += count
+    for variant in VARIANTS:
+        note(variant)
+        together = case.run(variant)
+        for part in parts:
+            assert torch.equal(case.run(variant, rows=part), together[part])
 
 
 @settings(max_examples=20)

@@ -18,6 +18,7 @@ from pdserve.bench.chaos.histories import HUNG, LOST, WRONG
 from pdserve.bench.chaos.measurement import Chaos, ChaosReport, session
 from pdserve.bench.chaos.relay import Relay
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
+from pdserve.cluster.child import Child
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
@@ -67,7 +68,12 @@ def kinds_of(config: ChaosConfig) -> list[str]:
     return [name for name in config.only or FAULTS if has_prefill or name not in NEEDS_PREFILL]
 
 
-async def measure(config: ChaosConfig, kinds: Sequence[str], report: ChaosReport) -> None:
+async def measure(
+    config: ChaosConfig,
+    kinds: Sequence[str],
+    report: ChaosReport,
+    make_child: type[Child] = Child,
+) -> None:
     """Start a cluster, disturb it by these kinds of faults, and stop it. Raises as `run`."""
     relayed = [f"decode-{config.decode - 1}"]
     if config.mode != "colocated" and config.prefill:
@@ -92,6 +98,7 @@ async def measure(config: ChaosConfig, kinds: Sequence[str], report: ChaosReport
                 answers=AnswerConfig(store=f"{folder}/answers"),
             ),
             relays,
+            make_child=make_child,
         )
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(session())

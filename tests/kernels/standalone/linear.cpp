@@ -14,7 +14,7 @@ namespace {
 using pdserve::Variant;
 using namespace pdserve::linear;
 
-constexpr int64_t kMostRows = 512;
+constexpr int64_t kMostRows = 208;  // more than one item takes
 
 struct Shape {
     int64_t num_out;
@@ -29,8 +29,8 @@ struct Piece {
     int64_t first;
     int64_t count;
 };
-constexpr Piece kPieces[] = {{0, 1}, {300, 1}, {511, 1}, {2, 5}, {100, 6}, {101, 7}, {33, 13},
-    {17, 16}, {200, 63}, {0, 97}};
+constexpr Piece kPieces[] = {{0, 1}, {150, 1}, {207, 1}, {2, 5}, {100, 6}, {101, 7}, {33, 13},
+    {17, 16}, {140, 63}, {0, 97}};
 
 struct alignas(64) Line {
     uint8_t bytes[64];

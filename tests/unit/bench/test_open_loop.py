@@ -277,12 +277,16 @@ async def test_prompts_can_be_text_of_as_many_words() -> None:
 
 async def test_a_closed_loop_has_so_many_at_a_time() -> None:
     running = most = 0
+    full = asyncio.Event()
 
     async def answer(request: web.Request, body: Body) -> web.StreamResponse:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        if running == 3:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.01)  # time for a fourth one
         response = await answer_all(request, body)
         running -= 1
         return response

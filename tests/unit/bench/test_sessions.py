@@ -90,7 +90,7 @@ async def test_a_follower_is_sent_when_its_user_has_thought() -> None:
         FakeServer(answer).running() as server,
         open_loop_client(server.url, server.model) as client,
     ):
-        seen = await client.run(requests, "salt", 0.15)  # each; the last one ends after 0.4 s
+        seen = await client.run(requests, "salt", 0.35)  # each; the last one ends after 0.4 s
     assert [outcome.end for outcome in seen.outcomes] == ["finished"] * 4
     assert [body["prompt"] for body in server.bodies] == [[20], [30], [20, 21], [20, 21, 22]]
     first, second, third, _ = seen.outcomes

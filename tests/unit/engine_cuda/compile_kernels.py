@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for a GPU that need not be there.
+"""Compiles every Triton kernel for GPUs that need not be there.
 
-argv: compute capability (80, 90). Prints a JSON list of what came out, one entry a kernel and
-shape. A process of its own: in the tests' process the kernels are interpreted.
+Prints a JSON list of what came out, one entry a GPU, kernel and shape. A process of its own: in the
+tests' process the kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
     }
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return {
+        "capability": capability,
         "kernel": kernel.__name__,
         "shape": str(shape),
         "shared_bytes": result.metadata.shared,
@@ -112,7 +113,7 @@ def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
     }
 
 
-def main(capability: int) -> None:
+def main() -> None:
     kernels = [
         attention_kernels.attend_chunks,
         attention_kernels.attend_single_rows,
@@ -122,9 +123,14 @@ def main(capability: int) -> None:
         row_kernels.rotate_and_write_heads,
         row_kernels.write_kv_heads,
     ]
-    results = [compiled(k, s, capability) for k in kernels for s in SHAPES[capability]]
+    results = [
+        compiled(kernel, shape, capability)
+        for capability, shapes in SHAPES.items()
+        for kernel in kernels
+        for shape in shapes
+    ]
     sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

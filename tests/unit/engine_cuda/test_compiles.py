@@ -17,12 +17,11 @@ ROOT = Path(__file__).parents[3]
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
+def test_every_kernel_compiles(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.engine_cuda.compile_kernels", str(capability)],
+        [sys.executable, "-m", "tests.unit.engine_cuda.compile_kernels"],
         cwd=ROOT,
         env=environment
         | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -33,10 +32,10 @@ def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len({kernel["kernel"] for kernel in found}) == 7
+    assert len({(kernel["capability"], kernel["kernel"]) for kernel in found}) == 2 * 7
     for kernel in found:
         assert kernel["cubin_bytes"] > 0
-        assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
+        assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["capability"]], kernel
         is_product = kernel["kernel"] in ("attend_chunks", "attend_single_rows")
         # In float32 the cores would cut the numbers off.
         assert kernel["uses_tensor_cores"] == (is_product and "bf16" in kernel["shape"]), kernel

@@ -156,7 +156,7 @@ def test_a_killed_rank_ends_the_steps_of_the_others(
         started_s = time.monotonic()
         with pytest.raises(NodeSick):
             node.logits(make_prompt(9))
-        assert time.monotonic() - started_s < 1.0
+        assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
         assert f"rank 2 of 4 (process {ranks.pids[1]}) was killed by signal 9" in ranks.lost
     for pid in ranks.pids:
         with pytest.raises(ProcessLookupError):

@@ -183,9 +183,9 @@ async def test_idle_pullers_make_room_and_ask_again() -> None:
 async def test_a_full_table_of_pulls_turns_newcomers_away() -> None:
     async with tcp_exporter(PullLimits(max_connections=1)) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
-        _, hung = await asyncio.open_connection(*port_of(exporter), limit=1024)
+        served, hung = await asyncio.open_connection(*port_of(exporter), limit=1024)
         hung.write(admission(exporter) + request_frame(endless, 0, 6000 * LARGE.block_size))
-        await asyncio.sleep(0.2)
+        await served.readexactly(1)
         reader, writer = await asyncio.open_connection(*port_of(exporter))
         async with asyncio.timeout(5):
             assert await reader.read() == b""
@@ -198,10 +198,10 @@ async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> 
     async with tcp_exporter(PullLimits(stall_s=1.0), num_threads=1) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         hung = [await asyncio.open_connection(*port_of(exporter), limit=1024) for _ in range(3)]
-        for _, writer in hung:
+        for reader, writer in hung:
             request = request_frame(endless, 0, 6000 * LARGE.block_size)
             writer.write(admission(exporter) + request)
-        await asyncio.sleep(0.2)
+            await reader.readexactly(1)
         await assert_still_serves(exporter)
         assert exporter.statistics.broken == 0
         async with asyncio.timeout(30):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.threads import INLINE_BYTES, CancelFlag, CopyThreads
+from tests.waits import until
 
 
 @pytest.fixture
@@ -27,14 +28,16 @@ async def test_result_and_error(threads: CopyThreads) -> None:
 
 
 async def test_cancelling_sets_the_flag_and_waits_for_the_end(threads: CopyThreads) -> None:
-    cancel, may_end, has_ended = CancelFlag(), threading.Event(), threading.Event()
+    cancel = CancelFlag()
+    has_begun, may_end, has_ended = [threading.Event() for _ in range(3)]
 
     def job() -> None:
+        has_begun.set()
         may_end.wait(10)
         has_ended.set()
 
     task = asyncio.create_task(threads.run(job, cancel))
-    await asyncio.sleep(0.01)
+    await until(has_begun.is_set)
     task.cancel()
     await asyncio.sleep(0.01)
     task.cancel()
@@ -49,14 +52,15 @@ async def test_cancelling_sets_the_flag_and_waits_for_the_end(threads: CopyThrea
 
 async def cancelled_while_it_fails(threads: CopyThreads) -> asyncio.Task[None]:
     """A job that is told to stop, and then raises."""
-    may_end = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
 
     def job() -> None:
+        has_begun.set()
         may_end.wait(10)
         raise OSError("the socket was shut down")
 
     task = asyncio.create_task(threads.run(job, CancelFlag()))
-    await asyncio.sleep(0.01)
+    await until(has_begun.is_set)
     task.cancel()
     await asyncio.sleep(0)
     may_end.set()

@@ -95,7 +95,7 @@ async def test_a_second_address_of_a_coordinator_is_left_alone(
         assert first._stream is not None
         first._stream.cancel()
         await until(lambda: [link.address for link in node.links] == addresses[1:])
-        await until(coordinator.flow.is_ready, 4 * TIMEOUTS.liveness_s)
+        await until(coordinator.flow.is_ready)
     await coordinator.server.stop(0)
 
 

@@ -215,7 +215,7 @@ async def test_a_silent_node_is_lost_within_the_liveness_deadline(coordinator: C
         await stream.write(FROM_NODE.wrap(hello()))
         await stream.read()
         await until(lambda: coordinator.num_members == 1)
-        await until(lambda: coordinator.num_members == 0, TIMEOUTS.liveness_s + 1)
+        await until(lambda: coordinator.num_members == 0)
         with pytest.raises(grpc.aio.AioRpcError, match="no message arrived"):
             await stream.read()
 
@@ -232,7 +232,7 @@ async def test_a_node_that_hangs_is_lost_even_if_it_never_reads_that(
         long = DecodeLeg(request_id="r", token_ids=[2**30] * 50_000, sampling=SamplingParams())
         for _ in range(20):  # far more than fits between two processes
             member.send(long)
-        await until(lambda: coordinator.num_members == 0, TIMEOUTS.liveness_s + 3)
+        await until(lambda: coordinator.num_members == 0)
 
 
 async def test_a_connection_without_a_hello_is_cut(coordinator: Coordinator) -> None:
@@ -463,7 +463,7 @@ async def test_a_coordinator_that_never_answers_is_given_up() -> None:
         TIMEOUTS,
     )
     running = asyncio.create_task(link.run())
-    await until(lambda: len(connections) >= 2, 4 * TIMEOUTS.connect_s + 2)
+    await until(lambda: len(connections) >= 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     server.close()
