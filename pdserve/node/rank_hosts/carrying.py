@@ -83,7 +83,9 @@ class _Carrier:
         lacking = self._known.take_lacking(step.tables, step.first, step.end)
         running = steps.step.numpy()
         head = HostStep(len(running), len(lacking))
-        stream.send(head, running, lacking, self._pool.blocks(lacking))
+        stream.send(head, running, lacking)
+        for ids in self._pool.few_at_once(lacking):
+            stream.send_array(self._pool.blocks(ids))
         for rows in step.parts(order.hidden_size):
             steps.group.take(rows)
             stream.send_array(rows)

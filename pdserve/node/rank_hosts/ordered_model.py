@@ -13,6 +13,7 @@ from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.node.memory.meminfo import total_bytes
 from pdserve.node.rank_hosts.messages import HostOrder
 from pdserve.node.start.model import NodeModel
 
@@ -21,8 +22,8 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
     """Plan this host's part of a node.
 
     Raises:
-        ConfigError: the checkpoint is another one, or no build of the kernels here computes as the
-            node's does; says what would be right.
+        ConfigError: the checkpoint is another one, no build of the kernels here computes as the
+            node's does, or its KV does not fit; says what would be right.
     """
     if checkpoint.revision != order.revision:
         raise ConfigError(
@@ -33,11 +34,17 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
     config = load_model_config(checkpoint)
     check_ranks(config, order.share.parallelism)
     num_layers = config.num_layers - order.share.first_layer(config)
+    layout = msgspec.structs.replace(order.layout, num_layers=num_layers)
+    if order.num_blocks * layout.block_bytes > total_bytes():
+        raise ConfigError(
+            f"the node's {order.num_blocks} KV blocks take {layout.block_bytes} bytes each of this "
+            f"host, which has {total_bytes() >> 20} MiB: lower kv_memory of the node"
+        )
     return NodeModel(
         checkpoint,
         config,
         torch.device("cpu"),
-        msgspec.structs.replace(order.layout, num_layers=num_layers),
+        layout,
         order.num_blocks,
         order.num_blocks * order.layout.block_size,
         order.quantization,

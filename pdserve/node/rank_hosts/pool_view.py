@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from pdserve.node.rank_hosts.lacking import Ids
 
 Elements: TypeAlias = NDArray[Any]  # of as many bytes as those of the pool
 _ELEMENTS = {2: np.uint16, 4: np.uint32}
+_PIECE_BYTES = 16 << 20
 
 
 class PoolView:
@@ -42,6 +44,12 @@ class PoolView:
     def empty_blocks(self, num_ids: int) -> Elements:
         """Memory for what `blocks` returns."""
         return np.empty((num_ids, *self._blocks.shape[1:]), self._blocks.dtype)
+
+    def few_at_once(self, ids: Ids) -> Iterator[Ids]:
+        """The same ids in pieces whose blocks may well be copied."""
+        most = max(1, _PIECE_BYTES // self._blocks[0].nbytes)
+        for first in range(0, len(ids), most):
+            yield ids[first : first + most]
 
     def empty_tokens(self, num_tokens: int) -> Elements:
         """Memory for what `tokens` returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kv_transfer.memory import ExportedPool
 from pdserve import _native
@@ -54,8 +53,7 @@ class StandIn:
             while stream.is_silent(_LOOK_S):
                 if self._processes.lost:
                     raise _native.RanksLost(self._processes.lost)
-            head = stream.receive(HostStep)
-            self._receive_blocks(*self._receive_step(head))
+            self._receive(stream.receive(HostStep))
             step = StepArrays.of(
                 self._steps, self._hidden_size, self._vocab_size, self._layout.block_size
             )
@@ -66,16 +64,15 @@ class StandIn:
             group.end_step()
             stream.send(HostAnswer(), self._view.tokens(*step.slots), *step.results)
 
-    def _receive_step(self, head: HostStep) -> tuple[HostStep, Ids]:
+    def _receive(self, head: HostStep) -> None:
+        """Receive the step's memory, and the blocks that this host lacks."""
         if not 0 <= head.num_blocks <= self._pool.num_blocks:
             raise PeerLost(f"a step that needs {head.num_blocks} blocks")
         self._stream.receive_array(self._steps.step_to_be(head.num_bytes).numpy())
-        ids: NDArray[np.int64] = np.empty(head.num_blocks, np.int64)
-        self._stream.receive_array(ids)
-        return head, ids
-
-    def _receive_blocks(self, head: HostStep, ids: Ids) -> None:
-        blocks = self._view.empty_blocks(head.num_blocks)
-        self._stream.receive_array(blocks)
-        self._view.set_blocks(ids, blocks)
-        self._pool.bump(ids.tolist())  # so the host after this one lacks them, too
+        lacking: Ids = np.empty(head.num_blocks, np.int64)
+        self._stream.receive_array(lacking)
+        for ids in self._view.few_at_once(lacking):
+            blocks = self._view.empty_blocks(len(ids))
+            self._stream.receive_array(blocks)
+            self._view.set_blocks(ids, blocks)
+        self._pool.bump(lacking.tolist())  # so the host after this one lacks them, too

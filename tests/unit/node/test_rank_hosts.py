@@ -141,6 +141,7 @@ def test_tokens_and_blocks_of_later_layers_are_copied() -> None:
     there.set_tokens(ids, places, tokens)
     assert (there.tokens(ids, places) == tokens).all()
     there.set_blocks(ids[:2], here.blocks(ids[:2]))
+    assert [part.tolist() for part in here.few_at_once(ids)] == [[4, 1, 1]]
     whole = data.reshape(NUM_BLOCKS, 3, -1)[:, 1:]
     assert (copy.reshape(NUM_BLOCKS, 2, -1)[[4, 1]] == whole[[4, 1]]).all()
     assert not copy[[0, 2, 3, 5]].any()
