@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -51,16 +53,18 @@ def _mapped(fd: int, size: int) -> NDArray[np.uint8]:
     return mapping
 
 
-def _main(order: RankOrder) -> None:
-    die_with_parent(order.parent)
+def be_rank(run: Callable[[int], None], parent: int, who: str) -> None:
+    """Do what a rank's process does; `run` is given the descriptor to write MAPPED to."""
+    die_with_parent(parent)
     try:
-        run_rank(order, sys.stdout.fileno())
+        run(sys.stdout.fileno())
     except _native.RanksLost:
         sys.exit(1)  # whoever was first has said why
     except PdserveError as error:
-        sys.stderr.write(f"pdserve rank {order.rank}: error: {error}\n")
+        sys.stderr.write(f"pdserve {who}: error: {error}\n")
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    _main(msgspec.json.decode(sys.argv[1], type=RankOrder))
+    _order = msgspec.json.decode(sys.argv[1], type=RankOrder)
+    be_rank(partial(run_rank, _order), _order.parent, f"rank {_order.rank}")

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +22,11 @@ from kv_transfer.memory import map_own_pool
 from kv_transfer.transports.tls import NodeTls
 from pdserve import _native
 from pdserve.addresses import split_address
-from pdserve.engine.ranks.process import MAPPED
+from pdserve.engine.ranks.process import MAPPED, be_rank
 from pdserve.engine.ranks.sizes import memory_bytes
-from pdserve.errors import PdserveError, PeerLost
+from pdserve.errors import PeerLost
 from pdserve.node.rank_hosts.messages import CarrierOrder, HostAnswer
 from pdserve.node.rank_hosts.stream import HostStream
-from pdserve.process.parent_death import die_with_parent
 
 CONNECT_S: Final = 60.0  # until the next host must listen
 _AGAIN_S: Final = 0.2
@@ -78,16 +78,6 @@ async def connect(address: str, tls_dir: str) -> HostStream:
             await asyncio.sleep(_AGAIN_S)
 
 
-def _main(order: CarrierOrder) -> None:
-    die_with_parent(order.parent)
-    try:
-        run_carrier(order, sys.stdout.fileno())
-    except _native.RanksLost:
-        sys.exit(1)  # whoever was first has said why
-    except PdserveError as error:
-        sys.stderr.write(f"pdserve: error: the host {order.address} of this node: {error}\n")
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    _main(msgspec.json.decode(sys.argv[1], type=CarrierOrder))
+    _order = msgspec.json.decode(sys.argv[1], type=CarrierOrder)
+    be_rank(partial(run_carrier, _order), _order.parent, f"host {_order.address}")

@@ -71,8 +71,8 @@ class StandIn:
         self._stream.receive_array(self._steps.step_to_be(head.num_bytes).numpy())
         lacking: Ids = np.empty(head.num_blocks, np.int64)
         self._stream.receive_array(lacking)
+        self._pool.bump(lacking.tolist())  # so the host after this one lacks them, too
         for ids in self._view.few_at_once(lacking):
             blocks = self._view.empty_blocks(len(ids))
             self._stream.receive_array(blocks)
             self._view.set_blocks(ids, blocks)
-        self._pool.bump(lacking.tolist())  # so the host after this one lacks them, too
