@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 import msgspec
@@ -40,6 +40,7 @@ from pdserve.protocol import (
     Slo,
     TokenBatch,
     TokenEvent,
+    TokenLogprobs,
 )
 from pdserve.settings.config import Mode, RouterName
 from tests.hellos import node_hello
@@ -109,11 +110,18 @@ def sent(member: Member) -> list[msgspec.Struct]:
     return messages
 
 
-def token(index: int, *, last: bool = False, request_id: str = "r") -> TokenEvent:
+def token(
+    index: int,
+    *,
+    last: bool = False,
+    request_id: str = "r",
+    logprobs: Sequence[TokenLogprobs] = (),
+) -> TokenEvent:
     return TokenEvent(
         request_id=request_id,
         index=index,
         token_ids=[100 + index],
+        logprobs=list(logprobs),
         finish_reason=FinishReason.LENGTH if last else None,
     )
 
