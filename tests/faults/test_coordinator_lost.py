@@ -178,6 +178,9 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     assert again.is_done
     assert stream.events + again.events == whole.events
     assert len(whole.token_ids) == KEYED
+    listed = [event["choices"][0].get("logprobs") for event in whole.events]
+    num_scored = sum(len(scores["token_logprobs"]) for scores in listed if scores)
+    assert num_scored == KEYED * ("logprobs" in sampling)
     assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1
 
 
