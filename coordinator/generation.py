@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from coordinator.tracing.call_span import CallSpan
-from pdserve.protocol import SamplingParams, Slo, TokenEvent
+from pdserve.protocol import SamplingParams, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus
 
 
@@ -24,6 +24,7 @@ class GenerationRequest:
     token_ids: list[int]  # the prompt; never empty
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if it is claimable
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`

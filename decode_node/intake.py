@@ -25,6 +25,7 @@ from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.metrics import NodeMetrics
+from pdserve.node.kept_scores import KeptScores
 from pdserve.node.prefixes.parts import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.client import Session
@@ -52,6 +53,7 @@ class Intake:
         sessions: OpensSessions,
         pulls: AnnouncedPulls,
         metrics: NodeMetrics,
+        scores: KeptScores,
     ) -> None:
         self._engine = engine
         self._room = room
@@ -59,6 +61,7 @@ class Intake:
         self._sessions = sessions
         self._pulls = pulls
         self._metrics = metrics
+        self._scores = scores
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
 
@@ -121,5 +124,6 @@ class Intake:
         request.lifecycle.copies = arrival.copies
         record = handoff.record
         request.output_token_ids = list(record.token_ids)
+        self._scores.add(request.request_id, 0, record.logprobs)
         request.num_computed_tokens = record.num_tokens
         request.num_cached_tokens = record.cached_tokens

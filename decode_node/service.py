@@ -50,6 +50,7 @@ class DecodeNode:
             parts.sessions,
             pulls,
             parts.metrics,
+            parts.legs.scores,
         )
         parts.metrics.watch(
             "room_waiting_requests",

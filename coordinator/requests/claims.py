@@ -15,7 +15,7 @@ from typing import Final
 
 from coordinator.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
-from pdserve.protocol import Claim, Claimed, TokenEvent
+from pdserve.protocol import Claim, Claimed, TokenEvent, TokenLogprobs
 
 ANSWER_S: Final = 0.5  # how long nodes are waited for
 
@@ -53,17 +53,24 @@ class Claims:
             self._over(ids[0])
 
     def claimed(self, message: Claimed, sender: Member) -> None:
-        """Show what a node has of a request."""
+        """Show what a node has of a request; without all it asks for, that is as good as nothing.
+
+        Raises:
+            MalformedMessage: see PromptLogprobs.check.
+        """
         asked = self._asked.get(message.request_id)
         if asked is None:
             return
         running = next(a for a in asked.answers if a.request_id == message.request_id)
-        if message.token_ids and not running.has_token_one:
+        logprobs = _logprobs_of(message)
+        lacks_logprobs = running.request.sampling.logprobs is not None and not logprobs
+        if message.token_ids and not (running.has_token_one or lacks_logprobs):
             running.take_over(
                 TokenEvent(
                     request_id=message.request_id,
                     index=0,
                     token_ids=message.token_ids,
+                    logprobs=logprobs,
                     finish_reason=message.finish_reason,
                     stop_token_id=message.stop_token_id,
                 )
@@ -91,3 +98,12 @@ class Claims:
         for answer in asked.answers:
             self._asked.pop(answer.request_id, None)
         asked.then()
+
+
+def _logprobs_of(message: Claimed) -> list[TokenLogprobs]:
+    """Those of all its tokens, or none."""
+    if message.logprobs is None:
+        return []
+    message.logprobs.check()
+    is_complete = len(message.logprobs) == len(message.token_ids)
+    return message.logprobs.within(0, len(message.token_ids)) if is_complete else []

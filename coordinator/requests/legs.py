@@ -10,7 +10,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.routing import Placement, Router
 from coordinator.routing.flowing import flows_from
-from pdserve.protocol import DecodeLeg, PrefillLeg, Sibling, Slo
+from pdserve.protocol import DecodeLeg, PrefillLeg, PromptLogprobs, Sibling, Slo
 
 
 def send_legs(
@@ -80,4 +80,5 @@ def _decode_leg(
         is_claimable=request.is_claimable,
         traceparent=request.traceparent,
         flows=router.flowing is not None and flows_from(decode),
+        output_logprobs=PromptLogprobs.of(scores) if (scores := request.output_logprobs) else None,
     )

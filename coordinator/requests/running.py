@@ -27,7 +27,7 @@ from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
-from pdserve.protocol import CancelLeg, Slo, TokenEvent
+from pdserve.protocol import CancelLeg, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.legs import leg_id
 
 
@@ -102,6 +102,7 @@ class RunningRequest:
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
+        self._logprobs: list[TokenLogprobs] = []  # of these, if it is claimable
         self.num_interruptions = 0
         self.waits_to_resume = False  # by itself, whatever becomes of its siblings
         self.on_further: Callable[[], object] | None = None  # called once, with its next tokens
@@ -186,6 +187,8 @@ class RunningRequest:
         self._early[event.index] = event
         while (ready := self._early.pop(len(output), None)) is not None:
             output += ready.token_ids
+            if ready.logprobs:
+                self._keep_logprobs(ready)
             self.dispatch.booking.progressed(len(output))
             if self.on_further is not None:
                 on_further, self.on_further = self.on_further, None
@@ -213,6 +216,7 @@ class RunningRequest:
         if self._has_ended:
             return
         self.output_token_ids += event.token_ids
+        self._keep_logprobs(event)
         self._showing.show(event)
         if event.finish_reason is not None:
             self._leave(by_itself=True)
@@ -230,6 +234,7 @@ class RunningRequest:
             request_id=leg_id(self.request_id, self.num_interruptions + 1, self._life),
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
+            output_logprobs=list(self._logprobs),
         )
         is_reusable = sampling.reuses_prefix
         return request, PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
@@ -249,6 +254,11 @@ class RunningRequest:
         if not self.has_token_one:
             for sibling in self.siblings:
                 sibling.end(error)
+
+    def _keep_logprobs(self, event: TokenEvent) -> None:
+        """For the stream's next node, whom yet another coordinator may ask for all of them."""
+        if self.request.is_claimable:
+            self._logprobs += event.logprobs
 
     def _tell_nodes(self, dispatch: Dispatch, reason: str) -> None:
         for member in dispatch.members:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pdserve.errors import PdserveError
+from pdserve.node.kept_scores import KeptScores
 from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
 from pdserve.protocol.legs import request_of_leg
 from pdserve.wire.outbox import Sender
@@ -22,6 +23,7 @@ class Legs:
     """The legs in progress on this node. Answers to other legs are dropped."""
 
     def __init__(self) -> None:
+        self.scores = KeptScores()  # of legs that may outlive their coordinator
         self._links: dict[str, Sender] = {}  # request_id |-> coordinator to answer
         self._claimable: set[str] = set()
         self._traceparents: dict[str, str] = {}  # of legs whose call is recorded
@@ -48,16 +50,19 @@ class Legs:
 
     def is_claimable(self, request_id: str) -> bool:
         """Whether a leg may outlive its coordinator."""
-        return request_id in self._claimable
+        return request_id in self._claimable and not self.scores.is_lost(request_id)
 
     def hand_over(self, request_id: str, link: Sender) -> None:
-        """Have the answers of a leg go to another `link`."""
+        """Have the answers of a leg go to another `link`, which looks after its `scores`, too."""
         self._links[request_id] = link
+        self._claimable.discard(request_id)
 
     def close(self, request_id: str) -> Sender | None:
         """Remove a leg and return its coordinator's link; None if it was removed already."""
         link = self._links.pop(request_id, None)
-        self._claimable.discard(request_id)
+        if request_id in self._claimable:
+            self._claimable.discard(request_id)
+            self.scores.forget(request_id)
         self._traceparents.pop(request_id, None)
         if not self._links:
             self._is_empty.set()
@@ -84,6 +89,8 @@ class Legs:
         link = self._links.get(event.request_id)
         if link is None:
             return
+        if event.token_ids:
+            self.scores.add(event.request_id, event.index, event.logprobs)
         if (
             event.prompt_logprobs is not None or event.embedding
         ):  # several may be too large for one message

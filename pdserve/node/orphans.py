@@ -1,8 +1,9 @@
 """Streams whose coordinator is lost: they go on for a while, for whoever claims them.
 
 A client that comes back to any coordinator, with the key under which it made its request, has its
-stream claimed there (`Claim`). Other streams, and prompts without token 1, end with their
-coordinator: nobody could ask for the ones, and the others are soon computed again.
+stream claimed there (`Claim`), with its log-probabilities if it has any (`KeptScores`). Other
+streams, and prompts without token 1, end with their coordinator: nobody could ask for the ones, and
+the others are soon computed again.
 """
 
 from __future__ import annotations
@@ -73,9 +74,14 @@ class Orphans:
             return False
         if len(self._orphans) >= MOST or request_id in self._orphans:
             return False
+        token_ids = list(request.output_token_ids)
+        if (logprobs := self._legs.scores.of(leg_id)) is not None:
+            token_ids = token_ids[: len(logprobs)]
+            if not token_ids:
+                return False
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._keep_s, partial(self._give_up, request_id))
-        self._orphans[request_id] = _Orphan(leg_id, list(request.output_token_ids), timer)
+        self._orphans[request_id] = _Orphan(leg_id, token_ids, timer)
         self._legs.hand_over(leg_id, self)
         return True
 
@@ -92,20 +98,21 @@ class Orphans:
 
     def claim(self, claim: Claim, link: Sender) -> None:
         """Answer with what there is of a request, and end its stream here."""
-        orphan = self._forget(claim.request_id)
-        if orphan is None:
-            link.send(Claimed(request_id=claim.request_id))
-            return
-        self.num_claimed += 1
-        link.send(
-            Claimed(
+        answer = Claimed(request_id=claim.request_id)
+        orphan = self._orphans.get(claim.request_id)
+        if orphan is not None and not self._legs.scores.is_lost(orphan.leg_id):
+            self.num_claimed += 1
+            answer = Claimed(
                 request_id=claim.request_id,
                 token_ids=orphan.token_ids,
                 finish_reason=orphan.finish_reason,
                 stop_token_id=orphan.stop_token_id,
+                logprobs=self._legs.scores.of(orphan.leg_id),
             )
-        )
-        self._cancel_leg(orphan.leg_id, "it was claimed")
+        link.send(answer)
+        if orphan is not None:
+            self._forget(claim.request_id)
+            self._cancel_leg(orphan.leg_id, "it was claimed")
 
     def _give_up(self, request_id: str) -> None:
         orphan = self._forget(request_id)
@@ -116,4 +123,5 @@ class Orphans:
         orphan = self._orphans.pop(request_id, None)
         if orphan is not None:
             orphan.timer.cancel()
+            self._legs.scores.forget(orphan.leg_id)
         return orphan

@@ -263,6 +263,9 @@ class Services:
         is_claimable = isinstance(leg, DecodeLeg) and leg.is_claimable
         for request_id in leg.request_ids:
             self.legs.open(request_id, link, is_claimable=is_claimable, traceparent=leg.traceparent)
+        if isinstance(leg, DecodeLeg) and is_claimable and leg.sampling.logprobs is not None:
+            num_emitted = len(leg.output_token_ids)
+            self.legs.scores.open(leg.request_id, leg.output_logprobs, num_emitted)
         return True
 
     def _follow_policy(self) -> None:
@@ -277,6 +280,7 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         NoNodeAvailable: the node is still loading its model.
         ContextLengthExceeded: the request could outgrow the pool.
         InvalidRequest: its id is in use, or it makes no sense for this model.
+        MalformedMessage: its log-probabilities make no sense.
     """
     num_tokens, max_model_len = len(leg.token_ids), parts.max_model_len
     if parts.state() is NodeState.LOADING:
@@ -297,6 +301,8 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
     if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
         raise InvalidRequest("a request without output cannot have several answers")
     token_ids = leg.token_ids
+    if isinstance(leg, DecodeLeg) and leg.output_logprobs is not None:
+        leg.output_logprobs.check()
     if isinstance(leg, DecodeLeg) and leg.output_token_ids:
         token_ids = token_ids + leg.output_token_ids
         if leg.source is not None or len(leg.output_token_ids) >= leg.sampling.max_tokens:

@@ -92,6 +92,7 @@ class DecodeLeg(Message, frozen=True):
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
     traceparent: str = ""  # as PrefillLeg.traceparent
     flows: bool = False  # it moves on before it is late: prompts beside it need not spare it
+    output_logprobs: PromptLogprobs | None = None  # of these, if it asks for them and is claimable
 
     @property
     def prompt_id(self) -> str:
@@ -139,6 +140,7 @@ class Claimed(Message, frozen=True):
     token_ids: list[int] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    logprobs: PromptLogprobs | None = None  # of all these tokens, if the request asks for them
 
 
 class CancelLeg(Message, frozen=True):

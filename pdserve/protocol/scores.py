@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt's tokens, in columns: there may be very many."""
+"""The log-probabilities of many tokens in columns: a prompt's, or a stream's that is claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdserve.protocol.requests import TokenLogprobs
 
 
 class PromptLogprobs(Message, frozen=True):
-    """Log-probabilities of the prompt's tokens from the second one on.
+    """Log-probabilities of the prompt's tokens from the second one on, or of all output tokens.
 
     As a list of TokenLogprobs, 2^17 of them would take most of a second to read. Each position has
     as many likeliest tokens as the others.

@@ -196,7 +196,7 @@ class Sibling(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,7 @@ class DecodeLeg(_message.Message):
     IS_CLAIMABLE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     FLOWS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -221,7 +222,8 @@ class DecodeLeg(_message.Message):
     is_claimable: bool
     traceparent: str
     flows: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ...) -> None: ...
+    output_logprobs: PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources")
@@ -250,16 +252,18 @@ class Claim(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Claimed(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: int
     stop_token_id: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+    logprobs: PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")

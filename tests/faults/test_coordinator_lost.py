@@ -163,7 +163,9 @@ async def test_without_its_coordinator_a_node_frees_everything_and_waits(
     assert len((await client.complete(make_prompt(30), 20)).tokens) == 20
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 1.0, "logprobs": 2}], ids=str
+)
 async def test_a_keyed_stream_goes_on_at_another_coordinator(
     pair: Fleet, client: Client, second: SecondCoordinator, sampling: dict[str, float]
 ) -> None:
@@ -182,6 +184,9 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     assert again.is_done
     assert stream.events + again.events == whole.events
     assert len(whole.token_ids) == KEYED
+    listed = [event["choices"][0].get("logprobs") for event in whole.events]
+    num_scored = sum(len(scores["token_logprobs"]) for scores in listed if scores)
+    assert num_scored == KEYED * ("logprobs" in sampling)
     assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1
 
 

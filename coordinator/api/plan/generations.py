@@ -68,9 +68,9 @@ def generations(
     """Return the requests for the answers to one prompt. Raises DeadlineExceeded.
 
     `conversation` is the same for all turns of one, of 32 bits; None: the prompt stands alone.
-    Nodes do not keep log-probabilities, so a stream that has some cannot be claimed.
+    Nodes do not keep what they have said of a prompt, so a stream whose prompt is scored cannot be
+    claimed.
     """
-    has_scores = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     first = GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -80,7 +80,7 @@ def generations(
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
         conversation=conversation,
-        is_claimable=terms.keyed is not None and not has_scores,
+        is_claimable=terms.keyed is not None and sampling.prompt_logprobs is None,
         span=terms.span,
     )
     return [first, *(_another(first, choice) for choice in range(1, num_answers))]

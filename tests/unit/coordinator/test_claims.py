@@ -18,7 +18,9 @@ from pdserve.protocol import (
     FinishReason,
     NodeRole,
     PrefillLeg,
+    PromptLogprobs,
     SamplingParams,
+    TokenLogprobs,
 )
 from tests.unit.coordinator.members import output
 from tests.unit.coordinator.test_flow import Nodes, sent, token
@@ -38,13 +40,13 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     assert len(nodes.flow._admission._in_flight) == 0
 
 
-def start(nodes: Nodes, *names: str) -> list[RunningRequest]:
+def start(nodes: Nodes, *names: str, logprobs: int | None = None) -> list[RunningRequest]:
     return nodes.flow.start_siblings(
         [
             GenerationRequest(
                 request_id=name,
                 token_ids=[1, 2, 3],
-                sampling=SamplingParams(max_tokens=4, seed=seed),
+                sampling=SamplingParams(max_tokens=4, seed=seed, logprobs=logprobs),
                 is_claimable=True,
             )
             for seed, name in enumerate(names)
@@ -69,6 +71,45 @@ async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
     assert leg.is_claimable
     further(nodes, decode, "r~x1", 2)
     assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: Nodes) -> None:
+    """From node to coordinator and on to the next node, whatever interrupts the stream there."""
+    decode = nodes.join("d", DECODE)
+    nodes.join("p", PREFILL)
+    scores = [
+        TokenLogprobs(chosen=-i / 3, top_ids=[i, 9], top_logprobs=[-0.1, -i]) for i in range(4)
+    ]
+    (running,) = start(nodes, "r", logprobs=2)
+    sent(decode)
+    nodes.flow.claimed(
+        Claimed(request_id="r", token_ids=[100, 101], logprobs=PromptLogprobs.of(scores[:2])),
+        decode,
+    )
+    nodes.flow._claims._over("r")
+    leg = await decode_leg(decode)
+    assert leg.output_logprobs == PromptLogprobs.of(scores[:2])
+    nodes.say(decode, token(2, request_id="r~x1", logprobs=scores[2:3]))
+    nodes.registry.remove(decode)
+    decode = nodes.join("d", DECODE, life="2")
+    leg = await decode_leg(decode)
+    assert leg.output_token_ids == [100, 101, 102]
+    assert leg.output_logprobs == PromptLogprobs.of(scores[:3])
+    nodes.say(decode, token(3, last=True, request_id="r~x2", logprobs=scores[3:]))
+    events = []
+    running.listen(events.append)
+    assert [each for event in events for each in event.logprobs] == scores
+
+
+async def test_tokens_without_their_log_probabilities_are_as_good_as_none(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    (running,) = start(nodes, "r", logprobs=0)
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    of_one = PromptLogprobs.of([TokenLogprobs(chosen=-1.0)])
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[1, 2], logprobs=of_one), decode)
+    leg = await decode_leg(decode)
+    assert (leg.request_id, leg.output_token_ids) == ("r~x", [])
+    running.cancel("done")
 
 
 async def test_one_that_has_ended_meanwhile_is_shown(nodes: Nodes) -> None:

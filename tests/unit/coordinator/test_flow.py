@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 import msgspec
@@ -42,6 +42,7 @@ from pdserve.protocol import (
     Slo,
     TokenBatch,
     TokenEvent,
+    TokenLogprobs,
 )
 from pdserve.settings.config import Mode, RouterName
 from tests.hellos import node_hello
@@ -113,11 +114,18 @@ def sent(member: Member) -> list[msgspec.Struct]:
     return messages
 
 
-def token(index: int, *, last: bool = False, request_id: str = "r") -> TokenEvent:
+def token(
+    index: int,
+    *,
+    last: bool = False,
+    request_id: str = "r",
+    logprobs: Sequence[TokenLogprobs] = (),
+) -> TokenEvent:
     return TokenEvent(
         request_id=request_id,
         index=index,
         token_ids=[100 + index],
+        logprobs=list(logprobs),
         finish_reason=FinishReason.LENGTH if last else None,
     )
 

@@ -92,12 +92,14 @@ async def test_another_coordinator_gives_the_same_ids_and_seeds(path: str) -> No
     assert all(r.is_claimable for each in requests for r in each)
 
 
-async def test_log_probabilities_are_not_claimed_and_a_seed_is_heeded() -> None:
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+async def test_only_scores_of_the_prompt_are_not_claimed_and_a_seed_is_heeded(field: str) -> None:
+    asked: dict[str, Any] = {"model": "alias", "prompt": "a", "seed": 7, field: 1}
     async with served(at_once(TEXT)) as api:
-        async with api.chat(KEY, logprobs=True, seed=7) as response:
+        async with api.client.post("/v1/completions", json=asked, headers=KEY) as response:
             assert response.status == 200
         request = api.generator.last.request
-    assert (request.is_claimable, request.sampling.seed) == (False, 7)
+    assert (request.is_claimable, request.sampling.seed) == (field == "logprobs", 7)
 
 
 @pytest.mark.parametrize("per_event", [1, 3])

@@ -31,6 +31,7 @@ from pdserve.errors import (
     TicketInvalid,
 )
 from pdserve.metrics import NodeMetrics
+from pdserve.node.kept_scores import KeptScores
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.parts import Fetched, Prefix
 from pdserve.node.preparation import Preparation
@@ -40,8 +41,10 @@ from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
     PrefixSource,
+    PromptLogprobs,
     SamplingParams,
     Subscribe,
+    TokenLogprobs,
 )
 from pdserve.settings.timeouts import Timeouts
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
@@ -111,6 +114,9 @@ class ScriptedFetcher:
         return Fetched(from_tier=self.num_blocks * BLOCK)
 
 
+TOKEN_ONE = TokenLogprobs(chosen=-0.5, top_ids=[7], top_logprobs=[-0.25])
+
+
 class Bench:
     """An intake over a real engine that is not running, and one scripted session."""
 
@@ -128,6 +134,7 @@ class Bench:
         self.room = RoomQueue(self.engine, policy)
         self.costs = PullCosts(PerfModel(), 16)
         self.pulls = AnnouncedPulls(self.puller, self.costs, self.clock, TIMEOUTS, HOST)
+        self.scores = KeptScores()
         self.intake = Intake(
             self.engine,
             self.room,
@@ -135,6 +142,7 @@ class Bench:
             self.exporter,
             self.pulls,
             self.metrics,
+            self.scores,
         )
         self.announce = self.exporter.announce
 
@@ -171,6 +179,7 @@ class Bench:
                 request_id=request_id,
                 num_tokens=num_tokens,
                 token_ids=list(output),
+                logprobs=[TOKEN_ONE],
                 ticket=ticket,
                 prefill_end_s=prefill_end_s,
             )
@@ -194,6 +203,7 @@ def check_ended(bench: Bench) -> None:
 
 
 async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Bench) -> None:
+    bench.scores.open("r", None, 0)  # it is claimable
     taking = bench.take()
     await turn()
     assert bench.pool.num_free == NUM_BLOCKS, "no room is taken before there is anything to pull"
@@ -208,6 +218,7 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
     assert all(table == request.block_table for _, table, _ in bench.puller.pulled)
     assert request.output_token_ids == [42]
+    assert bench.scores.of("r") == PromptLogprobs.of([TOKEN_ONE])
     assert request.num_computed_tokens == 10
     assert request.is_decoding
     assert request.lifecycle.phase_times().transfer_s == 0.5

@@ -22,6 +22,7 @@ from pdserve.protocol import (
     SamplingParams,
     Sibling,
     TokenBatch,
+    TokenLogprobs,
 )
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.timeouts import NodeTimeouts
@@ -143,11 +144,19 @@ class Bench:
                 return
         raise AssertionError("there is no end to it")
 
+    def run_until_tokens(self, request_id: str, num_tokens: int) -> None:
+        """Steps until a stream has so much output."""
+        while (request := self.parts.engine.find(request_id)) is not None:
+            if len(request.output_token_ids) >= num_tokens:
+                return
+            self.step()
+        raise AssertionError(f"{request_id} has ended before")
+
     def check_idle(self) -> None:
         """Everything is free, and nobody is waited for."""
         assert self.parts.pool.num_free == NUM_BLOCKS
         self.parts.pool.check_integrity()
-        assert len(self.parts.legs) == 0
+        assert len(self.parts.legs) == self.parts.legs.scores.num_kept == 0
         assert self.services.num_pinned_blocks == 0
 
     async def close(self) -> None:
@@ -161,4 +170,14 @@ def token_of(request: Request) -> SampledToken:
     """What the model says next; its siblings' tokens are one more each."""
     first = request.num_tokens
     others = range(first + 1, first + 1 + len(request.siblings))
-    return SampledToken(first, siblings=tuple(map(SampledToken, others)))
+    return SampledToken(first, scores_of(request, first), tuple(map(SampledToken, others)))
+
+
+def scores_of(request: Request, token_id: int) -> TokenLogprobs | None:
+    """The log-probabilities of a token that is sampled, as many as were asked for."""
+    num_top = request.sampling.logprobs
+    if num_top is None:
+        return None
+    top_ids = [token_id + place for place in range(num_top)]
+    top_logprobs = [-token_id / 7 - place for place in range(num_top)]
+    return TokenLogprobs(chosen=-token_id / 7, top_ids=top_ids, top_logprobs=top_logprobs)

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from pdserve.engine.due_times import next_due_s
 from pdserve.errors import OutOfBlocks
+from pdserve.node.kept_scores import KeptScores
 from pdserve.node.translation import request_of
 from pdserve.protocol import (
     Claim,
@@ -21,9 +22,11 @@ from pdserve.protocol import (
     NodeRole,
     Prefetch,
     Prefetched,
+    PromptLogprobs,
     SamplingParams,
     Slo,
     TokenBatch,
+    TokenLogprobs,
 )
 from tests.unit.node.one_node import MAX_TOKENS, Bench, Link
 from tests.unit.node.test_roles import output
@@ -46,11 +49,14 @@ def leg(
     is_claimable: bool = False,
     source: NodeAddress | None = None,
     slo: Slo | None = None,
+    logprobs: int | None = None,
+    output_logprobs: PromptLogprobs | None = None,
 ) -> DecodeLeg:
     return DecodeLeg(
         request_id=request_id,
         token_ids=PROMPT,
-        sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=logprobs),
+        output_logprobs=output_logprobs,
         output_token_ids=output(num_tokens=emitted),
         is_claimable=is_claimable,
         source=source,
@@ -205,3 +211,83 @@ async def test_a_claim_comes_before_the_node_knows_that_the_coordinator_is_lost(
     bench.run()
     assert tokens(other) == [(i, [token]) for i, token in enumerate(output())]
     bench.services.coordinator_lost(bench.link)
+
+
+# ---- with log-probabilities --------------------------------------------------------------------
+
+
+def scores(link: Link, request_id: str) -> list[TokenLogprobs]:
+    """All that the node has said."""
+    batches = [message for message in link.sent if isinstance(message, TokenBatch)]
+    events = [e for batch in batches for e in batch.each() if e.request_id == request_id]
+    return [each for event in events for each in event.logprobs]
+
+
+def claim(bench: Bench, request_id: str) -> Claimed:
+    other = Link([])
+    bench.services.claim(Claim(request_id=request_id), other)
+    (claimed,) = other.sent
+    assert isinstance(claimed, Claimed)
+    return claimed
+
+
+def whole(bench: Bench, num_top: int) -> list[TokenLogprobs]:
+    """Of the same stream, undisturbed."""
+    link = Link([])
+    bench.services.start_decode(leg("whole", logprobs=num_top), link)
+    bench.run()
+    return scores(link, "whole")
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["lost", "not yet known to be lost"])
+@pytest.mark.parametrize("num_top", [0, 2])
+async def test_a_stream_is_claimed_with_its_log_probabilities(
+    bench: Bench, num_top: int, is_known: bool
+) -> None:
+    """And once more after it has gone on, which it does with those that it has."""
+    expected = whole(bench, num_top)
+    bench.services.start_decode(leg("r~a", is_claimable=True, logprobs=num_top), bench.link)
+    bench.step()
+    if is_known:
+        bench.services.coordinator_lost(bench.link)
+    bench.step()
+    first = claim(bench, "r")
+    assert first.logprobs == PromptLogprobs.of(expected[: len(first.token_ids)])
+    emitted = len(first.token_ids)
+    assert emitted > 0
+    goes_on = leg(
+        "r~b1",
+        emitted=emitted,
+        is_claimable=True,
+        logprobs=num_top,
+        output_logprobs=first.logprobs,
+    )
+    bench.services.start_decode(goes_on, bench.link)
+    bench.run_until_tokens("r~b1", emitted + 1)
+    bench.services.coordinator_lost(bench.link)
+    bench.run()
+    second = claim(bench, "r")
+    assert second.token_ids == output()
+    assert second.logprobs == PromptLogprobs.of(expected)
+
+
+async def test_what_comes_without_all_its_log_probabilities_is_not_kept(bench: Bench) -> None:
+    bench.services.start_decode(leg("r~1", emitted=2, is_claimable=True, logprobs=1), bench.link)
+    bench.step()
+    bench.services.coordinator_lost(bench.link)
+    assert claim(bench, "r") == Claimed(request_id="r")
+    bench.run()
+
+
+async def test_beyond_the_bound_the_stream_with_the_most_cannot_be_claimed(bench: Bench) -> None:
+    bench.parts.legs.scores = KeptScores(most=9)
+    bench.services.start_decode(leg("many~1", is_claimable=True, logprobs=3), bench.link)
+    bench.services.start_decode(leg("few~1", is_claimable=True, logprobs=0), bench.link)
+    bench.run_until_tokens("many~1", 2)
+    bench.services.coordinator_lost(bench.link)
+    bench.run_until_tokens("few~1", 4)
+    few = claim(bench, "few")
+    assert few.logprobs is not None
+    assert len(few.logprobs) == len(few.token_ids) > 0
+    assert claim(bench, "many") == Claimed(request_id="many"), "its tokens alone are not it"
+    bench.run()
