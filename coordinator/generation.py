@@ -96,7 +96,7 @@ class Generator(Protocol):
 
     @property
     def max_model_len(self) -> int | None:
-        """The most tokens of one request, prompt plus output; None while no node is attached."""
+        """The most tokens of one request, prompt plus output; None before any node attached."""
         ...
 
     @property

@@ -126,6 +126,7 @@ class Coordinator:
             revision_of=self._revisions.choose,
             on_ended=self._journey_ended,
             describe_process=self._describe,
+            waits_for_nodes=config.routing.sleep_after_s > 0,
         )
         self._live = Live(self._flow.status, self._history)
         self._loads = PoolLoads(
@@ -135,7 +136,7 @@ class Coordinator:
             SystemClock(),
         )
         self._loads.watch(self._metrics)
-        self._desired = DesiredNodes(SystemClock())
+        self._desired = DesiredNodes(SystemClock(), config.routing.sleep_after_s)
         self._metrics.watch_each(
             "desired_nodes",
             "Nodes that the pool should have, for autoscalers",
@@ -280,7 +281,8 @@ class Coordinator:
         async def look() -> None:
             while True:
                 await asyncio.sleep(self._config.timeouts.heartbeat_s)
-                self._desired.tick(self._loads.demands(POOLS[self._config.mode]))
+                demands = self._loads.demands(POOLS[self._config.mode])
+                self._desired.tick(demands, self._flow.num_inflight)
                 if self._costs is not None:
                     self._costs.tick()
 

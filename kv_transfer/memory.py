@@ -156,6 +156,18 @@ class RemotePool:
         self.flat = data.reshape(-1)  # uint8[num_blocks * block_bytes], not writable
 
 
+def map_own_pool(
+    fd: int, num_blocks: int, block_bytes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """Map the pool of this process's node, before it is sealed, to write to it.
+
+    Returns:
+        Data, uint8[num_blocks, block_bytes], and generations, uint64[num_blocks].
+    """
+    size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
+    return _views(_native.map_shared(fd, size, writable=True), num_blocks, block_bytes)
+
+
 def sealed_memory(name: str, size: int, seals: int = _SEALS) -> tuple[int, NDArray[np.uint8]]:
     """New memory that others can map, but neither write to nor shrink: (descriptor, mapping).
 

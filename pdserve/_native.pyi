@@ -5,7 +5,7 @@ Every function checks its arguments before it touches memory: TypeError for a wr
 message names the argument, what was expected and what was found.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -147,12 +147,22 @@ class RanksLost(RuntimeError):
 class RankGroup:
     """One of the processes that compute steps together; they meet in shared memory."""
 
-    def __init__(self, memory: NDArray[np.uint8], rank: int, num_ranks: int) -> None: ...
+    def __init__(  # stages: how many ranks each has
+        self, memory: NDArray[np.uint8], rank: int, stages: Sequence[int]
+    ) -> None: ...
     @staticmethod
-    def memory_bytes(num_ranks: int) -> int: ...
+    def memory_bytes(stages: Sequence[int]) -> int: ...
     def say_ready(self) -> None: ...
     def wait_ready(self, seconds: float) -> bool: ...  # raises RanksLost
     def wait_step(self, last: int) -> int: ...  # raises RanksLost
+    # For a rank that stands for another host: rows are [num_rows, width] float32, contiguous.
+    def begin_step(self) -> None: ...
+    def end_step(self) -> None: ...  # raises RanksLost
+    def tell_layers(self, num_layers: int) -> None: ...
+    @staticmethod
+    def rows_of_part(width: int) -> int: ...
+    def give(self, rows: NDArray[np.float32]) -> None: ...  # raises RanksLost
+    def take(self, rows: NDArray[np.float32]) -> None: ...  # raises RanksLost
     def give_up(self) -> None: ...
     @property
     def is_lost(self) -> bool: ...
@@ -166,16 +176,20 @@ class Decoder:
         *,
         num_heads: int,
         num_kv_heads: int,
+        model_kv_heads: int,  # of the whole model, of which this may be one rank's part
+        first_kv_head: int,
+        vocab_size: int,  # of the whole model
+        first_token_id: int,
+        num_token_ids: int,
+        first_layer: int,  # in the pool
+        pool_layers: int,
         head_dim: int,
+        is_bfloat16: bool,  # activations, embedding and KV; else float32
         norm_eps: float,
-        sliding_windows: list[int],  # tokens, of each layer; 0: none
+        sliding_windows: list[int],  # tokens, of each layer that it has; 0: none
         inverse_frequencies: Tensor,  # [head_dim / 2] float32, radians a position
         rope_scale: float,  # of cosines and sines
         variant: str = "",  # one of kernel_variants(), for tests
-        model_kv_heads: int = 0,  # of the whole model, where this is a rank; 0: num_kv_heads
-        first_kv_head: int = 0,
-        vocab_size: int = 0,  # of the whole model; 0: that of the embedding
-        first_token_id: int = 0,
         group: RankGroup | None = None,  # the other ranks; held
     ) -> None: ...
     def logits(

@@ -17,6 +17,12 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of what `check_addresses` accepts."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def loopback(host: str) -> str:
     """The address of this machine that others cannot reach, of the same family as `host`."""
     return "::1" if ":" in host else "127.0.0.1"

@@ -27,6 +27,7 @@ class KvDtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
     @property
     def itemsize(self) -> int:

@@ -20,6 +20,7 @@ def pack_weights(weights: DecoderWeights, config: ModelConfig, kind: WeightKind)
         kind: how to store the matrices.
     """
     return NativeWeights(
+        dtype=weights.embedding.dtype,
         embedding=weights.embedding,
         layers=[_layer(layer, config, kind) for layer in weights.layers],
         final_norm=weights.final_norm.float(),

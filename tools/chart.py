@@ -28,6 +28,7 @@ KINDS = {
     "apps/v1": [("deployments", "Deployment"), ("statefulsets", "StatefulSet")],
     "policy/v1": [("poddisruptionbudgets", "PodDisruptionBudget")],
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy")],
+    "leaderworkerset.x-k8s.io/v1": [("leaderworkersets", "LeaderWorkerSet")],
     "keda.sh/v1alpha1": [("scaledobjects", "ScaledObject")],
     "monitoring.coreos.com/v1": [("podmonitors", "PodMonitor")],
     "inference.networking.k8s.io/v1": [("inferencepools", "InferencePool")],

@@ -121,6 +121,18 @@ class Admission(Generic[T]):
             self.num_refused[decision.reason] += 1
         return decision
 
+    def decide_without_nodes(self, slo: Slo, now_s: float, num_answers: int = 1) -> Decision:
+        """Decide about a request that arrives while there are no nodes, but will be some.
+
+        No promise could be kept, so it waits as one without.
+        """
+        decision: Decision = self._full(num_answers)
+        if self._in_flight.has_place(num_answers, slo.tenant):
+            decision = self._in_line(without_promise(slo, self._lowest_priority), now_s)
+        if isinstance(decision, Refuse):
+            self.num_refused[decision.reason] += 1
+        return decision
+
     def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> None:
         """Put a request in line for which `decide` returned Wait."""
         self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
@@ -209,6 +221,9 @@ class Admission(Generic[T]):
                 return self._by_promise(slo, predicted, now_s, tpot_within_s)
         elif has_place:
             return Admit(slo)
+        return self._full(num_answers)
+
+    def _full(self, num_answers: int) -> Refuse:
         error = Overloaded(
             f"{len(self._in_flight)} requests are in flight and this call adds {num_answers}, but "
             f"at most {self.max_inflight} can be, of a tenant nine times as many as are left"
@@ -243,6 +258,9 @@ class Admission(Generic[T]):
         unpromised = without_promise(slo, self._lowest_priority)
         if len(self.line) == 0 and self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(unpromised)
+        return self._in_line(unpromised, now_s)
+
+    def _in_line(self, unpromised: Slo, now_s: float) -> Wait | Refuse:
         if not self.line.is_full(unpromised):
             return Wait()
         error = Overloaded(

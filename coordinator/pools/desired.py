@@ -8,7 +8,8 @@ A pool is asked what load it would have with so many nodes, measured from what i
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
 spare for minutes, and never on missing data: a node that loads, is silent or was not measured may
-be why the others are idle. No event loop, no messages: demands come in, numbers come out.
+be why the others are idle. With `sleep_after_s`, to none after so long without any request, and to
+one of each with the next one. No event loop, no messages: demands come in, numbers come out.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class _Pool:
 class DesiredNodes:
     """The policy of one coordinator; `tick` must be called at regular intervals."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, sleep_after_s: float = 0.0) -> None:
+        """`sleep_after_s`: seconds without a request after which no nodes are desired; 0: never."""
         self._clock = clock
+        self._sleep_after_s = sleep_after_s
+        self._last_request_s = clock.now()
         self._pools: dict[NodeRole, _Pool] = {}
 
     @property
@@ -64,11 +68,19 @@ class DesiredNodes:
         """The desired number of nodes of each pool; empty before the first tick."""
         return {role: pool.desired for role, pool in self._pools.items()}
 
-    def tick(self, demands: Mapping[NodeRole, Demand]) -> None:
-        """Look at the pools that the mode needs."""
+    def tick(self, demands: Mapping[NodeRole, Demand], num_requests: int = 0) -> None:
+        """Look at the pools that the mode needs; `num_requests` run or wait now."""
+        now_s = self._clock.now()
+        if num_requests:
+            self._last_request_s = now_s
+        is_asleep = 0 < self._sleep_after_s <= now_s - self._last_request_s
         for role, demand in demands.items():
             attached = max(1, demand.ready + demand.others)
+            if is_asleep:
+                self._pools[role] = _Pool(0)
+                continue
             pool = self._pools.setdefault(role, _Pool(attached))
+            pool.desired = max(1, pool.desired)
             if demand.ready:
                 self._look(pool, demand)
             else:  # nothing is known: what there is has to come up

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from coordinator.admission import Admission, Admit, Refuse
+from coordinator.admission.decisions import Decision
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
@@ -71,12 +72,15 @@ class Flow:
         revision_of: Callable[[GenerationRequest], str] = lambda request: "",
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
         describe_process: Callable[[], CoordinatorStatus] = CoordinatorStatus,
+        waits_for_nodes: bool = False,
     ) -> None:
         """
         Args:
             revision_of: which revision a new request is for; empty: any.
             on_ended: gets the journey and the prompt of each request that has ended.
             describe_process: what there is to tell of this process, beside its requests.
+            waits_for_nodes: whether a request waits in line if there are no nodes for it: some will
+                be started.
         """
         self._registry = registry
         self._router = router
@@ -88,7 +92,9 @@ class Flow:
         self._revision_of = revision_of
         self._on_ended = on_ended
         self._describe_process = describe_process
+        self._waits_for_nodes = waits_for_nodes
         self._running: dict[str, RunningRequest] = {}
+        self._max_model_len: int | None = None
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
@@ -119,8 +125,14 @@ class Flow:
 
     @property
     def max_model_len(self) -> int | None:
-        """The most tokens per request that every member can hold; None without members."""
-        return min((m.hello.max_model_len for m in self._registry), default=None)
+        """The most tokens per request that every member can hold, or that the last ones could.
+
+        None before there was any.
+        """
+        lengths = [member.hello.max_model_len for member in self._registry]
+        if lengths:
+            self._max_model_len = min(lengths)
+        return self._max_model_len
 
     @property
     def max_inflight(self) -> int:
@@ -128,8 +140,8 @@ class Flow:
         return self._admission.max_inflight
 
     def is_ready(self) -> bool:
-        """Return whether a request started now could be served."""
-        return self._router.can_route()
+        """Return whether a request started now could be served, perhaps once nodes have come."""
+        return self._router.can_route() or self._waits_for_nodes
 
     def status(self) -> ClusterStatus:
         """Return the state of both pools, for GET /status."""
@@ -160,7 +172,7 @@ class Flow:
         Raises:
             SloUnreachable: the request is predicted to miss the promise of its class.
             Overloaded: too many requests are in flight or waiting.
-            NoNodeAvailable: a pool is empty.
+            NoNodeAvailable: a pool is empty, and requests do not wait for nodes.
             ContextLengthExceeded: the request cannot fit.
             RequestQuarantined: nodes have died of its prompt lately.
         """
@@ -171,16 +183,23 @@ class Flow:
         self._resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix
         prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
-        placement = self._dispatcher.place(request, prompt)
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
-        decision = self._admission.decide(
-            promise_left(request, deadline_s, 0.0),
-            placement,
-            now_s,
-            partial(self._router.tpot_within_s, placement),
-            len(requests),
-        )
+        decision: Decision
+        try:
+            placement = self._dispatcher.place(request, prompt)
+        except NoNodeAvailable:
+            if not self._waits_for_nodes:
+                raise
+            decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
+        else:
+            decision = self._admission.decide(
+                promise_left(request, deadline_s, 0.0),
+                placement,
+                now_s,
+                partial(self._router.tpot_within_s, placement),
+                len(requests),
+            )
         if isinstance(decision, Refuse):
             name = request.slo.name
             self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()

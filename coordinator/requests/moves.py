@@ -83,10 +83,11 @@ class Moves:
     def prefetched(self, message: Prefetched, sender: Member) -> None:
         """Move a stream whose KV is at its target, right after its next token.
 
-        In the middle of a step, the token that the step computes would be lost.
+        In the middle of a step, the token that the step computes would be lost. A stream that has
+        lost its source meanwhile goes on by itself (`Resumes`), which waits for its next token too.
         """
         move = self._moves.get(message.request_id)
-        if move is not None and move.target is sender:
+        if move is not None and move.target is sender and self._runs_there(move):
             carry_out = partial(self._carry_out, message.request_id)
             move.running.on_further = partial(asyncio.get_running_loop().call_soon, carry_out)
 
@@ -125,12 +126,15 @@ class Moves:
             return  # its prefetch was not waited for any longer
         move.timer.cancel()
         running = move.running
-        runs_there = self._dispatcher.by_leg.get(move.source_leg) is running
-        if runs_there and move.target.is_ready and move.target in self._registry:
+        if self._runs_there(move) and move.target.is_ready and move.target in self._registry:
             began_s = self._clock.now()
             self._dispatcher.move(running, move.target)
             running.on_further = partial(self._moved, began_s)
         self.look()
+
+    def _runs_there(self, move: _Move) -> bool:
+        """Whether a stream is still where it was when its move began."""
+        return self._dispatcher.by_leg.get(move.source_leg) is move.running
 
     def _moved(self, began_s: float) -> None:
         """A stream has its first token of its new node."""

@@ -95,6 +95,8 @@ class Router:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
         if request.revision and not self.can_route(request.revision):
             request = replace(request, revision="")
+        if len(self.fleet.ready(None)) == 0:
+            raise NoNodeAvailable("no node is ready: try again shortly")
         outlook = self._outlook(request, prompt)
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
             return self._local(outlook, self._slots(self._decode_role, request.revision))

@@ -30,8 +30,7 @@ public:
     Decoder(OwnedModel owned, Variant variant, nb::object group)
         : owned_(std::move(owned)),
           group_(std::move(group)),
-          forward_(owned_.model, variant,
-              group_.is_none() ? nullptr : &nb::cast<ranks::OwnedGroup&>(group_).group()) {}
+          forward_(owned_.model, variant, checked_group()) {}
     Decoder(const Decoder&) = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -70,6 +69,22 @@ private:
         bool& is_running_;
     };
 
+    // Null: there are no other ranks.
+    ranks::Group* checked_group() {
+        auto* const group =
+            group_.is_none() ? nullptr : &nb::cast<ranks::OwnedGroup&>(group_).group();
+        const bool is_first = group == nullptr || group->before() == nullptr;
+        const bool is_last = group == nullptr || group->next() == nullptr;
+        const auto check = [](const char* name, bool is_needed, bool is_there) {
+            if (is_needed == is_there) return;
+            raise_value_error(name, is_needed ? "one in this stage" : "none in this stage",
+                is_there ? "one" : "none");
+        };
+        check("embedding", is_first, owned_.model.is_first_stage());
+        check("final_norm", is_last, owned_.model.is_last_stage());
+        return group;
+    }
+
     OwnedModel owned_;
     nb::object group_;
     Forward forward_;
@@ -77,14 +92,15 @@ private:
 };
 
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
-    int64_t head_dim, double norm_eps, std::vector<int64_t> sliding_windows,
-    nb::handle inverse_frequencies, double rope_scale, const char* variant_name,
     int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
+    int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t head_dim,
+    bool is_bfloat16, double norm_eps, std::vector<int64_t> sliding_windows,
+    nb::handle inverse_frequencies, double rope_scale, const char* variant_name,
     nb::object group) {
     const Variant variant = variant_from(variant_name);
     OwnedModel owned = read_model({weights, num_heads, num_kv_heads, model_kv_heads, first_kv_head,
-        vocab_size, first_token_id, head_dim, norm_eps, std::move(sliding_windows),
-        inverse_frequencies, rope_scale});
+        vocab_size, first_token_id, num_token_ids, first_layer, pool_layers, is_bfloat16, head_dim,
+        norm_eps, std::move(sliding_windows), inverse_frequencies, rope_scale});
     new (self) Decoder(std::move(owned), variant, std::move(group));
 }
 
@@ -97,10 +113,11 @@ void bind_decoder(nb::module_& m) {
     using nb::arg;
     nb::class_<Decoder>(m, "Decoder", "A model on the CPU: one call computes a step.")
         .def("__init__", &decoder::make_decoder, arg("weights"), nb::kw_only(), arg("num_heads"),
-            arg("num_kv_heads"), arg("head_dim"), arg("norm_eps"), arg("sliding_windows"),
+            arg("num_kv_heads"), arg("model_kv_heads"), arg("first_kv_head"), arg("vocab_size"),
+            arg("first_token_id"), arg("num_token_ids"), arg("first_layer"), arg("pool_layers"),
+            arg("head_dim"), arg("is_bfloat16"), arg("norm_eps"), arg("sliding_windows"),
             arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "",
-            arg("model_kv_heads") = 0, arg("first_kv_head") = 0, arg("vocab_size") = 0,
-            arg("first_token_id") = 0, arg("group") = nb::none())
+            arg("group") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
             arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),

@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "../ranks/slot.h"
 #include "../rows/launch.h"
 #include "../thread_pool.h"
+#include "part.h"
 #include "positions.h"
 
 namespace pdserve::decoder {
@@ -20,6 +22,7 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
     : model_(model),
       variant_(variant),
       group_(group),
+      tensor_(group == nullptr || group->tensor().is_alone() ? nullptr : &group->tensor()),
       element_bytes_(model.is_bfloat16 ? 2 : 4),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
@@ -37,12 +40,37 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
 void Forward::run(const Inputs& inputs, const Written& written) {
     if (group_ == nullptr) return compute(inputs, written);
     try {
-        if (group_->rank() == 0) group_->begin_step();
-        compute(inputs, written);
-        group_->meet();  // the logits are complete, and nobody reads the inputs any more
+        compute_with_others(inputs, written);
     } catch (...) {
         group_->give_up();
         throw;
+    }
+}
+
+void Forward::compute_with_others(const Inputs& inputs, const Written& written) {
+    const bool is_leader = group_->rank() == 0;
+    if (is_leader) group_->begin_step();
+    if (!model_.is_first_stage() && group_->tensor().is_first()) {
+        compute_parts(inputs, [&](int64_t num_layers) { group_->tell_layers(num_layers); });
+    } else {
+        compute_parts(inputs, written);
+    }
+    if (is_leader && written) {
+        const auto own = static_cast<int64_t>(model_.layers.size());
+        group_->follow_layers(own, model_.sizes.pool_layers, written);
+    }
+    group_->end_step();  // the logits are complete, and nobody reads the inputs any more
+}
+
+// Keys and values of a layer are written when those of the last part are.
+void Forward::compute_parts(const Inputs& inputs, const Written& written) {
+    if (!group_->has_stages()) return compute(inputs, written);
+    const int64_t most = ranks::rows_of_part(model_.sizes.hidden);
+    const int64_t num_tokens = inputs.step.num_tokens;
+    for (int64_t first = 0; first < num_tokens; first += most) {
+        const int64_t end = std::min(num_tokens, first + most);
+        const Part part(inputs, first, end, model_.sizes);
+        compute(part.inputs(), end == num_tokens ? written : Written());
     }
 }
 
@@ -58,41 +86,53 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     turn(model_, buffers_.positions, num_rows_, buffers_.cos_sin);
     const KeptRows kept(inputs.sampled, inputs.states);
     make_plans(kept.all());
-    look_up(inputs.token_ids);
+    begin(inputs.token_ids);
 
-    const int last = static_cast<int>(model_.layers.size()) - 1;
-    for (int index = 0; index <= last; ++index) {
-        const Layer& layer = model_.layers[index];
+    const int first = static_cast<int>(model_.sizes.first_layer);
+    for (const Layer& layer : model_.layers) {
+        const int index = first + static_cast<int>(&layer - model_.layers.data());
+        const bool is_last = model_.is_last_stage() && &layer == &model_.layers.back();
         write_kv(layer, index);
-        if (written && group_ == nullptr) written(index + 1);
-        if (index == last && kept.all().num_rows == 0) {
-            if (group_ != nullptr) group_->meet();
-            if (written && group_ != nullptr) written(index + 1);
+        if (written && tensor_ == nullptr) written(index + 1);
+        if (is_last && kept.all().num_rows == 0) {
+            if (tensor_ != nullptr) tensor_->meet();
+            if (written && tensor_ != nullptr) written(index + 1);
             return;
         }
-        attend(index, index == last ? last_plan_ : plan_of(layer));
-        if (index == last) keep_rows(kept.all());
+        attend(index, is_last ? last_plan_ : plan_of(layer));
+        if (is_last) keep_rows(kept.all());
         finish_attention(layer);
-        if (written && group_ != nullptr) written(index + 1);  // all ranks have met
+        if (written && tensor_ != nullptr) written(index + 1);  // all ranks have met
         finish_layer(layer);
     }
-    compute_states(kept.states(), inputs.states_out);
+    if (!model_.is_last_stage()) {
+        if (!group_->tensor().is_first()) return;
+        return group_->next()->give(buffers_.hidden, num_rows_ * model_.sizes.hidden);
+    }
+    if (tensor_ == nullptr || tensor_->is_first()) {
+        compute_states(kept.states(), inputs.states_out);
+    }
     if (kept.is_mixed()) keep_rows(kept.sampled());
     if (num_rows_ > 0) compute_logits(inputs.logits);
+}
+
+void Forward::begin(const int64_t* token_ids) {
+    if (model_.is_first_stage()) return look_up(token_ids);
+    group_->before()->take(buffers_.hidden, num_rows_ * model_.sizes.hidden);
 }
 
 // A rank has a share of the vocabulary. Its part of the sum is zeros for other tokens.
 void Forward::look_up(const int64_t* token_ids) {
     const Sizes& sizes = model_.sizes;
-    if (group_ == nullptr) {
+    if (tensor_ == nullptr) {
         rows::look_up({model_.embedding, token_ids, sizes.hidden, buffers_.hidden}, num_rows_,
             model_.is_bfloat16, variant_);
         return;
     }
-    const int64_t at_once = group_->rows_at_once(sizes.hidden);
+    const int64_t at_once = ranks::rows_at_once(sizes.hidden);
     for (int64_t first = 0; first < num_rows_; first += at_once) {
         const int64_t count = std::min(at_once, num_rows_ - first);
-        float* part = group_->part();
+        float* part = tensor_->part();
         std::memset(part, 0, count * sizes.hidden * sizeof(float));
         for (int64_t row = 0; row < count; ++row) {
             const int64_t id = token_ids[first + row] - sizes.first_token_id;
@@ -100,7 +140,7 @@ void Forward::look_up(const int64_t* token_ids) {
             rows::look_up({model_.embedding, &id, sizes.hidden, part + row * sizes.hidden}, 1,
                 model_.is_bfloat16, variant_);
         }
-        group_->sum(buffers_.hidden + first * sizes.hidden, count, sizes.hidden, false);
+        tensor_->sum(buffers_.hidden + first * sizes.hidden, count, sizes.hidden, false);
     }
 }
 
@@ -109,7 +149,7 @@ void Forward::make_plans(const attention::RowChoice& kept) {
     for (WindowPlan& window : plans_) {
         window.plan.make(step_, pool_, num_heads, window.sliding_window);
     }
-    if (kept.num_rows == 0) return;
+    if (kept.num_rows == 0 || !model_.is_last_stage()) return;
     const int last_window = model_.layers.back().sliding_window;
     last_plan_.make(step_, pool_, num_heads, last_window, kept);
 }
@@ -199,17 +239,17 @@ void Forward::normalise(const float* weight) {
 // Adds a product to the residual stream. Each rank has a share of the inputs, so the product is the
 // sum of those of all ranks.
 void Forward::add_product(const linear::PackedMatrix& matrix, const void* x) {
-    if (group_ == nullptr) {
+    if (tensor_ == nullptr) {
         multiply(matrix, x, num_rows_, Result::kAdd, buffers_.hidden, matrix.num_out);
         return;
     }
-    const int64_t width = matrix.num_out, at_once = group_->rows_at_once(width);
+    const int64_t width = matrix.num_out, at_once = ranks::rows_at_once(width);
     const size_t row_bytes = matrix.num_in * element_bytes_;
     for (int64_t first = 0; first < num_rows_; first += at_once) {
         const int64_t count = std::min(at_once, num_rows_ - first);
         const void* rows = static_cast<const char*>(x) + first * row_bytes;
-        multiply(matrix, rows, count, Result::kStoreFloat, group_->part(), width);
-        group_->sum(buffers_.hidden + first * width, count, width, true);
+        multiply(matrix, rows, count, Result::kStoreFloat, tensor_->part(), width);
+        tensor_->sum(buffers_.hidden + first * width, count, width, true);
     }
 }
 

@@ -11,21 +11,11 @@
 #include "../ranks/group.h"
 #include "../scratch_buffer.h"
 #include "buffers.h"
+#include "inputs.h"
 #include "kept_rows.h"
 #include "model.h"
 
 namespace pdserve::decoder {
-
-// Checked arguments of a step.
-struct Inputs {
-    const int64_t* token_ids;  // [step.num_tokens]
-    attention::Step step;      // but for its slots
-    attention::Pool pool;
-    attention::RowChoice sampled;
-    float* logits;  // [sampled.num_rows, vocab]; a rank writes its share of the columns
-    attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
-    float* states_out;                        // [states.num_rows, hidden], normalised
-};
 
 // Called with the number of completed layers whenever the keys and values of a layer have been
 // written, by all ranks.
@@ -50,7 +40,10 @@ private:
         attention::Plan plan;
     };
 
+    void compute_with_others(const Inputs& inputs, const Written& written);
+    void compute_parts(const Inputs& inputs, const Written& written);
     void compute(const Inputs& inputs, const Written& written);
+    void begin(const int64_t* token_ids);
     void look_up(const int64_t* token_ids);
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
@@ -68,7 +61,8 @@ private:
 
     const Model& model_;
     const Variant variant_;
-    ranks::Group* const group_;
+    ranks::Group* const group_;         // null: no other ranks
+    ranks::TensorRanks* const tensor_;  // that compute the same layers; null: none
     const size_t element_bytes_;
     ScratchBuffer memory_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has

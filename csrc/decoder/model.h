@@ -8,9 +8,11 @@
 
 namespace pdserve::decoder {
 
-// Those of a tensor-parallel rank, where there are several: it has a share of the heads, of the inner
-// width and of the vocabulary.
+// Those of one rank, where there are several: a stage has some of the layers, and a tensor-parallel
+// rank a share of the heads, of the inner width and of the vocabulary.
 struct Sizes {
+    int64_t first_layer;     // of the stage, in the pool
+    int64_t pool_layers;
     int64_t vocab;           // of the whole model
     int64_t first_token_id;  // of the rank's share
     int64_t num_token_ids;   // likewise
@@ -42,12 +44,15 @@ struct Model {
     Sizes sizes;
     bool is_bfloat16;  // activations and KV; else float32
     float norm_eps;
-    const void* embedding;  // [num_token_ids, hidden], of the activations' type
+    const void* embedding;  // [num_token_ids, hidden], of the activations' type; null: it has none
     std::vector<Layer> layers;
-    const float* final_norm;           // [hidden]
+    const float* final_norm;           // [hidden]; null: neither this nor lm_head
     linear::PackedMatrix lm_head;      // [num_token_ids, hidden]
     const float* inverse_frequencies;  // [head_dim / 2], radians a position
     double rope_scale;                 // of cosines and sines
+
+    bool is_first_stage() const { return embedding != nullptr; }
+    bool is_last_stage() const { return final_norm != nullptr; }
 };
 
 }  // namespace pdserve::decoder

@@ -31,6 +31,15 @@ public:
         return vector.data<float>();
     }
 
+    const void* embedding(nb::object object, bool is_bfloat16, const Sizes& sizes) {
+        const TensorView table(object, "embedding");
+        table.expect_type({is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
+        table.expect_shape({sizes.num_token_ids, sizes.hidden}, "[num_token_ids, hidden_size]");
+        table.expect_contiguous();
+        owners_.push_back(std::move(object));
+        return table.data<void>();
+    }
+
     linear::PackedMatrix matrix(nb::handle object, const std::string& name, int64_t num_out,
         int64_t num_in, bool is_gated) {
         linear::OwnedMatrix owned = linear::read_packed(object, name.c_str());
@@ -123,44 +132,50 @@ OwnedModel read_model(const ModelArguments& arguments) {
     const nb::handle weights = arguments.weights;
     const nb::object layers = weights.attr("layers");
     check_arguments(arguments, nb::len(layers));
-    const nb::object embedding_object = weights.attr("embedding");
-    const TensorView embedding(embedding_object, "embedding");
-    embedding.expect_type({ElementType::kFloat32, ElementType::kBFloat16});
-    embedding.expect_shape({-1, -1}, "[vocab_size, hidden_size]");
-    embedding.expect_contiguous();
-
-    OwnedModel owned;
-    Reader reader(owned.owners);
-    owned.owners.push_back(embedding_object);
-    Model& model = owned.model;
-    Sizes& sizes = model.sizes;
-    sizes.num_token_ids = embedding.size(0);
-    sizes.vocab = arguments.vocab_size > 0 ? arguments.vocab_size : sizes.num_token_ids;
-    sizes.first_token_id = arguments.first_token_id;
-    sizes.model_kv_heads = arguments.model_kv_heads > 0 ? arguments.model_kv_heads
-                                                        : arguments.num_kv_heads;
-    sizes.first_kv_head = arguments.first_kv_head;
-    check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
+    const auto num_layers = static_cast<int64_t>(nb::len(layers));
     check_share(
-        "first_kv_head", sizes.first_kv_head, arguments.num_kv_heads, sizes.model_kv_heads);
-    sizes.hidden = embedding.size(1);
-    sizes.num_heads = arguments.num_heads;
-    sizes.num_kv_heads = arguments.num_kv_heads;
-    sizes.head_dim = arguments.head_dim;
+        "first_token_id", arguments.first_token_id, arguments.num_token_ids, arguments.vocab_size);
+    check_share(
+        "first_kv_head", arguments.first_kv_head, arguments.num_kv_heads, arguments.model_kv_heads);
+    check_share("first_layer", arguments.first_layer, num_layers, arguments.pool_layers);
+
     const nb::object first_down = layers[0].attr("down");
-    sizes.inner = linear::read_packed(first_down, "down").matrix.num_in;
-    model.is_bfloat16 = embedding.type() == ElementType::kBFloat16;
+    const linear::OwnedMatrix down = linear::read_packed(first_down, "layers[0].down");
+    OwnedModel owned{};  // weights that a stage does not have are null
+    Reader reader(owned.owners);
+    Model& model = owned.model;
+    model.sizes = {
+        .first_layer = arguments.first_layer,
+        .pool_layers = arguments.pool_layers,
+        .vocab = arguments.vocab_size,
+        .first_token_id = arguments.first_token_id,
+        .num_token_ids = arguments.num_token_ids,
+        .hidden = down.matrix.num_out,
+        .inner = down.matrix.num_in,
+        .num_heads = arguments.num_heads,
+        .model_kv_heads = arguments.model_kv_heads,
+        .first_kv_head = arguments.first_kv_head,
+        .num_kv_heads = arguments.num_kv_heads,
+        .head_dim = arguments.head_dim,
+    };
+    const Sizes& sizes = model.sizes;
+    model.is_bfloat16 = arguments.is_bfloat16;
     model.norm_eps = static_cast<float>(arguments.norm_eps);
-    model.embedding = embedding.data<void>();
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
         model.layers.push_back(
             read_layer(reader, layer, "layers[" + std::to_string(index) + "].", sizes));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
     }
-    model.final_norm = reader.vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
-    model.lm_head =
-        reader.matrix(weights.attr("lm_head"), "lm_head", sizes.num_token_ids, sizes.hidden, false);
+    nb::object embedding = weights.attr("embedding");
+    if (!embedding.is_none()) {
+        model.embedding = reader.embedding(std::move(embedding), model.is_bfloat16, sizes);
+    }
+    if (!weights.attr("final_norm").is_none()) {
+        model.final_norm = reader.vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
+        model.lm_head = reader.matrix(
+            weights.attr("lm_head"), "lm_head", sizes.num_token_ids, sizes.hidden, false);
+    }
     model.inverse_frequencies = reader.vector(nb::borrow(arguments.inverse_frequencies),
         "inverse_frequencies", sizes.head_dim / 2);
     model.rope_scale = arguments.rope_scale;

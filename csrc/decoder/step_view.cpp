@@ -37,9 +37,8 @@ void StepView::check_tokens(const Model& model) const {
 void StepView::check_pool(const Model& model) const {
     pool_.tensor.expect_type(
         {model.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
-    const auto num_layers = static_cast<int64_t>(model.layers.size());
     pool_.tensor.expect_shape(
-        {-1, num_layers, 2, model.sizes.model_kv_heads, -1, model.sizes.head_dim},
+        {-1, model.sizes.pool_layers, 2, model.sizes.model_kv_heads, -1, model.sizes.head_dim},
         "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]");
 }
 

@@ -1,6 +1,8 @@
 // Binds RankGroup into pdserve._native.
 #pragma once
 
+#include <vector>
+
 #include <nanobind/nanobind.h>
 
 #include "group.h"
@@ -13,7 +15,7 @@ namespace ranks {
 class OwnedGroup {
 public:
     // Raises TypeError or ValueError: no writable bytes, too few, or no such rank.
-    OwnedGroup(nanobind::object memory, int rank, int num_ranks);
+    OwnedGroup(nanobind::object memory, int rank, const std::vector<int>& stages);
 
     Group& group() { return group_; }
 

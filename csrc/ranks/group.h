@@ -1,36 +1,40 @@
-// The tensor-parallel ranks of one node on one host: processes that compute a step together. They
-// meet in memory that all of them have mapped, and add up their parts of a result there.
+// The ranks of a node on one host: processes that compute a step together, in memory that all of
+// them have mapped. Pipeline stages have some layers each; the tensor-parallel ranks of a stage have
+// some heads each. Ranks are counted stage by stage.
 //
-//     | Control | num_ranks x 2 slots of kSlotBytes |
-//
-// A sum has the same bits in every rank and every run: it is taken in the order of the ranks. It
-// costs one meeting, since slots are used in turns: whoever writes a slot again has met, since it
-// was last written, all those that read it.
+//     | Control | TensorRanks of each stage | StageLink between each two |
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "counter.h"
+#include "stage_link.h"
+#include "tensor_ranks.h"
 
 namespace pdserve::ranks {
 
-// A rank has ended or failed, or has not come in time. The others cannot compute any more.
-struct RanksLost : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
 class Group {
 public:
-    static constexpr size_t kSlotBytes = 4 << 20;
+    // `stages`: how many ranks each has.
+    static size_t memory_bytes(const std::vector<int>& stages);
 
-    static size_t memory_bytes(int num_ranks);
-
-    // `memory`: memory_bytes(num_ranks), zeroed once, the same in all ranks, and outlives this.
-    Group(void* memory, int rank, int num_ranks);
+    // `memory`: memory_bytes(stages), zeroed once, the same in all ranks, and outlives this.
+    Group(char* memory, int rank, const std::vector<int>& stages);
 
     int rank() const { return rank_; }
+    bool has_stages() const { return before_ || next_; }
+
+    // Those of this rank's stage.
+    TensorRanks& tensor() { return tensor_; }
+
+    // From the stage before and to the next; null: there is none.
+    StageLink* before() { return before_ ? &*before_ : nullptr; }
+    StageLink* next() { return next_ ? &*next_ : nullptr; }
 
     // Says that this rank can take part in steps, and waits until all can; false if that took longer.
     void say_ready();
@@ -42,33 +46,40 @@ public:
     // The others wait for the step after `last`, for as long as it takes. Throws RanksLost.
     uint32_t wait_step(uint32_t last);
 
+    // Later stages tell rank 0 how many layers of the model have written all keys and values of the
+    // step, and it follows them from those of its own stage to the last.
+    void tell_layers(int64_t num_layers);
+    void follow_layers(
+        int64_t first, int64_t last, const std::function<void(int64_t)>& written);
+
+    // Waits until all ranks have computed the step. Throws RanksLost.
+    void end_step();
+
     // Makes every rank that waits here, now or later, throw RanksLost.
     void give_up();
     bool is_lost() const;
 
-    // Waits for all ranks. Throws RanksLost.
-    void meet();
-
-    // How many rows of `width` floats fit into a slot; at least 1.
-    int64_t rows_at_once(int64_t width) const;
-
-    // This rank's part of the next sum.
-    float* part() { return slot(rank_); }
-
-    // Meets, and adds the parts of all ranks to `target` [num_rows, width], or replaces it by them.
-    void sum(float* target, int64_t num_rows, int64_t width, bool adds);
-
 private:
     struct Control;
 
-    float* slot(int rank) const;
-    void check() const;
+    // Where a rank is.
+    struct Place {
+        int stage;
+        int rank;         // in its stage
+        size_t tensor;    // offset of its TensorRanks
+        size_t links;     // offset of the first StageLink
+        int num_ranks;    // of all stages
+    };
+
+    static Place place_of(int rank, const std::vector<int>& stages);
+    Group(char* memory, int rank, const std::vector<int>& stages, const Place& place);
 
     Control& control_;
-    char* slots_;
     const int rank_;
     const int num_ranks_;
-    int turn_ = 0;  // which of its two slots a rank writes next
+    TensorRanks tensor_;
+    std::optional<StageLink> before_;
+    std::optional<StageLink> next_;
 };
 
 }  // namespace pdserve::ranks

@@ -21,6 +21,7 @@ from pdserve.process.parent_death import die_with_parent
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
+from pdserve.settings.rank_host import RankHostConfig
 from pdserve.settings.struct import ConfigStruct
 from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.plan.config import PlanConfig
@@ -74,6 +75,9 @@ def build_parser() -> FlagParser:
     _add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
     _add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
     _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
+    _add_process_flags(
+        add("rank", "run a further host of a node that has several", _rank), RankHostConfig
+    )
     _add_config_commands(
         add("config", "show the settings of a command, and where each comes from", _config)
     )
@@ -259,6 +263,14 @@ def _prefill(arguments: argparse.Namespace) -> int:
 
 def _decode(arguments: argparse.Namespace) -> int:
     return _node(arguments, NodeRole.DECODE)
+
+
+def _rank(arguments: argparse.Namespace) -> int:
+    config = _process_config(arguments, RankHostConfig)
+    from pdserve.node.rank_hosts import server
+
+    server.run(config)
+    return OK
 
 
 def _node(arguments: argparse.Namespace, role: NodeRole) -> int:

@@ -30,10 +30,10 @@ class Step:
     name: str
 
 
-def next_step(
+def next_steps(
     status: ClusterStatus, started: Sequence[str], spare: Sequence[str], scale: Scale
-) -> Step | None:
-    """Return what to do now, if anything.
+) -> list[Step]:
+    """Return what to do now, if anything: one change, but of each pool if there are no nodes.
 
     Args:
         status: of the cluster.
@@ -43,21 +43,22 @@ def next_step(
     """
     nodes = [status.node(name) for name in started]
     if any(node is None or node.state != "ready" for node in nodes):
-        return None  # one change at a time: what the last one does has to be seen
+        return []  # what the last change does has to be seen first
     pools: Mapping[RoleName, int] = Counter(node.role for node in nodes if node is not None)
     missing: dict[RoleName, int] = {}
     for pool, number in status.coordinator.desired_nodes.items():
         missing[pool] = min(max(number, scale.least), scale.most) - pools.get(pool, 0)
     if sum(missing.values()) > 0:
-        short = max(missing, key=lambda pool: missing[pool])
-        name = next((name for name in spare if name.startswith(short)), None)
-        return None if name is None else Step("start", name)
+        short = sorted((p for p in missing if missing[p] > 0), key=lambda pool: -missing[pool])
+        firsts = [next((name for name in spare if name.startswith(pool)), None) for pool in short]
+        steps = [Step("start", name) for name in firsts if name is not None]
+        return steps[:1] if started else steps
     if missing and max(missing.values()) <= 0 and min(missing.values()) < 0:
         over = min(missing, key=lambda pool: missing[pool])
         mine = [node for node in nodes if node is not None and node.role == over]
         idlest = min(mine, key=lambda node: (node.running_requests, node.queued_tokens))
-        return Step("retire", idlest.node_id)
-    return None
+        return [Step("retire", idlest.node_id)]
+    return []
 
 
 class Autoscaler:
@@ -79,9 +80,8 @@ class Autoscaler:
                 continue
             started = self._cluster.started_nodes
             spare = [name for name in self._cluster.node_names if name not in started]
-            step = next_step(status, started, spare, self._scale)
-            if step is not None:
-                await self._make(step)
+            steps = next_steps(status, started, spare, self._scale)
+            await asyncio.gather(*(self._make(step) for step in steps))
 
     async def _make(self, step: Step) -> None:
         if step.what == "retire":

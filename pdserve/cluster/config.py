@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,8 @@ from pdserve.settings.flag_groups import CLUSTER
 from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
+
+SLEEP_AFTER_S: Final = 300.0  # `routing.sleep_after_s` of a cluster that may have no nodes
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -107,9 +109,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
         if not self.autoscale:
             return None
         least, _, most = self.autoscale.partition(":")
-        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        if not (least.isdecimal() and most.isdecimal() and int(least) <= int(most) > 0):
             raise ConfigError(
-                f"--autoscale {self.autoscale}: must be MIN:MAX, such as 1:4, from 1 on"
+                f"--autoscale {self.autoscale}: must be MIN:MAX, such as 1:4, or 0:4 if no node is "
+                "to run while nobody asks for anything"
             )
         return Scale(int(least), int(most))
 

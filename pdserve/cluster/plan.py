@@ -10,7 +10,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from pdserve.addresses import format_address, loopback
-from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.config import SLEEP_AFTER_S, ClusterConfig
 from pdserve.cluster.placement import assign_cores, assign_device, coordinator_cores
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.config import (
@@ -19,6 +19,7 @@ from pdserve.settings.config import (
     CoordinatorConfig,
     EngineConfig,
     NodeConfig,
+    RoutingConfig,
     WeightsConfig,
 )
 from pdserve.settings.flags import as_flags
@@ -109,11 +110,22 @@ def plan_coordinator(
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
         answers=_answer_config(config),
-        routing=replace(config.routing, rebalance=config.routing.rebalance or bool(config.scale)),
+        routing=_routing_config(config),
         access=config.access,
         tracing=config.tracing,
         timeouts=config.timeouts.part(CoordinatorTimeouts),
     )
+
+
+def _routing_config(config: ClusterConfig) -> RoutingConfig:
+    """That of the coordinator: what scales needs both pools' help, and may have to be woken."""
+    routing, scale = config.routing, config.scale
+    if scale is None:
+        return routing
+    sleep_after_s = routing.sleep_after_s
+    if scale.least == 0:
+        sleep_after_s = sleep_after_s or SLEEP_AFTER_S
+    return replace(routing, rebalance=True, sleep_after_s=sleep_after_s)
 
 
 def _answer_config(config: ClusterConfig) -> AnswerConfig:

@@ -168,7 +168,7 @@ class Cluster:
         """Whether the process is there from the start on, and not only when it is needed."""
         scale = self.config.scale
         kind, _, number = name.rpartition("-")
-        return scale is None or not kind or int(number) < scale.least
+        return scale is None or not kind or int(number) < max(1, scale.least)
 
     async def wait_ready(self, on_status: Callable[[ClusterStatus], None] | None = None) -> None:
         """Wait until all nodes are ready; `on_status` is called with every status on the way.

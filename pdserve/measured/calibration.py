@@ -123,6 +123,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     shape: ModelShape
     limits: NodeLimits
     tensor_parallel: _Count = 1
+    pipeline_parallel: _Count = 1
     quantisation: str = ""  # as `--quantization`; empty: none
     prefill: StepCosts
     decode: StepCosts

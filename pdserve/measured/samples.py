@@ -53,6 +53,7 @@ class NodeKind(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape
     limits: NodeLimits
     tensor_parallel: int
+    pipeline_parallel: int = 1
     quantisation: str  # empty: none
 
 

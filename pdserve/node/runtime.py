@@ -22,7 +22,7 @@ import uvloop
 from msgspec.structs import replace
 
 import pdserve
-from kv_transfer.memory import ExportedPool
+from kv_transfer.memory import ExportedPool, cpu_pool
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
@@ -63,8 +63,14 @@ from pdserve.node.sessions.server import SessionServer
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel, packed_cache, plan_model, set_threads
-from pdserve.node.start.ranks import start_ranks
+from pdserve.node.start.model import (
+    NodeModel,
+    packed_cache,
+    plan_model,
+    set_threads,
+    share_of,
+)
+from pdserve.node.start.ranks import Ranks, start_ranks
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import SICK
 from pdserve.process.loop_watch import LoopWatch
@@ -98,7 +104,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
-    set_threads(cores.of_rank(0, config.engine.tensor_parallel).num_threads)
+    set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
     model = plan_model(config)
     tier_blocks = make_tier_blocks(config, model)
@@ -154,7 +160,9 @@ class Node:
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
         cache = packed_cache(config.engine, config.timeouts)
-        self._ranks = start_ranks(model, cores, memory, cache)
+        self._ranks: Ranks | None = None
+        if not model.share.is_alone:
+            self._ranks = start_ranks(model, cores, cpu_pool(memory), cache, self._security)
         self.loading = Loading(config, cores, model, memory, self._ranks)
         self._parts = parts = make_parts(
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
@@ -241,6 +249,7 @@ class Node:
             self._parts.pool.on_first_use(growth.used)
         await asyncio.to_thread(self._parts.preparation.compiler.load)
         runner, known = await self._services.engine.in_thread(self.loading.run)
+        self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
         self._parts.perf.costs = known.costs
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
         watch = ProfileWatch(self._parts.perf, lambda error: in_thread(partial(known.doubt, error)))

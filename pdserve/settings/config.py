@@ -77,7 +77,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     """How a node runs the model."""
 
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
+        Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="data type of weights and KV; auto: the checkpoint's own"),
     ] = "auto"
     quantization: Annotated[
@@ -98,8 +98,16 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     tensor_parallel: Annotated[
         Count,
-        Meta(description="processes that compute each step together, on CPUs of this host"),
+        Meta(description="processes that compute each layer together, on CPUs of this host"),
     ] = 1
+    pipeline_parallel: Annotated[
+        int,
+        Meta(ge=0, description="stages, which share out the layers, on CPUs; 0: one for each host"),
+    ] = 0
+    rank_hosts: Annotated[
+        list[str],
+        Meta(description="host:port of each pdserve rank, in the order of their layers"),
+    ] = msgspec.field(default_factory=list)
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
         Tokens,
@@ -136,6 +144,16 @@ class EngineConfig(ConfigStruct, frozen=True):
         Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if the stages cannot be shared out."""
+        check_addresses(self.rank_hosts)
+        num_hosts = 1 + len(self.rank_hosts)
+        if self.pipeline_parallel % num_hosts:
+            raise ValueError(
+                f"pipeline_parallel {self.pipeline_parallel}: it must be a multiple of the "
+                f"{num_hosts} hosts, each of which has as many stages as the others"
+            )
 
 
 class ProfileConfig(ConfigStruct, frozen=True):
@@ -309,6 +327,16 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool,
         Meta(description="move nodes between pools when load shifts; one coordinator does so"),
     ] = False
+    sleep_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="time without requests after which no nodes are desired, and requests wait "
+            "for nodes; 0: never",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.0
     price: Annotated[
         list[str],
         Meta(description=f"{DESCRIPTION}; empty: what tokens cost is not shown"),

@@ -49,10 +49,10 @@ NODE: Final[Groups] = {
         "device",
         "threads",
         "tensor_parallel",
+        "rank_hosts",
         "cpus",
         "kv_memory",
         "kv_utilization",
-        "tier_memory",
     ),
 }
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from pdserve.cluster.autoscale import Autoscaler, Step, next_step
+from pdserve.cluster.autoscale import Autoscaler, Step, next_steps
 from pdserve.cluster.config import ClusterConfig, Scale
 from pdserve.cluster.restarts import Restarts
 from pdserve.errors import ConfigError
@@ -20,11 +20,16 @@ from pdserve.protocol.status import (
     RoleName,
     StateName,
 )
+from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.waits import until
 
 NODES = [f"{kind}-{number}" for kind in ("prefill", "decode") for number in range(3)]
+
+
+ONE_TO_THREE = Scale(1, 3)
 
 
 def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 0) -> NodeStatus:
@@ -47,8 +52,10 @@ def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 
     )
 
 
-def step(nodes: Sequence[NodeStatus], prefill: int, decode: int) -> Step | None:
-    """What is done where so many nodes are desired, from 1 to 3 of each pool."""
+def steps(
+    nodes: Sequence[NodeStatus], prefill: int, decode: int, scale: Scale = ONE_TO_THREE
+) -> list[Step]:
+    """What is done where so many nodes are desired."""
     started = [status.node_id for status in nodes]
     status = ClusterStatus(
         model="m",
@@ -59,7 +66,7 @@ def step(nodes: Sequence[NodeStatus], prefill: int, decode: int) -> Step | None:
         coordinator=CoordinatorStatus(desired_nodes={"prefill": prefill, "decode": decode}),
     )
     spare = [name for name in NODES if name not in started]
-    return next_step(status, started, spare, Scale(1, 3))
+    return next_steps(status, started, spare, scale)
 
 
 P0, P1 = node("prefill-0", "prefill"), node("prefill-1", "prefill")
@@ -82,11 +89,22 @@ D0, D1 = node("decode-0", "decode", requests=5), node("decode-1", "decode", requ
         ([P0, D0, node("decode-1", "decode", "loading")], (1, 3), None),  # one at a time
     ],
 )
-def test_the_next_step(nodes: list[NodeStatus], desired: tuple[int, int], done: Step) -> None:
-    assert step(nodes, *desired) == done
+def test_the_next_step(
+    nodes: list[NodeStatus], desired: tuple[int, int], done: Step | None
+) -> None:
+    assert steps(nodes, *desired) == ([] if done is None else [done])
 
 
-@pytest.mark.parametrize("wrong", ["3", "0:2", "4:2", "a:b", "1:2:3"])
+def test_a_cluster_that_sleeps_wakes_all_pools_at_once() -> None:
+    scale = Scale(0, 3)
+    assert steps([P0, D0], 0, 0, scale) == [Step("retire", "prefill-0")]
+    assert steps([D0], 0, 0, scale) == [Step("retire", "decode-0")]
+    assert steps([], 0, 0, scale) == []
+    assert steps([], 1, 1, scale) == [Step("start", "prefill-0"), Step("start", "decode-0")]
+    assert steps([D0], 1, 1, scale) == [Step("start", "prefill-0")]
+
+
+@pytest.mark.parametrize("wrong", ["3", "0:0", "4:2", "a:b", "1:2:3"])
 def test_what_is_no_range_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match=f"--autoscale {wrong}: must be MIN:MAX"):
         _ = ClusterConfig(autoscale=wrong).scale
@@ -132,3 +150,31 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
         assert [len(output.tokens) for output in outputs] == [2500] * 4
         assert fleet.started_nodes == ["prefill-0", "decode-0"]
         assert said == ["starting decode-1: load asks for it", "decode-1 is ready"]
+
+
+async def test_a_cluster_without_nodes_loses_no_request(tiny_checkpoint: Path) -> None:
+    config = fleet_config(
+        tiny_checkpoint,
+        autoscale="0:1",
+        routing=RoutingConfig(admission=False, sleep_after_s=0.5),
+    )
+    said: list[str] = []
+    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+        before = await client.complete(make_prompt(20), 4)
+        scale = config.scale
+        assert scale is not None
+        async with asyncio.TaskGroup() as group:
+            keeping = [
+                group.create_task(Autoscaler(fleet, scale, said.append).run()),
+                group.create_task(Restarts(fleet, said.append).run()),
+            ]
+            await until(lambda: not fleet.started_nodes)
+            status = await fleet.status()
+            assert status.ready, "it takes requests"
+            assert status.coordinator.desired_nodes == {"prefill": 0, "decode": 0}
+            answers = [group.create_task(client.complete(make_prompt(20), 4)) for _ in range(3)]
+            outputs = [await answer for answer in answers]
+            await until(lambda: {"prefill-0 is ready", "decode-0 is ready"} <= set(said))
+            for task in keeping:
+                task.cancel()
+        assert [output.tokens for output in outputs] == [before.tokens] * 3

@@ -1,17 +1,20 @@
-"""Nodes of 1, 2 and 4 tensor-parallel ranks: the tokens of one, whoever has whose KV, however."""
+"""Nodes of several ranks, stages and hosts: the tokens of one, whoever has whose KV, however."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from pdserve.cluster.ports import ReservedPort
+from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_family, make_prompt
 from tests.cluster.client import Client, Follower
@@ -21,17 +24,55 @@ LENGTHS = (1, 16, 17, 100, 336)
 NUM_OUTPUT = 10
 
 
+class RankHost:
+    """A `pdserve rank`, which a node's second host runs."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._reserved = ReservedPort("127.0.0.1")
+        self.address = f"127.0.0.1:{self._reserved.port}"
+        self.start()
+
+    def start(self) -> None:
+        port = str(self._reserved.port)
+        words = [*OWN_COMMAND, "rank", "--port", port, "--model", str(self._model), "--threads=1"]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+    def end(self) -> str:
+        """End it; what it has written."""
+        self._reserved.close()
+        self.process.terminate()
+        _, written = self.process.communicate(timeout=10.0)
+        assert self.process.returncode == 0
+        return written
+
+
+@pytest.fixture(scope="module")
+def hosts(checkpoint: Path) -> Iterator[list[RankHost]]:
+    """The second hosts of prefill-1 and decode-1."""
+    hosts = [RankHost(checkpoint) for _ in range(2)]
+    yield hosts
+    for host in hosts:
+        written = host.end()
+        assert "Traceback" not in written, written
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family(tmp_path_factory.mktemp("ranked"), "llama, GQA, head_dim 64, llama3 rope")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def ranked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """2 and 1 -> 4 by shared memory, 2 and 1 -> 1 by TCP; two KV heads are split and replicated."""
-    path = make_family(tmp_path_factory.mktemp("ranked"), "llama, GQA, head_dim 64, llama3 rope")
+async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet]:
+    """2 ranks and 2 hosts -> 2 x 2 ranks by shared memory, and -> 2 hosts by TCP."""
     flags = {
         "prefill-0": ["--tensor-parallel=2"],
-        "decode-0": ["--tensor-parallel=4"],
-        "decode-1": ["--transports=tcp"],
+        "prefill-1": [f"--rank-hosts={hosts[0].address}"],
+        "decode-0": ["--tensor-parallel=2", "--set=engine.pipeline_parallel=2"],
+        "decode-1": ["--transports=tcp", f"--rank-hosts={hosts[1].address}"],
     }
     config = fleet_config(
-        path,
+        checkpoint,
         prefill=2,
         decode=2,
         engine={"token_budget": 64},
@@ -97,6 +138,47 @@ async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) 
         outputs = [await follower.end() for follower in followers]
     assert [o.tokens for o in outputs] == [o.tokens for o in expected]
     assert {o.decode_node for o in outputs} >= {"decode-1"}
+    await ranked.restore()
+    await ranked.wait_back()
+
+
+async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
+    ranked: Fleet, hosts: list[RankHost]
+) -> None:
+    node, host = ranked.pid("decode-1"), hosts[1].process
+    ranks = children(host.pid)
+    assert len(ranks) == 1
+    async with Client(ranked.url) as client:
+        prompts = [make_prompt(30, seed) for seed in range(4)]
+        expected = await asyncio.gather(*(client.complete(prompt, 400) for prompt in prompts))
+        followers = [Follower(client, prompt, 400) for prompt in prompts]
+        for follower in followers:
+            await follower.reached(5)
+        host.kill()
+        await poll(lambda: gone([node, *ranks]), HEARD_S, lambda: f"{node} {ranks} are there")
+        outputs = [await follower.end() for follower in followers]
+    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+    host.communicate()
+    hosts[1].start()
+    await ranked.restore()
+    await ranked.wait_back()
+
+
+async def test_a_host_waits_for_its_node_to_come_back(
+    ranked: Fleet, hosts: list[RankHost], reference: Reference
+) -> None:
+    node, host = ranked.pid("prefill-1"), hosts[0].process
+    ranks = children(host.pid)
+    os.kill(node, signal.SIGKILL)
+    await poll(lambda: gone(ranks), HEARD_S, lambda: f"{ranks} are there")
+    await ranked.restore()
+    await ranked.wait_back()
+    assert host.poll() is None
+    async with Client(ranked.url) as client:
+        prompts = [make_prompt(60, f"back {number}") for number in range(6)]
+        outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
+    assert "prefill-1" in {output.prefill_node for output in outputs}
+    assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]
 
 
 async def test_ranks_end_with_their_node(ranked: Fleet) -> None:

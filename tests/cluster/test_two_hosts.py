@@ -171,6 +171,24 @@ async def test_the_ports_are_those_that_are_told(cluster: Cluster) -> None:
         assert cluster.hosts[name].open_ports() == guide.ports(name)
 
 
+async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
+    a, b = cluster.hosts["A"], cluster.hosts["B"]
+    settings = (b.home / "decode.toml").read_text().replace("801", "0 #")
+    (b.home / "wide.toml").write_text(settings.replace("decode-b", "wide"))
+    rank = ("rank", "--host", A, "--threads", "1", "--set", "security.tls_dir=node")
+    async with AsyncExitStack() as stack:
+        cluster.start(stack, "rank", a, *rank)
+        await cluster.wait_for("rank", "listens on")
+        code, told = await cluster.hosts["yours"].run(sys.executable, "-c", SHAKE_HANDS, A, "7100")
+        assert code == 1
+        assert "CERTIFICATE_REQUIRED" in told
+        cluster.start(
+            stack, "wide", b, "decode", "--config", "wide.toml", "--rank-hosts", f"{A}:7100"
+        )
+        await cluster.wait_until(lambda status: not status.waiting_for(["wide"]))
+        await cluster.wait_for("rank", "ready")
+
+
 async def test_who_has_a_wrong_certificate_is_told_so(cluster: Cluster) -> None:
     b = cluster.hosts["B"]
     code, told = await b.run(*OWN_COMMAND, "certs", "others", "--role", "node")

@@ -114,6 +114,24 @@ _INFERENCE_POOL = _object(
     ),
 )
 
+_POD_TEMPLATE = _object("metadata", "spec", metadata=_object(labels=_STRINGS), spec={})
+_LEADER_WORKER_SET = _object(
+    "leaderWorkerTemplate",
+    replicas=_NUMBER,
+    rolloutStrategy=_object(
+        type={"const": "RollingUpdate"},
+        rollingUpdateConfiguration=_object(maxUnavailable=_NUMBER, maxSurge=_NUMBER),
+    ),
+    startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+    leaderWorkerTemplate=_object(
+        "workerTemplate",
+        size={"type": "integer", "minimum": 1},
+        restartPolicy={"enum": ["None", "Default", "RecreateGroupOnPodRestart"]},
+        leaderTemplate=_POD_TEMPLATE,
+        workerTemplate=_POD_TEMPLATE,
+    ),
+)
+
 
 def _resource(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return _object(
@@ -127,6 +145,9 @@ def _resource(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, An
 
 SCHEMAS = {
     "InferencePool": _resource("inference.networking.k8s.io/v1", "InferencePool", _INFERENCE_POOL),
+    "LeaderWorkerSet": _resource(
+        "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", _LEADER_WORKER_SET
+    ),
     "ScaledObject": _resource("keda.sh/v1alpha1", "ScaledObject", _SCALED_OBJECT),
     "PodMonitor": _resource("monitoring.coreos.com/v1", "PodMonitor", _POD_MONITOR),
 }

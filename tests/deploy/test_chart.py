@@ -24,6 +24,7 @@ from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, config_from
+from pdserve.settings.rank_host import RankHostConfig
 from tests.deploy.custom_resources import SCHEMAS
 from tools import kustomize
 from tools.chart import Document, Renderer, renderer
@@ -85,6 +86,11 @@ VALUES: dict[str, Document] = {
         "prefill": {"autoscaling": SCALED},
         "decode": {"replicas": 2, "autoscaling": SCALED | {"min": 2, "max": 32}},
     },
+    "nodes of several hosts": {
+        "model": {"name": "/models/m"},
+        "auth": {"coordinatorTlsSecret": "for-coordinators", "nodeTlsSecret": "for-nodes"},
+        "decode": {"hosts": 3, "replicas": 2, "rankPort": 7200, "autoscaling": SCALED},
+    },
     "behind a gateway": {"inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
     "an open network": {"networkPolicy": {"enabled": False}},
@@ -119,8 +125,14 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renderer]:
         yield made
 
 
+def template_of(document: Document) -> Document:
+    spec: Document = document["spec"]
+    template: Document = spec.get("template") or spec["leaderWorkerTemplate"]["leaderTemplate"]
+    return template
+
+
 def pod_of(document: Document) -> Document:
-    pod: Document = document["spec"]["template"]["spec"]
+    pod: Document = template_of(document)["spec"]
     return pod
 
 
@@ -129,7 +141,7 @@ def workloads(documents: Sequence[Document]) -> dict[str, Document]:
     return {
         document["metadata"]["labels"]["app.kubernetes.io/component"]: document
         for document in documents
-        if document["kind"] in ("Deployment", "StatefulSet")
+        if document["kind"] in ("Deployment", "StatefulSet", "LeaderWorkerSet")
     }
 
 
@@ -303,12 +315,49 @@ def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> Non
     assert 'pool="decode",release="test"' in str(scaled)
 
 
+def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
+    documents = chart.render(VALUES["nodes of several hosts"])
+    decode = workloads(documents)["decode"]
+    template = decode["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 3
+    node = config_of("decode", decode)
+    assert isinstance(node, NodeConfig)
+    set_name = decode["metadata"]["name"]
+    hosts = [f"{node.node_id}-{number}.{set_name}:7200" for number in (1, 2)]
+    assert node.engine.rank_hosts == hosts, "as the pods of a LeaderWorkerSet are called"
+    for host in ("leaderTemplate", "workerTemplate"):
+        pod = template[host]["spec"]
+        whole = {"metadata": {"name": "a"}, "spec": pod, "apiVersion": "v1", "kind": "Pod"}
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+    (container,) = template["workerTemplate"]["spec"]["containers"]
+    words = [word.replace("$(POD_IP)", "10.0.0.8") for word in container["args"]]
+    rank = config_from(RankHostConfig, parser().parse_args(words))
+    assert (rank.host, rank.port, rank.checkpoint.model) == ("10.0.0.8", 7200, "/models/m")
+    assert rank.security == node.security
+    (scaled,) = (document for document in documents if document["kind"] == "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    policies = [document for document in documents if document["kind"] == "NetworkPolicy"]
+    labels = template["workerTemplate"]["metadata"]["labels"]
+    assert any(labels["app.kubernetes.io/component"] in str(p["spec"]) for p in policies)
+
+
+def test_coordinators_of_pools_that_may_be_empty_keep_requests(chart: Renderer) -> None:
+    pools = {"decode": {"autoscaling": SCALED | {"min": 0}}}
+    config = config_of("coordinator", workloads(chart.render(pools))["coordinator"])
+    assert isinstance(config, CoordinatorConfig)
+    assert config.routing.sleep_after_s == 300
+    for values in ({}, VALUES["pools that grow"]):
+        config = config_of("coordinator", workloads(chart.render(values))["coordinator"])
+        assert isinstance(config, CoordinatorConfig)
+        assert config.routing.sleep_after_s == 0
+
+
 def test_a_gateway_finds_the_coordinators_and_no_node(chart: Renderer) -> None:
     documents = chart.render(VALUES["behind a gateway"] | {"coordinator": {"port": 8080}})
     (pool,) = (document for document in documents if document["kind"] == "InferencePool")
     wanted = pool["spec"]["selector"]["matchLabels"].items()
     for part, document in workloads(documents).items():
-        labels = document["spec"]["template"]["metadata"]["labels"]
+        labels = template_of(document)["metadata"]["labels"]
         assert (wanted <= labels.items()) == (part == "coordinator")
     assert pool["spec"]["targetPorts"] == [{"number": 8080}]
     assert pool["spec"]["endpointPickerRef"]["name"] == "picker"
@@ -331,6 +380,7 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
     "an unknown mode": ({"mode": "split"}, "mode"),
+    "hosts with GPUs": ({"decode": {"hosts": 2, "gpus": 1}}, "gpus"),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),

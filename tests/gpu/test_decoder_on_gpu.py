@@ -67,7 +67,7 @@ def test_it_gives_the_cpu_s_tokens(tmp_path: Path, family: str) -> None:
     assert tokens(make_node(found)) == tokens(make_node(oracle))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_requests", [1, 3, 8])
 def test_a_replay_has_the_bits_of_its_launches(
     tmp_path: Path, dtype: torch.dtype, num_requests: int

@@ -12,6 +12,7 @@ from torch import Tensor
 from pdserve.engine.attention import AttentionBatch
 
 DTYPES = [torch.float32, torch.bfloat16]
+GPU_DTYPES = [*DTYPES, torch.float16]
 
 # Largest difference from the float32 reference, for values of about unit size: a few roundings in
 # float32; in bfloat16 one rounding of the result, where the two may fall on either side.

@@ -82,6 +82,27 @@ def publish(state: PoolState, block_id: int, block_hash: bytes) -> Outcome:
 
 
 @cache
+def take_prefix(state: PoolState, hashes: tuple[bytes, ...]) -> tuple[Outcome, tuple[int, ...]]:
+    outcome, taken = _run(state, lambda pool: pool.take_prefix(hashes))
+    return outcome, tuple(taken)
+
+
+@cache
+def allocate(state: PoolState, num_blocks: int) -> tuple[Outcome, tuple[int, ...]] | None:
+    """(outcome, blocks), or None: there are not so many."""
+    if num_blocks > len(state.uncached) + len(state.cached):
+        return None
+    outcome, taken = _run(state, lambda pool: pool.allocate(num_blocks))
+    return outcome, tuple(taken)
+
+
+@cache
+def take_all(state: PoolState) -> Outcome:
+    """Other requests take whatever is free, and give it back: nothing is cached any more."""
+    return _run(state, lambda pool: pool.release(pool.allocate(pool.num_free)))[0]
+
+
+@cache
 def come_and_go(state: PoolState) -> Outcome:
     """Other requests take whatever is free and not cached, and give it back in another order."""
 

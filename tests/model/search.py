@@ -6,19 +6,55 @@ Worlds are kept as numbers of their parts, since a hundred thousand of them shar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from tests.model.canonical import canonical
-from tests.model.exporter_side import ExporterSide
-from tests.model.invariants import check
-from tests.model.puller_side import PullerSide
-from tests.model.tables import Tables
-from tests.model.world import Config, Message, Move, Violation, World, first_world
+from tests.model.world import Violation
 
 _Key = tuple[int, ...]
+
+
+class AnyWorld(Protocol):
+    """A named tuple of parts."""
+
+    @classmethod
+    def _make(cls, iterable: Any, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds a block, and nobody is about to."""
+        ...
+
+
+WorldT = TypeVar("WorldT", bound=AnyWorld)
+
+# What happens, and how to get the world after it; None: it cannot happen now.
+AnyMove: TypeAlias = tuple[str, Callable[[], WorldT | None]]
+
+
+class Rules(Protocol[WorldT]):
+    """What is searched."""
+
+    name: str
+
+    def first(self) -> WorldT:
+        """The world that all others come of."""
+        ...
+
+    def moves(self, world: WorldT) -> Iterator[tuple[bool, AnyMove[WorldT]]]:
+        """What can happen, and whether it must happen some time."""
+        ...
+
+    def canonical(self, world: WorldT) -> WorldT:
+        """One world for all that do not differ in what can happen."""
+        ...
+
+    def check(self, world: WorldT) -> None:
+        """Raises Violation."""
+        ...
 
 
 @dataclass
@@ -27,7 +63,6 @@ class Found:
 
     num_worlds: int
     num_moves: int
-    rows_used: set[tuple[Enum, Enum]]
 
 
 @dataclass
@@ -39,14 +74,12 @@ class _Graph:
     is_free: list[bool] = field(default_factory=list)
 
 
-class Search:
-    """Searches one configuration."""
+class Search(Generic[WorldT]):
+    """Searches the worlds of these rules."""
 
-    def __init__(self, config: Config, max_worlds: int = 1_000_000) -> None:
-        self._config = config
-        self._tables = Tables()
-        self._exporter = ExporterSide(config, self._tables)
-        self._puller = PullerSide(config, self._tables)
+    def __init__(self, rules: Rules[WorldT], max_worlds: int = 1_000_000) -> None:
+        self._rules = rules
+        self._first = rules.first()
         self._max_worlds = max_worlds
         self._graph = _Graph()
         self._parts: list[object] = []
@@ -59,12 +92,12 @@ class Search:
             Violation: with the shortest way to it.
         """
         graph = self._graph
-        self._enter(first_world(self._config), -1, "")
+        self._enter(self._first, -1, "")
         queue = deque([0])
         num_moves = 0
         while queue:
             number = queue.popleft()
-            for is_progress, (name, move) in self._moves(self._world(number)):
+            for is_progress, (name, move) in self._rules.moves(self._world(number)):
                 try:
                     after = move()
                     if after is None:
@@ -73,7 +106,7 @@ class Search:
                     known = len(graph.keys)
                     reached = self._enter(after, number, name)
                     if reached == known:
-                        check(self._world(reached), self._config)
+                        self._rules.check(self._world(reached))
                         queue.append(reached)
                 except AssertionError as error:
                     raise Violation(self._tell(number, name, str(error))) from error
@@ -81,42 +114,18 @@ class Search:
                 if is_progress:
                     graph.calmer[reached].append(number)
         self._check_all_come_to_rest()
-        return Found(len(graph.keys), num_moves, self._tables.used)
-
-    def _moves(self, world: World) -> Iterator[tuple[bool, Move]]:
-        """What can happen, and whether it must happen some time."""
-        for side in (self._exporter, self._puller):
-            yield from ((True, move) for move in side.progress(world))
-            yield from ((False, move) for move in side.arrivals(world))
-            yield from ((False, move) for move in side.hazards(world))
-        yield from ((True, move) for move in self._deliveries(world))
-
-    def _deliveries(self, world: World) -> Iterator[Move]:
-        """A message that may come twice stays under way as long as it could matter."""
-        end = 1 if self._config.in_order else None
-        for message in world.to_exporter[:end] if world.exporter.is_up else ():
-            left = world
-            if not self._config.duplicates:
-                left = world._replace(to_exporter=_without(world.to_exporter, message))
-            name = f"exporter hears {message.kind.name} of {message.request}"
-            yield name, partial(self._exporter.receive, left, message)
-        for message in world.to_puller[:end] if world.puller.is_up else ():
-            left = world
-            if not self._config.duplicates:
-                left = world._replace(to_puller=_without(world.to_puller, message))
-            name = f"puller hears {message.kind.name} of {message.request}"
-            yield name, partial(self._puller.receive, left, message)
+        return Found(len(graph.keys), num_moves)
 
     # ---- the graph -----------------------------------------------------------------------------
 
-    def _enter(self, world: World, parent: int, name: str) -> int:
+    def _enter(self, world: WorldT, parent: int, name: str) -> int:
         """The world's number; a new one if there is none like it yet."""
         graph = self._graph
         as_it_is = tuple(map(self._number, world))
         number = graph.numbers.get(as_it_is)
         if number is not None:
             return number
-        world = canonical(world, self._config)
+        world = self._rules.canonical(world)
         key = tuple(map(self._number, world))
         number = graph.numbers.get(key)
         if number is None:
@@ -134,8 +143,10 @@ class Search:
             self._parts.append(part)
         return number
 
-    def _world(self, number: int) -> World:
-        return World(*(self._parts[part] for part in self._graph.keys[number]))  # type: ignore[arg-type]
+    def _world(self, number: int) -> WorldT:
+        parts = (self._parts[part] for part in self._graph.keys[number])
+        world: WorldT = self._first._make(parts)
+        return world
 
     def _check_all_come_to_rest(self) -> None:
         """From every world, what must happen some time can lead to one where all is free."""
@@ -158,9 +169,4 @@ class Search:
             number, name = self._graph.parents[number]
             way.insert(0, name)
         steps = "".join(f"\n  {n}. {name}" for n, name in enumerate(way, 1))
-        return f"in the world {self._config.name!r}{steps}"
-
-
-def _without(messages: tuple[Message, ...], heard: Message) -> tuple[Message, ...]:
-    index = messages.index(heard)
-    return messages[:index] + messages[index + 1 :]
+        return f"in the world {self._rules.name!r}{steps}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.model.pair_rules import PairRules
 from tests.model.search import Search
 from tests.model.world import Config, Mutation, Violation
 
@@ -37,7 +38,7 @@ def test_every_mutation_has_a_case() -> None:
 def test_a_wrong_protocol_is_found(mutation: Mutation) -> None:
     config, what = CASES[mutation]
     with pytest.raises(Violation, match=what) as violation:
-        Search(mutated(config, mutation)).run()
+        Search(PairRules(mutated(config, mutation))).run()
     assert "\n  1. " in str(violation.value), "it tells how it came to it"
 
 

@@ -147,7 +147,7 @@ class Sweep:
             requests, duration_s = self._experiment.requests_at(self._case, rate, turns[rate])
             turns[rate] += 1
             needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
-            left_s = until_s - self._experiment.clock.now()
+            left_s = max(0.0, until_s - self._experiment.clock.now())
             if number and needs_s > left_s:
                 result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
                 return

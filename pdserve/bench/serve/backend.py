@@ -24,7 +24,7 @@ RECIPES: Final = {
     # A virtual environment with vLLM for CPUs. It binds its threads to cores itself, which was the
     # fastest way of those that we tried (docs/MEASUREMENTS.md).
     "vllm": "env VLLM_CPU_KVCACHE_SPACE=1 {given}/bin/python -m vllm.entrypoints.openai.api_server "
-    "--model {model} --host 127.0.0.1 --port {port} --max-model-len 4096",
+    "--model {model} --host 127.0.0.1 --port {port} --max-model-len auto",
     # The path of llama.cpp's `llama-server`.
     "llama.cpp": "{given} --model {gguf} --host 127.0.0.1 --port {port} --threads {threads} "
     "--threads-batch {threads} --parallel 16 --ctx-size 65536",

@@ -19,7 +19,7 @@ from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.node.profiling.timer import StepTimer
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, load_runner
-from pdserve.node.start.ranks import start_ranks
+from pdserve.node.start.ranks import Ranks, start_ranks
 from pdserve.perf_model import StepRow
 
 PRODUCT_ROWS = 512
@@ -38,11 +38,12 @@ class StepBench:
         Raises:
             ModelError: as load_runner.
         """
-        is_alone = model.tensor_parallel == 1
+        is_alone = model.share.is_alone
         self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes, is_sealed=is_alone)
         self._memory.commit()  # a node's blocks are committed before they are used, too
-        self._ranks = start_ranks(model, cores, self._memory, None)
-        if self._ranks is not None:
+        self._ranks: Ranks | None = None
+        if not is_alone:
+            self._ranks = start_ranks(model, cores, self._memory, None)
             self._ranks.wait_mapped()
         self._runner = load_runner(model, self._memory.flat, lambda _: None, ranks=self._ranks)
         dtype = TORCH_DTYPES[model.layout.dtype]

@@ -57,8 +57,8 @@ def _module_missing(module: str, remedy: str, capability: tuple[int, int]) -> st
 
 
 def _half_precision_only(needs: AttentionNeeds) -> str | None:
-    if needs.dtype != torch.bfloat16:
-        return f"computes in bfloat16, the model is {needs.dtype}"
+    if needs.dtype not in (torch.bfloat16, torch.float16):
+        return f"computes in bfloat16 or float16, the model is {needs.dtype}"
     if needs.head_dim not in _HEAD_DIMS:
         return f"has heads of {sorted(_HEAD_DIMS)}, the model's are of {needs.head_dim}"
     return None

@@ -23,7 +23,7 @@ MIN_SPLIT_KEYS: Final = 256  # below this a program costs more than it saves
 _CHUNK_LANES: Final = 64  # rows times heads in a tile
 _NO_WINDOW: Final = 1 << 30  # more than any position
 _LOG2_E: Final = math.log2(math.e)
-_DTYPES: Final = (torch.float32, torch.bfloat16)
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonAttention:
@@ -96,7 +96,7 @@ class _Call:
     def __post_init__(self) -> None:
         query, pool, batch = self.query, self.kv_pool, self.batch
         if query.dtype != pool.dtype or query.dtype not in _DTYPES:
-            raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: float32 or bfloat16")
+            raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: both one of {_DTYPES}")
         if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 2:
             raise ValueError(f"shapes {list(query.shape)} and {list(pool.shape)} are no attention")
         if query.shape[1] % pool.shape[3] or query.shape[2] != pool.shape[5]:

@@ -15,6 +15,7 @@ from pdserve.kv_layout import KvDtype, KvLayout
 TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
     KvDtype.FLOAT32: torch.float32,
     KvDtype.BFLOAT16: torch.bfloat16,
+    KvDtype.FLOAT16: torch.float16,
 }
 
 

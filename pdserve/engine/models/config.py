@@ -42,10 +42,12 @@ class ModelConfig:
     stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
     eos_token_ids: frozenset[int]
 
-    @property
-    def default_dtype(self) -> KvDtype:
-        """The dtype to serve in by default; any half precision becomes bfloat16."""
-        return KvDtype.FLOAT32 if self.stored_dtype == "float32" else KvDtype.BFLOAT16
+    def default_dtype(self, device_type: str) -> KvDtype:
+        """The dtype to serve in by default: the stored one, but bfloat16 for float16 on CPUs."""
+        if self.stored_dtype == KvDtype.FLOAT32:
+            return KvDtype.FLOAT32
+        is_float16 = self.stored_dtype == KvDtype.FLOAT16 and device_type != "cpu"
+        return KvDtype.FLOAT16 if is_float16 else KvDtype.BFLOAT16
 
     def kv_layout(self, block_size: int, dtype: KvDtype) -> KvLayout:
         """Return the layout of this model's KV blocks.

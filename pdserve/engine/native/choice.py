@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,9 +84,8 @@ def choose_kernels(
     variant = _read(folder, key, candidates)
     if variant is None:
         times = measured(candidates, sorted(set(widths)), dtype, kind)
-        variant = preferred(times)
+        variant = _agreed(folder, key, preferred(times), candidates)
         log.info("kernels: %s (times of %s)", variant, _described(times))
-        _write(folder, key, variant)
     return KernelChoice(variant, digests[variant])
 
 
@@ -184,16 +185,29 @@ def _read(folder: Path | None, key: list[str], candidates: Sequence[str]) -> str
     return kept.variant if kept.key == key and kept.variant in candidates else None
 
 
-def _write(folder: Path | None, key: list[str], variant: str) -> None:
-    """Keep a choice; the first one stays, if several nodes make one at the same time."""
+def _agreed(folder: Path | None, key: list[str], variant: str, candidates: Sequence[str]) -> str:
+    """Keep a choice; if another node has kept one meanwhile, return that one.
+
+    Busy machines measure anything, and nodes that choose differently cannot exchange KV.
+    """
     if folder is None:
-        return
+        return variant
     path = _path(folder, key)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, variant))))
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".new") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(_Kept(key, variant))))
+            file.flush()
+            try:
+                os.link(file.name, path)
+            except FileExistsError:
+                if (kept := _read(folder, key, candidates)) is not None:
+                    return kept
+                path.unlink(missing_ok=True)  # nobody can read it
+                os.link(file.name, path)
     except OSError as error:
         log.warning("kernels will be measured again next time: cannot write %s: %s", path, error)
+    return variant
 
 
 def _path(folder: Path, key: list[str]) -> Path:

@@ -32,6 +32,7 @@ class NativeDecoder:
         variant: str = "",
         shard: Shard = WHOLE,
         steps: StepMemory | None = None,
+        first_pool_layer: int = 0,
     ) -> None:
         """Check that the weights are consistent, and keep them.
 
@@ -42,30 +43,35 @@ class NativeDecoder:
             variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
             shard: the rank that this is.
             steps: where it meets the other ranks; None: there are none.
+            first_pool_layer: the pool has the layers from this one on.
 
         Raises:
             ValueError: the weights are those of another architecture.
         """
         self.config = config
         self.device = torch.device("cpu")
-        self.dtype = weights.embedding.dtype
+        self.dtype = weights.dtype
         self._shard = shard
         self._steps = steps
-        own, first_head = shard.of(config), shard.kv_heads(config).start
+        own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
         self._decoder = _native.Decoder(
             weights,
             num_heads=own.num_heads,
             num_kv_heads=own.num_kv_heads,
             head_dim=config.head_dim,
             norm_eps=config.rms_norm_eps,
-            sliding_windows=[window or 0 for window in config.sliding_windows],
+            is_bfloat16=weights.dtype == torch.bfloat16,
+            sliding_windows=[config.sliding_windows[layer] or 0 for layer in layers],
             inverse_frequencies=inverse_frequencies(config.rope, config.head_dim),
             rope_scale=config.rope.attention_factor,
             variant=variant,
             model_kv_heads=config.num_kv_heads,
-            first_kv_head=first_head,
+            first_kv_head=shard.kv_heads(config).start,
             vocab_size=config.vocab_size,
-            first_token_id=shard.share(config.vocab_size).start,
+            first_token_id=tokens.start,
+            num_token_ids=tokens.stop - tokens.start,
+            first_layer=layers.start - first_pool_layer,
+            pool_layers=config.num_layers - first_pool_layer,
             group=None if steps is None else steps.group,
         )
         self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
@@ -86,12 +92,17 @@ class NativeDecoder:
         """
         if self._steps is None:
             return self._compute(batch, kv_pool, progress)
-        if self._shard.rank == 0:
+        is_leader = self._shard.rank == 0 and self._shard.is_first_stage
+        if is_leader:
             self._steps.write(batch)
         try:
-            return self._compute(batch, kv_pool, progress)
+            logits = self._compute(batch, kv_pool, progress)
         except _native.RanksLost as error:
-            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from error
+            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None  # nobody's mistake
+        if is_leader and batch.states is not None and not self._shard.is_last_stage:
+            hidden_size, vocab_size = self.config.hidden_size, self.config.vocab_size
+            batch.states.out.copy_(self._steps.states(hidden_size, vocab_size))
+        return logits
 
     def _logits_of(self, num_sampled: int) -> Tensor:
         if self._steps is not None:

@@ -63,11 +63,13 @@ def load_native_weights(
     name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
     if kind is WeightKind.INT8:
         name += f"-{kind}"
-    if shard != WHOLE:
+    if shard.num_ranks > 1:
         name += f"-rank{shard.rank}of{shard.num_ranks}"
+    if shard.num_stages > 1:
+        name += f"-stage{shard.stage}of{shard.num_stages}"
     arrays = packed_arrays(cache, name, identity, packing.arrays, lambda: on_progress(0.0))
     on_progress(1.0)
-    return _assembled(config, kind, tensors, arrays, shard)
+    return _assembled(config, dtype, kind, tensors, arrays, shard)
 
 
 class _Packing:
@@ -92,14 +94,18 @@ class _Packing:
     def arrays(self) -> Arrays:
         """Yield (name, array) for all weights, except an embedding usable from the checkpoint."""
         config, shard = self._config, self._shard
-        embedding = self._checked(EMBEDDING, shard.share(config.vocab_size))
-        layers = [layer_source(config, index, shard) for index in range(config.num_layers)]
-        if embedding.dtype != self._dtype:
-            yield EMBEDDING, embedding.to(self._dtype)
-        for name in [*(norm for layer in layers for norm in layer.norms), FINAL_NORM]:
-            yield name, self._checked(name).float().contiguous()
+        layers = [layer_source(config, index, shard) for index in shard.layers(config)]
+        norms = [norm for layer in layers for norm in layer.norms]
         matrices = [matrix for layer in layers for matrix in layer.matrices]
-        matrices.append(head_source(config, shard))
+        if shard.is_last_stage:
+            norms.append(FINAL_NORM)
+            matrices.append(head_source(config, shard))
+        if shard.is_first_stage:
+            embedding = self._checked(EMBEDDING, shard.share(config.vocab_size))
+            if embedding.dtype != self._dtype:
+                yield EMBEDDING, embedding.to(self._dtype)
+        for name in norms:
+            yield name, self._checked(name).float().contiguous()
         total = sum(matrix.num_out * matrix.num_in for matrix in matrices)
         done = 0
         for matrix in matrices:
@@ -160,7 +166,7 @@ def _identity(
         stamps,
     ]
     if shard != WHOLE:
-        facts.append([shard.rank, shard.num_ranks])
+        facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
     return json.dumps(facts)
 
 
@@ -171,7 +177,12 @@ def _header_digest(file: Path) -> str:
 
 
 def _assembled(
-    config: ModelConfig, kind: WeightKind, tensors: Tensors, arrays: Tensors, shard: Shard
+    config: ModelConfig,
+    dtype: torch.dtype,
+    kind: WeightKind,
+    tensors: Tensors,
+    arrays: Tensors,
+    shard: Shard,
 ) -> NativeWeights:
     def linear(source: MatrixSource) -> PackedLinear:
         return PackedLinear(
@@ -185,7 +196,7 @@ def _assembled(
         )
 
     layers = []
-    for index in range(config.num_layers):
+    for index in shard.layers(config):
         source = layer_source(config, index, shard)
         layers.append(
             NativeLayer(
@@ -199,9 +210,13 @@ def _assembled(
                 down=linear(source.down),
             )
         )
+    embedding = None
+    if shard.is_first_stage:
+        embedding = arrays.get(EMBEDDING, tensors[EMBEDDING][shard.share(config.vocab_size)])
     return NativeWeights(
-        embedding=arrays.get(EMBEDDING, tensors[EMBEDDING][shard.share(config.vocab_size)]),
+        dtype=dtype,
+        embedding=embedding,
         layers=layers,
-        final_norm=arrays[FINAL_NORM],
-        lm_head=linear(head_source(config, shard)),
+        final_norm=arrays[FINAL_NORM] if shard.is_last_stage else None,
+        lm_head=linear(head_source(config, shard)) if shard.is_last_stage else None,
     )

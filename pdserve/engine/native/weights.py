@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.native.linear import PackedLinear
@@ -25,9 +26,10 @@ class NativeLayer:
 
 @dataclass(frozen=True, slots=True)
 class NativeWeights:
-    """All weights that the decoder reads."""
+    """All weights that the decoder reads: of the model, or of a rank's share of it."""
 
-    embedding: Tensor  # [vocab_size, hidden_size], of the model's dtype, as in the checkpoint
+    dtype: torch.dtype  # of activations
+    embedding: Tensor | None  # [vocab_size, hidden_size], as in the checkpoint; in the first stage
     layers: list[NativeLayer]
-    final_norm: Tensor  # [hidden_size] float32
-    lm_head: PackedLinear  # [vocab_size, hidden_size]
+    final_norm: Tensor | None  # [hidden_size] float32; in the last stage, as lm_head
+    lm_head: PackedLinear | None  # [vocab_size, hidden_size]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.engine.ranks.shard import Shard
 from pdserve.kv_layout import KvLayout
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one rank needs; descriptors are inherited."""
 
-    rank: int
-    num_ranks: int
+    rank: int  # of this host
+    stages: tuple[int, ...]  # of this host: the number of ranks of each
+    shard: Shard  # what it has of the model
     parent: int  # process id of rank 0
     memory_fd: int
     pool_fd: int
     num_blocks: int
-    layout: KvLayout  # of the node: the whole model's
+    layout: KvLayout  # of the pool: all heads, and the layers from this one on
+    first_pool_layer: int
     checkpoint: str  # its directory
     model_id: str
     revision: str

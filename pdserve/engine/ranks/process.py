@@ -34,7 +34,7 @@ def run_rank(order: RankOrder, mapped_fd: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells all; rank 0 decides
         signal.signal(number, signal.SIG_IGN)
-    memory = _mapped(order.memory_fd, memory_bytes(order.num_ranks))
+    memory = _mapped(order.memory_fd, memory_bytes(order.stages))
     pool = _mapped(order.pool_fd, order.num_blocks * order.layout.block_bytes)
     os.write(mapped_fd, MAPPED)
     os.close(mapped_fd)

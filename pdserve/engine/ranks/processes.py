@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve import _native
-from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.process import MAPPED
 from pdserve.engine.ranks.sizes import memory_bytes
 from pdserve.errors import NodeSick
@@ -40,55 +39,55 @@ class RankProcess(Protocol):
         ...
 
 
-class _Python:
-    """A rank in a Python of its own."""
+class PythonRank:
+    """A rank in a Python of its own: `python -m MODULE ORDER`, the order as JSON."""
 
-    def __init__(self, order: RankOrder) -> None:
-        words = ["-m", "pdserve.engine.ranks.process", msgspec.json.encode(order).decode()]
+    def __init__(self, module: str, order: msgspec.Struct, fds: Sequence[int]) -> None:
+        """`fds` are inherited, under the same numbers."""
+        words = ["-m", module, msgspec.json.encode(order).decode()]
         read, write = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=write,
-                pass_fds=(order.memory_fd, order.pool_fd),
+                pass_fds=fds,
             )
         finally:
             os.close(write)
         self.pid, self.stdout = self._process.pid, read
 
     def kill(self) -> None:
+        """As RankProcess.kill."""
         self._process.kill()
 
     def wait(self) -> int:
+        """As RankProcess.wait."""
         return self._process.wait()
 
 
-Start = Callable[[RankOrder], RankProcess]
+Start = Callable[[int, int], RankProcess]
 
 
 class RankProcesses:
     """The other ranks, from their start to their end. A thread watches them."""
 
-    def __init__(
-        self, num_ranks: int, order: Callable[[int, int], RankOrder], start: Start = _Python
-    ) -> None:
+    def __init__(self, stages: tuple[int, ...], start: Start) -> None:
         """Start them. The thread that calls this must live as long as they do: they end with it.
 
         Args:
-            num_ranks: of the node, this process included.
-            order: (rank, descriptor of the memory) |-> its order.
-            start: how.
+            stages: the number of ranks of each, on this host; this process is rank 0.
+            start: (rank, descriptor of the memory) |-> the process.
         """
-        self.num_ranks = num_ranks
+        self.stages = stages
+        num_bytes = memory_bytes(stages)
         fd = os.memfd_create("pdserve-ranks", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, memory_bytes(num_ranks))
-            self.memory: NDArray[np.uint8] = _native.map_shared(
-                fd, memory_bytes(num_ranks), writable=True
-            )
-            self._group = _native.RankGroup(self.memory, 0, num_ranks)
-            self._processes = [start(order(rank, fd)) for rank in range(1, num_ranks)]
+            os.ftruncate(fd, num_bytes)
+            self.memory: NDArray[np.uint8] = _native.map_shared(fd, num_bytes, writable=True)
+            self._group = _native.RankGroup(self.memory, 0, stages)
+            others = range(1, sum(stages))
+            self._processes = [start(rank, fd) for rank in others]
         finally:
             os.close(fd)
         self._lost = ""
@@ -146,7 +145,7 @@ class RankProcesses:
             return
         rank = self._processes.index(process) + 1
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-        self._lost = f"rank {rank} of {self.num_ranks} (process {process.pid}) {how}"
+        self._lost = f"rank {rank} of {sum(self.stages)} (process {process.pid}) {how}"
         self._group.give_up()
 
 

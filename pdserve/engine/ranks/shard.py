@@ -1,7 +1,8 @@
-"""Which part of a model a tensor-parallel rank has. No torch here.
+"""Which part of a model a rank has. No torch here.
 
-Query heads, the MLP's inner width and the vocabulary are divided; KV heads are divided, or with
-more ranks than heads, replicated on consecutive ranks (`KvLayout.shard`).
+A pipeline stage has some layers. Among the tensor-parallel ranks of a stage, query heads, the MLP's
+inner width and the vocabulary are divided; KV heads are divided, or with more ranks than heads,
+replicated on consecutive ranks (`KvLayout.shard`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
 from pdserve.kv_layout import KvDtype
 
@@ -17,8 +19,33 @@ from pdserve.kv_layout import KvDtype
 class Shard:
     """One rank of some."""
 
-    rank: int = 0
-    num_ranks: int = 1
+    rank: int = 0  # of its stage
+    num_ranks: int = 1  # likewise
+    stage: int = 0
+    num_stages: int = 1
+
+    @classmethod
+    def of_rank(cls, rank: int, parallelism: Parallelism) -> Shard:
+        """What rank `rank` of a node has. The ranks of a stage follow each other."""
+        stage, own = divmod(rank, parallelism.tensor)
+        return cls(own, parallelism.tensor, stage, parallelism.pipeline)
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it has the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it has the final norm and the output matrix."""
+        return self.stage == self.num_stages - 1
+
+    def layers(self, config: ModelConfig) -> range:
+        """The layers of the model that this stage has. Their numbers differ by at most one."""
+        first, end = (
+            stage * config.num_layers // self.num_stages for stage in (self.stage, self.stage + 1)
+        )
+        return range(first, end)
 
     def share(self, total: int) -> slice:
         """This rank's part of `total` things in a row. The parts differ by at most one."""
@@ -30,7 +57,7 @@ class Shard:
         return slice(layout.first_kv_head, layout.end_kv_head)
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """The model as this rank computes it. Its vocabulary is still the whole one."""
+        """The layers as this rank computes them. Their number and vocabulary are the model's."""
         heads, inner = self.share(config.num_heads), self.share(config.intermediate_size)
         kv_heads = self.kv_heads(config)
         return replace(
@@ -44,13 +71,18 @@ class Shard:
 WHOLE = Shard()
 
 
-def check_ranks(config: ModelConfig, num_ranks: int) -> None:
+def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
     """Check that a model can be divided.
 
     Raises:
         ConfigError: the number of heads is no multiple of the ranks; or neither number, of KV heads
-            and of ranks, divides the other; or there is less than one thing a rank.
+            and of ranks, divides the other; or there is less than one thing a rank or stage.
     """
+    num_ranks = parallelism.tensor
+    if parallelism.pipeline > config.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel {parallelism.pipeline}: the model has {config.num_layers} layers"
+        )
     heads, kv_heads = config.num_heads, config.num_kv_heads
     least = min(config.intermediate_size, config.vocab_size)
     if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads) or least < num_ranks:

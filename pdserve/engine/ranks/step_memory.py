@@ -1,6 +1,6 @@
 """The memory in which ranks meet, and through which a step reaches them: a memfd without a name.
 
-    | RankGroup (csrc/ranks) | the step: sizes, then its arrays | logits [num_sampled, vocab_size] |
+    | RankGroup (csrc/ranks) | the step: sizes, then its arrays | logits, then final states |
 
 There is one step in it, not a queue of them: rank 0 writes the next one when all have left the
 last. Only pages that are written to take memory.
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.ranks.sizes import LOGITS_BYTES, STEP_BYTES, memory_bytes
+from pdserve.engine.ranks.sizes import RESULT_BYTES, STEP_BYTES, memory_bytes
 from pdserve.engine.steps.batch import Batch, WantedStates
 
 _ALIGNMENT = 64
-_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states
+_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, num_bytes
+_NUM_BYTES = 5  # of all of it
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
@@ -30,14 +31,14 @@ _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
 class StepMemory:
     """One rank's view of it."""
 
-    def __init__(self, memory: NDArray[np.uint8], rank: int, num_ranks: int) -> None:
-        """Use memory of `sizes.memory_bytes(num_ranks)` bytes, which was zeroed once."""
-        assert len(memory) == memory_bytes(num_ranks), "ranks agree on the memory"
-        self.group = _native.RankGroup(memory, rank, num_ranks)
-        data, start = torch.from_numpy(memory), _native.RankGroup.memory_bytes(num_ranks)
+    def __init__(self, memory: NDArray[np.uint8], rank: int, stages: tuple[int, ...]) -> None:
+        """Use memory of `memory_bytes(stages)` bytes, which was zeroed once."""
+        assert len(memory) == memory_bytes(stages), "ranks agree on the memory"
+        self.group = _native.RankGroup(memory, rank, stages)
+        data, start = torch.from_numpy(memory), _native.RankGroup.memory_bytes(stages)
         self._step = data[start : start + STEP_BYTES]
         self._head = self._step[: 8 * _HEAD].view(torch.int64)
-        self._logits = data[start + STEP_BYTES :].view(torch.float32)
+        self._results = data[start + STEP_BYTES :].view(torch.float32)
 
     def logits(self, num_sampled: int, vocab_size: int) -> Tensor:
         """[num_sampled, vocab_size] float32, of which each rank writes its columns.
@@ -45,13 +46,41 @@ class StepMemory:
         Raises:
             ValueError: there is not that much room.
         """
-        num_floats = num_sampled * vocab_size
-        if num_floats > len(self._logits):
+        return self._rows(0, num_sampled, vocab_size)
+
+    def states(self, hidden_size: int, vocab_size: int) -> Tensor:
+        """[num_states, hidden_size] float32 of the step that is running.
+
+        The first rank of the last stage writes them.
+
+        Raises:
+            ValueError: there is not that much room.
+        """
+        num_sampled, num_states = self._head[3:5].tolist()
+        return self._rows(num_sampled * vocab_size, num_states, hidden_size)
+
+    def _rows(self, first: int, num_rows: int, width: int) -> Tensor:
+        if first + num_rows * width > len(self._results):
             raise ValueError(
-                f"logits of {num_sampled} rows: a tensor-parallel step has at most "
-                f"{len(self._logits) // vocab_size}; lower max_batch_size"
+                f"{num_rows} rows of {width} results: a step of several ranks has at most "
+                f"{(len(self._results) - first) // width}; lower max_batch_size"
             )
-        return self._logits[:num_floats].view(num_sampled, vocab_size)
+        return self._results[first : first + num_rows * width].view(num_rows, width)
+
+    @property
+    def step(self) -> Tensor:
+        """The step that is running as another host needs it: uint8[num_bytes]."""
+        return self._step[: int(self._head[_NUM_BYTES])]
+
+    def step_to_be(self, num_bytes: int) -> Tensor:
+        """Memory for a step that another host has written: uint8[num_bytes].
+
+        Raises:
+            ValueError: there is not that much room.
+        """
+        if not 8 * _HEAD <= num_bytes <= STEP_BYTES:
+            raise ValueError(f"a step of {num_bytes} bytes")
+        return self._step[:num_bytes]
 
     def write(self, batch: Batch) -> None:
         """Write the next step. Rank 0 only, while none is running.
@@ -72,13 +101,15 @@ class StepMemory:
             batch.sampled_rows,
             states,
         )
-        for place, array in zip(self._arrays(), arrays, strict=True):
+        places, end = self._arrays()
+        for place, array in zip(places, arrays, strict=True):
             place.copy_(array)
+        self._head[_NUM_BYTES] = end
 
-    def read(self, hidden_size: int) -> Batch:
+    def read(self, hidden_size: int, vocab_size: int) -> Batch:
         """The step that is running, without what only rank 0 or other decoders need."""
-        token_ids, query_start, context_lens, tables, sampled, states = self._arrays()
-        wanted = WantedStates(states, torch.empty(len(states), hidden_size))
+        (token_ids, query_start, context_lens, tables, sampled, states), _ = self._arrays()
+        wanted = WantedStates(states, self.states(hidden_size, vocab_size))
         return Batch(
             token_ids=token_ids,
             positions=_NOTHING,
@@ -88,19 +119,19 @@ class StepMemory:
             states=wanted if len(states) else None,
         )
 
-    def _arrays(self) -> list[Tensor]:
-        """Views of the step's arrays, by the sizes at its head."""
+    def _arrays(self) -> tuple[list[Tensor], int]:
+        """Views of the step's arrays, by the sizes at its head, and where the last one ends."""
         arrays, start = [], 8 * _HEAD
         for dtype, shape in self._shapes():
             end = start + int(np.prod(shape)) * dtype.itemsize
             if end > STEP_BYTES:
                 raise ValueError(
-                    f"a tensor-parallel step has at most {STEP_BYTES} bytes of tokens and block "
+                    f"a step of several ranks has at most {STEP_BYTES} bytes of tokens and block "
                     "tables: lower max_batch_size or max_model_len"
                 )
             arrays.append(self._step[start:end].view(dtype).view(shape))
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        return arrays
+        return arrays, start
 
     def _shapes(self) -> _Shapes:
         num_tokens, num_requests, num_blocks, num_sampled, num_states = self._head[:5].tolist()
@@ -112,4 +143,4 @@ class StepMemory:
         yield torch.int64, (num_states,)
 
 
-assert LOGITS_BYTES % _ALIGNMENT == 0
+assert RESULT_BYTES % _ALIGNMENT == 0

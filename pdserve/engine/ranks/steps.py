@@ -14,7 +14,6 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.order import RankOrder
-from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
 from pdserve.model_files.checkpoint import Checkpoint
@@ -34,15 +33,16 @@ def compute_steps(order: RankOrder, memory: NDArray[np.uint8], pool: NDArray[np.
     """
     torch.set_num_threads(order.num_threads)
     _native.set_num_threads(order.num_threads)
-    steps = StepMemory(memory, order.rank, order.num_ranks)
+    steps = StepMemory(memory, order.rank, order.stages)
     decoder = _load(order, steps)
     cpu = torch.device("cpu")
     kv_pool = KvCache(order.layout, order.num_blocks, cpu, pool).pool
     steps.group.say_ready()
+    hidden_size, vocab_size = decoder.config.hidden_size, decoder.config.vocab_size
     number = 0
     while True:
         number = steps.group.wait_step(number)
-        decoder.logits(steps.read(decoder.config.hidden_size), kv_pool)
+        decoder.logits(steps.read(hidden_size, vocab_size), kv_pool)
 
 
 def _load(order: RankOrder, steps: StepMemory) -> NativeDecoder:
@@ -53,9 +53,10 @@ def _load(order: RankOrder, steps: StepMemory) -> NativeDecoder:
         load_model_config(checkpoint),
         TORCH_DTYPES[order.layout.dtype],
         steps,
-        Shard(order.rank, order.num_ranks),
+        order.shard,
         lambda _: None,  # rank 0 kills whoever need not go on
         is_int8=order.is_int8,
         cache=None if folder is None else PackedCache(folder, order.packed_limit, order.packing_s),
         kernels=order.kernels,
+        first_pool_layer=order.first_pool_layer,
     )

@@ -46,7 +46,7 @@ def load_decoder(
     Args:
         checkpoint: the checkpoint to load.
         config: of the same checkpoint.
-        dtype: dtype to convert to; float32 or bfloat16.
+        dtype: dtype to convert to; float16 on a GPU only.
         device: device to load to.
         on_progress: called now and then, from this thread; may raise to abort loading.
         is_int8: quantise the matrices to 8 bits; on a CPU only.
@@ -84,14 +84,16 @@ def load_rank(
     is_int8: bool = False,
     cache: PackedCache | None = None,
     kernels: str = "",
+    first_pool_layer: int = 0,
 ) -> NativeDecoder:
-    """Load a tensor-parallel rank's share of a model, on a CPU.
+    """Load a rank's share of a model, on a CPU.
 
-    Arguments and errors as for load_decoder, and `steps`: where it meets the other ranks.
+    Arguments and errors as for load_decoder, and `steps`: where it meets the other ranks; and
+    `first_pool_layer`: its pool has the layers from this one on.
     """
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     packed = load_native_weights(checkpoint, config, dtype, kind, cache, on_progress, shard)
-    return NativeDecoder(config, packed, kernels, shard, steps)
+    return NativeDecoder(config, packed, kernels, shard, steps, first_pool_layer)
 
 
 def load_torch_weights(

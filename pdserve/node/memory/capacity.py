@@ -8,6 +8,7 @@ import torch
 from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.kv_layout import KvDtype
 from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
 
@@ -56,7 +57,7 @@ def capacity(
     Raises:
         ConfigError: the model cannot be divided so, or nothing is left for KV.
     """
-    check_ranks(model, devices.number)
+    check_ranks(model, Parallelism(devices.number))
     torch_dtype, part = TORCH_DTYPES[dtype], Shard(0, devices.number).of(model)
     weights = weight_bytes(part, torch_dtype) - _vocabulary_elsewhere(model, torch_dtype, devices)
     step = step_bytes(part, torch_dtype, worst)

@@ -28,7 +28,7 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
     """
     num_blocks, block_bytes = model.num_blocks, model.layout.block_bytes
     if model.device.type == "cpu":
-        return ExportedPool(num_blocks, block_bytes, is_sealed=model.tensor_parallel == 1)
+        return ExportedPool(num_blocks, block_bytes, is_sealed=model.share.is_alone)
     if config.checksums:
         raise ConfigError(
             f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "

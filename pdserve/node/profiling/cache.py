@@ -30,6 +30,7 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     threads: int  # of a rank
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     attention: str  # name of the backend
     software: str  # versions of pdserve and torch
     token_budget: int

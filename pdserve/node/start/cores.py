@@ -34,7 +34,7 @@ class CorePlan:
         return self.service != self.compute
 
     def of_rank(self, rank: int, num_ranks: int) -> CorePlan:
-        """What one tensor-parallel rank has of it: a share of the threads, and of the cores.
+        """What one rank has of it: a share of the threads, and of the cores.
 
         With more ranks than threads, each has one; with more than cores, they take turns.
         """

@@ -45,7 +45,8 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             max_batch_size=engine.max_batch_size,
             max_model_len=model.max_model_len,
         ),
-        tensor_parallel=model.tensor_parallel,
+        tensor_parallel=model.share.parallelism.tensor,
+        pipeline_parallel=model.share.parallelism.pipeline,
         quantisation=model.quantization if quantised else "",
     )
 

@@ -45,7 +45,7 @@ class Loading:
             RequestCancelled: it was abandoned.
         """
         config = self._config
-        use_compute_cores(self._cores.of_rank(0, self._model.tensor_parallel))
+        use_compute_cores(self._cores.of_rank(0, self._model.share.num_ranks))
         runner = load_runner(
             self._model,
             engine_buffer(self._memory),

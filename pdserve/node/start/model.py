@@ -24,7 +24,9 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import check_ranks
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
@@ -62,7 +64,12 @@ class NodeModel:
     attention: AttentionName = "auto"
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
-    tensor_parallel: int = 1  # processes that compute its steps together
+    share: HostShare = WHOLE_NODE  # what this host has of it
+
+    @property
+    def first_layer(self) -> int:
+        """The first layer of the model that the pool has."""
+        return self.share.first_layer(self.config)
 
     @property
     def revision(self) -> str:
@@ -97,9 +104,9 @@ def plan_model(config: NodeConfig) -> NodeModel:
         config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
     )
     model = load_model_config(checkpoint)
-    dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
     max_model_len = _max_model_len(engine, model)
     device = _device(engine.device)
+    dtype = _dtype(engine, model, device)
     block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
     layout = model.kv_layout(block_size, dtype)
     if engine.quantization != "none" and device.type != "cpu":
@@ -107,7 +114,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
             "leave it out, or ask for device cpu"
         )
-    _check_ranks(engine, model, device)
+    share = _share(engine, model, device)
     budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
@@ -129,18 +136,34 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.attention,
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
-        engine.tensor_parallel,
+        share,
     )
 
 
-def _check_ranks(engine: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
-    if engine.tensor_parallel > 1 and device.type != "cpu":
+def _dtype(engine: EngineConfig, model: ModelConfig, device: torch.device) -> KvDtype:
+    """Raises ConfigError: this device does not compute in the dtype that is asked for."""
+    if engine.dtype == "auto":
+        return model.default_dtype(device.type)
+    if engine.dtype == "float16" and device.type == "cpu":
         raise ConfigError(
-            f"tensor_parallel {engine.tensor_parallel} is for CPUs, and this node computes on "
-            f"{device}: leave it out, or ask for device cpu"
+            "dtype float16 is for GPUs, and this node computes on a CPU: ask for bfloat16, or for "
+            "float32"
         )
-    check_ranks(model, engine.tensor_parallel)
+    return KvDtype(engine.dtype)
+
+
+def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> HostShare:
+    """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
+    share = share_of(engine)
+    parallelism = share.parallelism
+    if parallelism.num_ranks > 1 and device.type != "cpu":
+        raise ConfigError(
+            f"tensor_parallel {parallelism.tensor} and pipeline_parallel {parallelism.pipeline} "
+            f"are for CPUs, and this node computes on {device}: leave them out, or ask for device "
+            "cpu"
+        )
+    check_ranks(model, parallelism)
+    return share
 
 
 def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
@@ -242,10 +265,17 @@ def use_cores(config: EngineConfig) -> CorePlan:
     """
     plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
     set_threads(plan.num_threads)
-    _native.set_num_threads(plan.of_rank(0, config.tensor_parallel).num_threads)
+    _native.set_num_threads(plan.of_rank(0, share_of(config).num_ranks).num_threads)
     use_service_cores(plan)
     use_compute_cores(plan)
     return plan
+
+
+def share_of(engine: EngineConfig) -> HostShare:
+    """Return what the first host of a node, which is the node itself, has of it."""
+    num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
+    parallelism = Parallelism(engine.tensor_parallel, num_stages)
+    return HostShare(parallelism, 0, tuple(engine.rank_hosts))
 
 
 def set_threads(num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts the tensor-parallel ranks of a node, of which it is itself rank 0."""
+"""Starts the ranks of a node's host, of which this process is rank 0."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import logging
 import os
 from collections.abc import Callable
 
-from kv_transfer.memory import ExportedPool, KvPool
+from kv_transfer.memory import ExportedPool
 from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.order import RankOrder
-from pdserve.engine.ranks.processes import RankProcesses, wait_ready
-from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
+from pdserve.node.rank_hosts.messages import CarrierOrder, HostOrder
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
+from pdserve.protocol.version import PROTOCOL
+from pdserve.wire.security import OPEN, Security
 
 log = logging.getLogger(__name__)
 
+_RANK, _CARRIER = "pdserve.engine.ranks.process", "pdserve.node.rank_hosts.carrier"
+
 
 class Ranks:
-    """The other ranks of this node."""
+    """The other ranks of this host."""
 
     def __init__(self, processes: RankProcesses, pool: ExportedPool) -> None:
         self.processes = processes
@@ -49,18 +53,17 @@ class Ranks:
             ModelError: the weights cannot be used.
             NodeSick: a rank has ended.
         """
-        num_ranks = self.processes.num_ranks
-        steps = StepMemory(self.processes.memory, 0, num_ranks)
+        steps = StepMemory(self.processes.memory, 0, self.processes.stages)
         decoder = load_rank(
             model.checkpoint,
             model.config,
             TORCH_DTYPES[model.layout.dtype],
             steps,
-            Shard(0, num_ranks),
+            model.share.shard(0),
             on_progress,
             is_int8=model.quantization == "int8",
             cache=cache,
-            kernels="" if model.kernels is None else model.kernels.variant,
+            kernels=_variant(model),
         )
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
@@ -72,44 +75,97 @@ class Ranks:
 
 
 def start_ranks(
-    model: NodeModel, cores: CorePlan, memory: KvPool, cache: PackedCache | None
-) -> Ranks | None:
-    """Start the other ranks; None: there are none.
+    model: NodeModel,
+    cores: CorePlan,
+    pool: ExportedPool,
+    cache: PackedCache | None,
+    security: Security = OPEN,
+) -> Ranks:
+    """Start the other ranks, of which there is at least one.
 
     They end with the thread that calls this.
 
     Args:
-        model: as planned.
-        cores: of the node, for all ranks.
-        memory: its pool, not sealed yet.
+        model: as planned, for this host.
+        cores: of this host, for all ranks.
+        pool: its KV, not sealed yet.
         cache: of packed weights.
+        security: of the connection to the next host.
     """
-    if model.tensor_parallel == 1:
-        return None
-    assert isinstance(memory, ExportedPool), "ranks are for CPUs"
+    share = model.share
 
-    def order(rank: int, memory_fd: int) -> RankOrder:
-        own = cores.of_rank(rank, model.tensor_parallel)
-        return RankOrder(
-            rank=rank,
-            num_ranks=model.tensor_parallel,
-            parent=os.getpid(),
-            memory_fd=memory_fd,
-            pool_fd=memory.fd,
-            num_blocks=model.num_blocks,
-            layout=model.layout,
-            checkpoint=str(model.checkpoint.path),
+    def start(rank: int, memory_fd: int) -> RankProcess:
+        fds = (memory_fd, pool.fd)
+        if share.later_hosts and rank == sum(share.stages) - 1:
+            return PythonRank(_CARRIER, _carrier_order(model, rank, fds, security), fds)
+        return PythonRank(_RANK, _rank_order(model, rank, fds, cores, cache), fds)
+
+    processes = RankProcesses(share.stages, start)
+    log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
+    return Ranks(processes, pool)
+
+
+def _rank_order(
+    model: NodeModel,
+    rank: int,
+    fds: tuple[int, int],
+    cores: CorePlan,
+    cache: PackedCache | None,
+) -> RankOrder:
+    own = cores.of_rank(rank - model.share.first_rank, model.share.num_ranks)
+    return RankOrder(
+        rank=rank,
+        stages=model.share.stages,
+        shard=model.share.shard(rank),
+        parent=os.getpid(),
+        memory_fd=fds[0],
+        pool_fd=fds[1],
+        num_blocks=model.num_blocks,
+        layout=model.layout,
+        first_pool_layer=model.first_layer,
+        checkpoint=str(model.checkpoint.path),
+        model_id=model.checkpoint.model_id,
+        revision=model.checkpoint.revision,
+        is_int8=model.quantization == "int8",
+        kernels=_variant(model),
+        packed_folder=None if cache is None else str(cache.folder),
+        packed_limit=0 if cache is None else cache.limit_bytes,
+        packing_s=0.0 if cache is None else cache.wait_s,
+        num_threads=own.num_threads,
+        cores=own.compute,
+    )
+
+
+def _carrier_order(
+    model: NodeModel, rank: int, fds: tuple[int, int], security: Security
+) -> CarrierOrder:
+    later = model.share.next()
+    return CarrierOrder(
+        rank=rank,
+        stages=model.share.stages,
+        parent=os.getpid(),
+        memory_fd=fds[0],
+        pool_fd=fds[1],
+        num_blocks=model.num_blocks,
+        layout=model.layout,
+        first_layer=later.first_layer(model.config) - model.first_layer,
+        hidden_size=model.config.hidden_size,
+        vocab_size=model.config.vocab_size,
+        tls_dir="" if security.tls_dir is None else str(security.tls_dir),
+        to_next=HostOrder(
+            protocol=PROTOCOL,
+            token=security.token,
             model_id=model.checkpoint.model_id,
             revision=model.checkpoint.revision,
-            is_int8=model.quantization == "int8",
-            kernels="" if model.kernels is None else model.kernels.variant,
-            packed_folder=None if cache is None else str(cache.folder),
-            packed_limit=0 if cache is None else cache.limit_bytes,
-            packing_s=0.0 if cache is None else cache.wait_s,
-            num_threads=own.num_threads,
-            cores=own.compute,
-        )
+            share=later,
+            layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
+            num_blocks=model.num_blocks,
+            quantization=model.quantization,
+            kernels="" if model.kernels is None else model.kernels.digest,
+        ),
+        address=model.share.later_hosts[0],
+    )
 
-    processes = RankProcesses(model.tensor_parallel, order)
-    log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
-    return Ranks(processes, memory)
+
+def _variant(model: NodeModel) -> str:
+    return "" if model.kernels is None else model.kernels.variant

@@ -95,6 +95,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
         shape=kind.shape,
         limits=kind.limits,
         tensor_parallel=kind.tensor_parallel,
+        pipeline_parallel=kind.pipeline_parallel,
         quantisation=kind.quantisation,
         prefill=costs["prefill"],
         decode=costs["decode"],

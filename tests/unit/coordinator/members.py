@@ -42,6 +42,7 @@ def made_flow(
     request_s: float = 60.0,
     resume_s: float = 30.0,
     on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
+    waits_for_nodes: bool = False,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()
@@ -55,6 +56,7 @@ def made_flow(
         resume_s=resume_s,
         clock=clock,
         on_ended=on_ended,
+        waits_for_nodes=waits_for_nodes,
     )
 
 

@@ -126,3 +126,34 @@ def test_a_burst_is_left_to_the_queue() -> None:
     pool.work = 1.0
     pool.run(30)
     assert pool.changes == []
+
+
+def test_after_a_while_without_requests_no_node_is_desired_until_the_next() -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock, sleep_after_s=60.0)
+    busy = {role: Demand(1, 0, lambda n: 0.1 / n) for role in (P, D)}
+    none = {role: Demand(0, 0, lambda n: 0.0) for role in (P, D)}
+
+    def run(seconds: float, demands: dict[NodeRole, Demand], num_requests: int = 0) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            clock.advance(TICK_S)
+            policy.tick(demands, num_requests)
+
+    run(200, busy, num_requests=1)
+    run(59, busy)
+    assert policy.numbers == {P: 1, D: 1}
+    run(2, busy)
+    assert policy.numbers == {P: 0, D: 0}
+    run(600, busy)  # however long they take to end
+    run(3600, none)
+    assert policy.numbers == {P: 0, D: 0}
+    run(TICK_S, none, num_requests=3)
+    assert policy.numbers == {P: 1, D: 1}
+    run(300, none, num_requests=3)  # they load
+    assert policy.numbers == {P: 1, D: 1}
+
+
+def test_nodes_never_sleep_unless_that_is_asked_for() -> None:
+    pool = Pool(3, work=0.0)
+    pool.run(3600)
+    assert pool.desired == 1

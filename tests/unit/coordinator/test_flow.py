@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from itertools import permutations
 
@@ -13,6 +14,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.requests.journey import Journey
+from coordinator.requests.line_keeper import LINE_GAP_S
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
@@ -56,6 +58,7 @@ class Nodes:
         policy: RouterName = "predicted",
         max_inflight: int = 8,
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
+        waits_for_nodes: bool = False,
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
@@ -69,6 +72,7 @@ class Nodes:
             metrics=self.metrics,
             clock=self.clock,
             on_ended=on_ended,
+            waits_for_nodes=waits_for_nodes,
         )
 
     def join(
@@ -269,6 +273,29 @@ async def test_an_empty_pool_is_named(nodes: Nodes, missing: NodeRole) -> None:
     assert not nodes.flow.is_ready()
     with pytest.raises(NoNodeAvailable, match=missing.name.lower()):
         nodes.start()
+
+
+async def test_requests_wait_for_nodes_that_will_be_started() -> None:
+    nodes = Nodes(waits_for_nodes=True, max_inflight=2)
+    assert nodes.flow.is_ready()
+    waiting = [nodes.start("one"), nodes.start("two")]
+    with pytest.raises(Overloaded, match="queue of requests without a promise is full: it has 2"):
+        nodes.start("three")
+    prefill = nodes.join("p", NodeRole.PREFILL)
+    assert sent(prefill) == []
+    nodes.join("d", NodeRole.DECODE)
+    await asyncio.sleep(2 * LINE_GAP_S)
+    assert [type(message) for message in sent(prefill)] == [PrefillLeg, PrefillLeg]
+    assert nodes.flow.num_on_nodes == 2
+    for running in waiting:
+        running.cancel("enough")
+
+
+async def test_a_request_waits_for_nodes_until_its_deadline() -> None:
+    nodes = Nodes(waits_for_nodes=True)
+    with pytest.raises(DeadlineExceeded):
+        await output(nodes.start(deadline_s=0.01))
+    assert nodes.flow.num_inflight == 0
 
 
 async def test_a_request_that_cannot_fit_is_refused(nodes: Nodes) -> None:

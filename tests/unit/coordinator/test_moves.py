@@ -141,6 +141,25 @@ async def test_a_slow_prefetch_is_not_waited_for(
     assert await output(running) == [100, 101, 102, 103]
 
 
+async def test_a_target_is_ready_when_the_source_has_been_lost(nodes: Nodes) -> None:
+    """The stream has gone on by itself, and is no longer interrupted with its next token."""
+    nodes.join("p", PREFILL)
+    source = nodes.join("d1", DECODE)
+    running = stream(nodes)
+    target = nodes.join("d2", DECODE)
+    drain(nodes, source)
+    assert await asked(target)
+    nodes.registry.remove(source)
+    leg = await decode_leg(target)
+    assert leg.request_id == "r~1", "as the prefetch"
+    nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
+    nodes.say(target, token(2, request_id="r~1"))
+    assert not nodes.flow._resumes._troubles
+    nodes.say(target, token(3, last=True, request_id="r~1"))
+    assert await output(running) == [100, 101, 102, 103]
+    nodes.flow._moves._carry_out("r~1")
+
+
 @pytest.mark.parametrize("lost", ["source", "target", "both"])
 async def test_nodes_are_lost_during_a_move(nodes: Nodes, lost: str) -> None:
     nodes.join("p", PREFILL)

@@ -39,5 +39,5 @@ def _dot(builder: Any, a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
 
 def _as_float32(operand: Any) -> np.ndarray:
     if operand.data.dtype != np.uint16:
-        return operand.data
+        return operand.data.astype(np.float32, copy=False)
     return (operand.data.astype(np.uint32) << 16).view(np.float32)

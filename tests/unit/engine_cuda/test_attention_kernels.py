@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.cases import DTYPES, Case, Shape, alone, make_case
+from tests.kernels.cases import GPU_DTYPES, Case, Shape, alone, make_case
 from tests.unit.engine_cuda.checks import attend, check_attention
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -32,7 +32,7 @@ SHAPES = st.builds(
     head_dim=st.sampled_from([8, 32, 64, 80, 128]),
     block_size=st.integers(1, 32),
     num_layers=st.integers(1, 2),
-    dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(GPU_DTYPES),
 )
 ROWS = st.one_of(st.just(1), st.integers(0, 70))
 BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
@@ -51,7 +51,7 @@ def test_any_batch_matches_the_reference(shape, requests, window, seed, is_strid
     check_attention(triton_attention(), case, window, shape.num_layers - 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_more_keys_than_one_split_takes_at_least(dtype: torch.dtype) -> None:
     """16 splits of 320 keys, and one that is not full."""
     check_attention(triton_attention(), make_case(Shape(1, 2, 32, dtype=dtype), [(1, 5000)]), None)

@@ -17,9 +17,10 @@ from pdserve.engine.cuda import load
 from pdserve.engine.cuda.catalog import KINDS, AttentionKind, AttentionNeeds
 from pdserve.engine.cuda.load import best_attention
 from pdserve.engine.cuda.probe import AttentionBroken, check_attention
+from tests.kernels.cases import GPU_DTYPES
 
 CPU = torch.device("cpu")
-NEEDS = [AttentionNeeds(dtype, 32) for dtype in (torch.float32, torch.bfloat16)]
+NEEDS = [AttentionNeeds(dtype, 32) for dtype in GPU_DTYPES]
 
 
 class Wrong(ReferenceAttention):

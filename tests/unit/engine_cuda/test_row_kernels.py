@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.cases import DTYPES, Shape, make_case
+from tests.kernels.cases import GPU_DTYPES, Shape, make_case
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -21,19 +21,19 @@ def checks(interpreted: None):
     return checks
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("shape", [(3, 64), (1, 100), (0, 16), (5, 1)])
 def test_add_rms_norm(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
     checks.check_add_rms_norm(shape, dtype, CPU)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("shape", [(3, 64), (2, 1500), (0, 16), (5, 1)])
 def test_silu_mul(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
     checks.check_silu_mul(shape, dtype, CPU)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (3, 1, 8, 1)])
 def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> None:
@@ -42,7 +42,7 @@ def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> 
     checks.check_rotate_and_write(shape, has_norm, CPU)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("is_strided", [False, True])
 def test_write_kv(checks, is_strided: bool, dtype: torch.dtype) -> None:
     from pdserve.engine.cuda.triton_attention import TritonAttention

@@ -17,10 +17,12 @@ from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.process import run_rank
 from pdserve.engine.ranks.processes import RankProcesses, wait_ready
-from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.engine.ranks.shard import check_ranks
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
 from pdserve.kv_layout import KvDtype
@@ -57,26 +59,29 @@ class ForkedRank:
 @contextmanager
 def ranked_node(
     path: Path,
-    num_ranks: int,
+    parallelism: Parallelism,
     dtype: KvDtype = KvDtype.FLOAT32,
     cache: PackedCache | None = None,
 ) -> Iterator[tuple[Node, RankProcesses]]:
-    """A node of this process and `num_ranks` - 1 others."""
+    """A node of this process and the other ranks."""
     checkpoint = resolve_checkpoint(str(path))
     config = load_model_config(checkpoint)
-    check_ranks(config, num_ranks)
+    check_ranks(config, parallelism)
+    share = HostShare(parallelism)
     layout = config.kv_layout(BLOCK_SIZE, dtype)
     pool = ExportedPool(NUM_BLOCKS, layout.block_bytes, is_sealed=False)
 
     def order(rank: int, memory_fd: int) -> RankOrder:
         return RankOrder(
             rank=rank,
-            num_ranks=num_ranks,
+            stages=share.stages,
+            shard=share.shard(rank),
             parent=os.getpid(),
             memory_fd=memory_fd,
             pool_fd=pool.fd,
             num_blocks=NUM_BLOCKS,
             layout=layout,
+            first_pool_layer=0,
             checkpoint=str(checkpoint.path),
             model_id=checkpoint.model_id,
             revision=checkpoint.revision,
@@ -89,14 +94,14 @@ def ranked_node(
             cores=(),
         )
 
-    ranks = RankProcesses(num_ranks, order, ForkedRank)
+    ranks = RankProcesses(share.stages, lambda rank, fd: ForkedRank(order(rank, fd)))
     num_threads = _native.num_threads()
     try:
         ranks.wait_mapped()
         pool.seal()
         _native.set_num_threads(1)
-        steps = StepMemory(ranks.memory, 0, num_ranks)
-        shard, torch_dtype = Shard(0, num_ranks), TORCH_DTYPES[dtype]
+        steps = StepMemory(ranks.memory, 0, share.stages)
+        shard, torch_dtype = share.shard(0), TORCH_DTYPES[dtype]
         model = load_rank(
             checkpoint, config, torch_dtype, steps, shard, lambda _: None, cache=cache
         )

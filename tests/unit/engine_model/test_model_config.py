@@ -51,7 +51,8 @@ def parse_as(architecture: str, **changes: Any) -> ModelConfig:
 def test_the_shape_is_read_from_the_config() -> None:
     config = parse(num_key_value_heads=8)
     assert (config.head_dim, config.num_kv_heads, config.max_model_len) == (128, 8, 4096)
-    assert config.default_dtype == KvDtype.BFLOAT16
+    assert config.default_dtype("cpu") == KvDtype.BFLOAT16
+    assert config.default_dtype("cuda") == KvDtype.FLOAT16
     assert config.eos_token_ids == {2}
     assert config.kv_layout(16, KvDtype.BFLOAT16) == KvLayout(32, 8, 128, 16, KvDtype.BFLOAT16)
 
@@ -59,9 +60,10 @@ def test_the_shape_is_read_from_the_config() -> None:
 def test_absent_and_null_fields_have_the_architecture_s_defaults() -> None:
     config = parse(head_dim=None, num_key_value_heads=None, rms_norm_eps=None, torch_dtype=None)
     assert (config.head_dim, config.num_kv_heads, config.rms_norm_eps) == (128, 32, 1e-6)
-    assert config.default_dtype == KvDtype.FLOAT32
+    assert config.default_dtype("cpu") == KvDtype.FLOAT32
     assert parse_as("Qwen3ForCausalLM").head_dim == 128
-    assert parse(dtype="float32").default_dtype == KvDtype.FLOAT32
+    assert parse(dtype="float32").default_dtype("cuda") == KvDtype.FLOAT32
+    assert parse(dtype="bfloat16").default_dtype("cuda") == KvDtype.BFLOAT16
 
 
 def test_model_type_stands_in_for_architectures() -> None:

@@ -52,6 +52,23 @@ def test_the_choice_is_measured_once_and_kept(
     assert chosen(tmp_path) == first
 
 
+def test_nodes_that_measure_at_the_same_time_choose_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[choice.KernelChoice] = []
+
+    def measured(candidates: list[str], *_: object) -> dict[str, float]:
+        if not others:  # the other node begins later, and is done before
+            others.append(choice.KernelChoice("", ""))
+            others[0] = chosen(tmp_path)
+            return {candidates[0]: 1.0}
+        return {candidates[-1]: 1.0}
+
+    monkeypatch.setattr(choice, "measured", measured)
+    assert chosen(tmp_path) == others[0]
+    assert others[0].variant == "portable"
+
+
 def test_a_damaged_note_is_measured_anew(tmp_path: Path) -> None:
     chosen(tmp_path)
     (file,) = tmp_path.iterdir()

@@ -52,6 +52,11 @@ def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
 
 
+def test_float16_is_for_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"float16 is for GPUs, .* ask for bfloat16"):
+        planned(dtype="float16")
+
+
 def test_more_kv_than_the_machine_has_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'"4000TiB" is more than all memory .*MiB\)'):
         planned(kv_memory="4000TiB")

@@ -38,6 +38,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
 {{- end -}}
 
+{{/* Whether a pool may have no nodes; nothing: no. */}}
+{{- define "pdserve.sleeps" -}}
+{{- range $pool := list .Values.prefill .Values.decode }}
+{{- if and $pool.autoscaling.enabled (eq (int $pool.autoscaling.min) 0) }}yes{{ end }}
+{{- end }}
+{{- end -}}
+
 {{/* --set arguments of a map of settings. */}}
 {{- define "pdserve.settings" -}}
 {{- range $name, $value := . }}

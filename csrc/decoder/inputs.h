@@ -1,0 +1,21 @@
+// What a step is to compute.
+#pragma once
+
+#include <cstdint>
+
+#include "../attention/layer.h"
+
+namespace pdserve::decoder {
+
+// Checked arguments of a step.
+struct Inputs {
+    const int64_t* token_ids;  // [step.num_tokens]
+    attention::Step step;      // but for its slots
+    attention::Pool pool;
+    attention::RowChoice sampled;
+    float* logits;  // [sampled.num_rows, vocab]; a rank writes its share of the columns
+    attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
+    float* states_out;                        // [states.num_rows, hidden], normalised
+};
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,67 @@
+"""What the hosts of a node tell each other. Arrays follow as each struct says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdserve.engine.ranks.hosts import HostShare
+from pdserve.errors import PeerLost
+from pdserve.kv_layout import KvLayout
+from pdserve.settings.config import Quantization
+
+
+class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message: what a later host is to load."""
+
+    protocol: int  # `pdserve.protocol.version.PROTOCOL`
+    token: str  # join token; empty: none is in use
+    model_id: str
+    revision: str
+    share: HostShare
+    layout: KvLayout  # of the whole model
+    num_blocks: int
+    quantization: Quantization
+    kernels: str  # digest of the build's arithmetic
+
+
+class HostAnswer(msgspec.Struct, frozen=True):
+    """What a later host says when it has loaded, and after each step.
+
+    After a step, and without an error: the KV of its rows, [num_tokens, num_layers, 2, heads,
+    head_dim], of the layers that this host has; logits, [num_sampled, vocab_size] float32; states,
+    [num_states, hidden_size] float32.
+    """
+
+    error: str = ""  # it cannot go on: says why
+
+    def check(self) -> None:
+        """Raises PeerLost: it cannot go on."""
+        if self.error:
+            raise PeerLost(self.error)
+
+
+class HostStep(msgspec.Struct, frozen=True):
+    """A step: its memory, num_bytes; numbers of blocks, int64, and these blocks, of the layers that
+    the later host has; and the rows of the residual stream, part by part.
+    """
+
+    num_bytes: int
+    num_blocks: int
+
+
+class CarrierOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a carrier is told when it starts; descriptors are inherited."""
+
+    rank: int
+    stages: tuple[int, ...]  # of this host
+    parent: int  # process id of this host's rank 0
+    memory_fd: int
+    pool_fd: int
+    num_blocks: int
+    layout: KvLayout  # of this host's pool
+    first_layer: int  # in it, that the next host has
+    hidden_size: int
+    vocab_size: int
+    tls_dir: str  # empty: the connection is in clear
+    to_next: HostOrder
+    address: str  # of the next host

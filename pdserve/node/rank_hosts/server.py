@@ -1,0 +1,123 @@
+"""`pdserve rank`: a further host of a node. It serves one node after another, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Final
+
+from kv_transfer.memory import ExportedPool
+from kv_transfer.transports.tls import NodeTls
+from pdserve import _native
+from pdserve.addresses import format_address
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.ranks.processes import wait_ready
+from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.errors import ConfigError, PdserveError, PeerLost
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.node.rank_hosts.messages import HostAnswer, HostOrder
+from pdserve.node.rank_hosts.ordered_model import model_of
+from pdserve.node.rank_hosts.stand_in import StandIn
+from pdserve.node.rank_hosts.stream import HostStream
+from pdserve.node.start.cores import plan_cores, use_service_cores
+from pdserve.node.start.model import packed_cache
+from pdserve.node.start.ranks import start_ranks
+from pdserve.protocol.version import check_protocol
+from pdserve.settings.rank_host import RankHostConfig
+from pdserve.wire.security import Security, check_exposure
+
+log = logging.getLogger(__name__)
+
+_FIRST_S: Final = 10.0  # from a connection to what a node says first
+
+
+def run(config: RankHostConfig) -> None:
+    """Listen, and serve.
+
+    Raises:
+        PdserveError: it cannot start; says why.
+    """
+    check_exposure(config.security, config.host)
+    security = Security.of(config.security)
+    named = config.checkpoint
+    checkpoint = resolve_checkpoint(named.model or str(CHECKPOINT_PATH), named.revision)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    listener = _listen(config)
+    tls = None if security.tls_dir is None else NodeTls(security.tls_dir)
+    while True:
+        sock, (peer, *_) = listener.accept()
+        try:
+            stream = HostStream(asyncio.run(_secured(sock, tls)))
+        except (PdserveError, OSError) as error:
+            log.warning("refused %s: %s", peer, error)
+            continue
+        try:
+            _serve(config, security, checkpoint, stream)
+        except PeerLost as error:
+            log.info("the node at %s has ended: %s", peer, error)
+        except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
+            log.error("the node at %s cannot go on: %s", peer, error)
+            with suppress(PeerLost):
+                stream.send(HostAnswer(str(error)))
+        finally:
+            stream.close()
+
+
+def _listen(config: RankHostConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
+    log.info("listens on %s", format_address(config.host, listener.getsockname()[1]))
+    return listener
+
+
+async def _secured(sock: socket.socket, tls: NodeTls | None) -> socket.socket:
+    if tls is None:
+        return sock
+    sock.setblocking(False)
+    async with asyncio.timeout(_FIRST_S):
+        return await tls.accept(sock)
+
+
+def _serve(
+    config: RankHostConfig, security: Security, checkpoint: Checkpoint, stream: HostStream
+) -> None:
+    """Load what the node asks for, and compute its steps until it ends."""
+    order = stream.receive(HostOrder, within_s=_FIRST_S)
+    if not hmac.compare_digest(order.token.encode(), security.token.encode()):
+        raise ConfigError("the join token is not the one here: compare security.join_token_file")
+    check_protocol(order.protocol, "the node")
+    model = model_of(order, checkpoint)
+    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
+    log.info("stages from %d on: %s", order.share.first_stage, cores.describe())
+    use_service_cores(cores)
+    pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
+    cache = packed_cache(config.engine, config.timeouts)
+    ranks = start_ranks(model, cores, pool, cache, security)
+
+    def check_node() -> None:
+        if not stream.is_silent(0.0):
+            raise PeerLost("it did not wait until this host was ready")
+
+    try:
+        ranks.wait_mapped()
+        steps = StepMemory(ranks.processes.memory, 0, ranks.processes.stages)
+        steps.group.say_ready()
+        wait_ready(steps.group, check_node, ranks.processes)
+        stream.send(HostAnswer())
+        log.info("ready")
+        whole = model.config
+        StandIn(
+            stream, ranks.processes, pool, model.layout, whole.hidden_size, whole.vocab_size
+        ).run()
+    finally:
+        ranks.close()
+        pool.close()
