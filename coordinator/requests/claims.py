@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from coordinator.registry import Member, Registry
@@ -25,7 +24,7 @@ class _Asked:
     answers: Sequence[RunningRequest]  # to one prompt, the first one first
     waits_for: set[tuple[Member, str]]  # (node, request id)
     then: Callable[[], None]
-    timer: asyncio.TimerHandle
+    timer: asyncio.TimerHandle | None = None
 
 
 class Claims:
@@ -43,14 +42,14 @@ class Claims:
         """
         ids = [answer.request_id for answer in answers]
         members = [member for member in self._registry if member.exports_kv]
-        timer = asyncio.get_running_loop().call_later(ANSWER_S, partial(self._over, ids[0]))
         waits_for = {(member, request_id) for member in members for request_id in ids}
-        asked = _Asked(answers, waits_for, then, timer)
+        asked = _Asked(answers, waits_for, then)
+        asked.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._over, asked)
         self._asked |= dict.fromkeys(ids, asked)
-        for member, request_id in waits_for:
+        for member, request_id in list(waits_for):
             member.send(Claim(request_id=request_id))
         if not waits_for:
-            self._over(ids[0])
+            self._over(asked)
 
     def claimed(self, message: Claimed, sender: Member) -> None:
         """Show what a node has of a request; without all it asks for, that is as good as nothing.
@@ -78,8 +77,10 @@ class Claims:
         self._heard(asked, {(sender, message.request_id)})
 
     def ended(self, running: RunningRequest) -> None:
-        """Forget a request."""
-        self._asked.pop(running.request_id, None)
+        """Forget a request; its siblings still wait for what nodes have of them."""
+        asked = self._asked.pop(running.request_id, None)
+        if asked is not None:
+            asked.waits_for = {who for who in asked.waits_for if who[1] != running.request_id}
 
     def _lost(self, member: Member) -> None:
         for asked in {id(asked): asked for asked in self._asked.values()}.values():
@@ -88,13 +89,11 @@ class Claims:
     def _heard(self, asked: _Asked, from_whom: set[tuple[Member, str]]) -> None:
         asked.waits_for -= from_whom
         if not asked.waits_for:
-            self._over(asked.answers[0].request_id)
+            self._over(asked)
 
-    def _over(self, first_id: str) -> None:
-        asked = self._asked.get(first_id)
-        if asked is None:
-            return
-        asked.timer.cancel()
+    def _over(self, asked: _Asked) -> None:
+        if asked.timer is not None:
+            asked.timer.cancel()
         for answer in asked.answers:
             self._asked.pop(answer.request_id, None)
         asked.then()

@@ -221,7 +221,7 @@ class Flow:
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, and what is to go on."""
         first, left = answers[0], [answer for answer in answers if not answer.has_ended]
-        if any(answer.has_token_one for answer in answers):
+        if first.has_ended or any(answer.has_token_one for answer in answers):
             first.siblings = ()  # from here on each is on its own
         elif left:
             left = [first]  # the others are sent with it

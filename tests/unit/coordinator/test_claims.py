@@ -166,6 +166,29 @@ async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
     assert [await output(first), await output(second)] == [[100, 101, 102, 103]] * 2
 
 
+@pytest.mark.parametrize("ended", ["r", "s"])
+@pytest.mark.parametrize("is_asked_last", [False, True])
+async def test_one_that_has_ended_leaves_its_sibling_to_go_on(
+    nodes: Nodes, ended: str, is_asked_last: bool
+) -> None:
+    """The sibling used to wait for ever if it was the first one that had ended."""
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = dict(zip("rs", start(nodes, "r", "s"), strict=True))
+    assert claimed(prefill) == claimed(decode) == ["r", "s"]
+    (other,) = {"r", "s"} - {ended}
+    end = Claimed(request_id=ended, token_ids=[100], finish_reason=FinishReason.STOP)
+    told = [end, Claimed(request_id=other, token_ids=[100])]
+    for message in reversed(told) if is_asked_last else told:
+        nodes.flow.claimed(message, decode)
+    for name in "rs":
+        nodes.flow.claimed(Claimed(request_id=name), prefill)
+    leg = await decode_leg(decode)
+    assert (leg.request_id, leg.output_token_ids) == (f"{other}~x1", [100])
+    further(nodes, decode, leg.request_id, 1)
+    assert await output(running[other]) == [100, 101, 102, 103]
+    assert await output(running[ended]) == [100]
+
+
 async def test_siblings_that_nobody_has_begin_together(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     running = start(nodes, "r", "s")
