@@ -76,7 +76,7 @@ async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
 async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: Nodes) -> None:
     """From node to coordinator and on to the next node, whatever interrupts the stream there."""
     decode = nodes.join("d", DECODE)
-    nodes.join("p", PREFILL)
+    prefill = nodes.join("p", PREFILL)
     scores = [
         TokenLogprobs(chosen=-i / 3, top_ids=[i, 9], top_logprobs=[-0.1, -i]) for i in range(4)
     ]
@@ -86,7 +86,7 @@ async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: No
         Claimed(request_id="r", token_ids=[100, 101], logprobs=PromptLogprobs.of(scores[:2])),
         decode,
     )
-    nodes.flow._claims._over("r")
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
     leg = await decode_leg(decode)
     assert leg.output_logprobs == PromptLogprobs.of(scores[:2])
     nodes.say(decode, token(2, request_id="r~x1", logprobs=scores[2:3]))
