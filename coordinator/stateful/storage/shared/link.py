@@ -79,7 +79,11 @@ class Link:
             listener = await asyncpg.connect(
                 self._url, timeout=_DEADLINE_S, command_timeout=_DEADLINE_S
             )
-            await listener.add_listener(tables.CHANNEL, lambda *told: heard(str(told[-1])))
+            try:
+                await listener.add_listener(tables.CHANNEL, lambda *told: heard(str(told[-1])))
+            except BaseException:
+                listener.terminate()
+                raise
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise StoreUnavailable(f"cannot listen at {self.name}: {error}") from error
         self._listener = listener
