@@ -16,7 +16,6 @@ YOUNG = 50 * 700  # objects: as many passes over the youngest as five over older
 @pytest.fixture(autouse=True)
 def thresholds() -> Iterator[None]:
     before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)  # Python's own, instead of those of tests/conftest.py
     yield
     gc.set_threshold(*before)
 
