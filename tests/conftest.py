@@ -31,9 +31,6 @@ settings.load_profile("without-deadline")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
 
-# A tenth of a simulation's time is the collector's, which finds nothing: garbage without cycles.
-gc.set_threshold(50_000, 20, 20)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster lives as long as the event loop that started it: these tests share one."""
