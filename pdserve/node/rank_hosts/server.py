@@ -1,4 +1,7 @@
-"""`pdserve rank`: a further host of a node. It serves one node after another, until SIGTERM."""
+"""`pdserve rank`: a further host of a node. It serves one node after another, until SIGTERM.
+
+That kills it, whatever it waits for: it has nothing to put in order, and its ranks end with it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ import asyncio
 import hmac
 import logging
 import os
-import signal
 import socket
-import sys
 from contextlib import suppress
 from typing import Final
 
@@ -47,7 +48,6 @@ def run(config: RankHostConfig) -> None:
     security = Security.of(config.security)
     named = config.checkpoint
     checkpoint = resolve_checkpoint(named.model or str(CHECKPOINT_PATH), named.revision)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     listener = _listen(config)
     tls = None if security.tls_dir is None else NodeTls(security.tls_dir)
     while True:
