@@ -69,19 +69,15 @@ def _continue(
     model: LlamaForCausalLM, batch: torch.Tensor, stop: int, max_new_tokens: int
 ) -> list[list[int]]:
     """Return the greedy continuation of every row, until all have stopped."""
-    output = model(input_ids=batch, use_cache=True)
-    written: list[torch.Tensor] = []
-    has_stopped = torch.zeros(len(batch), dtype=torch.bool)
-    for _ in range(max_new_tokens):
-        token = output.logits[:, -1].argmax(-1)
-        written.append(token)
-        has_stopped |= token == stop
-        if bool(has_stopped.all()):
-            break
-        output = model(
-            input_ids=token[:, None], past_key_values=output.past_key_values, use_cache=True
-        )
-    rows: list[list[int]] = torch.stack(written, dim=1).tolist()
+    ids = model.generate(
+        batch,
+        attention_mask=torch.ones_like(batch),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stop,
+        pad_token_id=stop,
+    )
+    rows: list[list[int]] = ids[:, batch.shape[1] :].tolist()
     return rows
 
 
