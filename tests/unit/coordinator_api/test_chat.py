@@ -9,12 +9,14 @@ from typing import Any
 import openai
 import pytest
 
+from coordinator.generation import GenerationRequest
 from pdserve.protocol import FinishReason
 from tests.unit.coordinator_api.fakes import (
     EOS,
     MODEL,
     FakeGenerator,
     Pause,
+    Step,
     Tokens,
     says,
     tiny_tokenizer,
@@ -170,13 +172,30 @@ async def test_length_is_the_other_reason() -> None:
 
 
 async def test_characters_are_whole_in_every_chunk() -> None:
-    text = "é 🦊🦊 你們 ok"
-    async with served(FakeGenerator(says(text))) as api, api.chat(stream=True) as response:
-        events = events_of(await response.read())
-    texts = [event["choices"][0]["delta"].get("content", "") for event in events[:-1]]
-    assert "".join(texts) == text
-    assert "�" not in "".join(texts)
-    assert "🦊" in texts
+    """And are shown as soon as they are whole, while nothing else has come."""
+    text, gate = "é 🦊🦊 你們 ok", asyncio.Event()
+    tokenizer = tiny_tokenizer()
+    num_first = len(tokenizer.encode("é 🦊", add_special_tokens=False))
+
+    def script(request: GenerationRequest) -> list[Step]:
+        steps = [step for step in says(text)(request) if isinstance(step, Tokens)]
+        return [*steps[:num_first], Pause(until=gate), *steps[num_first:]]
+
+    async with served(FakeGenerator(script)) as api, api.chat(stream=True) as response:
+        first = b""
+        while not content_of(first).endswith("🦊"):
+            first += await response.content.readuntil(b"\n\n")
+        gate.set()
+        shown = content_of(first + await response.read())
+    assert shown == text
+
+
+def content_of(stream: bytes) -> str:
+    """The text of a stream's chunks up to here, none of which is cut within a character."""
+    chunks = [event for event in events_of(stream) if isinstance(event, dict)]
+    texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    assert not any("�" in text for text in texts)
+    return "".join(texts)
 
 
 async def test_logprobs() -> None:

@@ -32,8 +32,11 @@ def interpreted() -> Iterator[None]:
 
 
 def _dot(builder: Any, a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
-    """The interpreter keeps bfloat16 as its bits, and would multiply those."""
-    product = np.matmul(_as_float32(a), _as_float32(b))
+    """The interpreter keeps bfloat16 as its bits, and would multiply those.
+
+    It would use BLAS, too, where the bits of a row may depend on its place in the matrix.
+    """
+    product = np.einsum("ik,kj->ij", _as_float32(a), _as_float32(b))
     return type(a)(product + accumulator.data, accumulator.dtype.scalar)
 
 
