@@ -102,7 +102,8 @@ class CorePair:
         """Leave the pair, whatever is still computed. Idempotent."""
         if self._fd >= 0:
             self._split.release()
-            os.close(self._fd)  # and the locks with it
+            del self._split  # now: who is still referred to by cycles has it at the process's end
+            os.close(self._fd)  # and the lock with it
             self._fd = -1
 
     def _lock(self, byte: int) -> bool:

@@ -7,22 +7,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from pdserve.clock import ManualClock
 from pdserve.core_rule import Slowdowns
 from pdserve.engine.interface import Sampled
 from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.steps.shape import shape_of
 from pdserve.errors import ConfigError, RequestCancelled
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.split_cores.demand import RestDemand, StreamDemand
+from pdserve.node.split_cores.opening import open_pair
 from pdserve.node.split_cores.pair import CorePair
 from pdserve.node.split_cores.steps import SplitSteps
+from pdserve.node.start.cores import CorePlan
+from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import NodeRole, SamplingParams, StepCosts
+from pdserve.settings.config import NodeConfig
 
 FOREVER_S = 1e5
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -124,6 +133,30 @@ def test_nodes_are_profiled_one_after_the_other(path: str) -> None:
         assert has_turn
     prefill.close()
     decode.close()
+
+
+def fake_model(device: str = "cpu", share: HostShare = WHOLE_NODE) -> NodeModel:
+    return cast("NodeModel", SimpleNamespace(device=torch.device(device), share=share))
+
+
+def test_a_node_with_cores_of_its_own_joins_no_pair() -> None:
+    assert open_pair(NodeConfig(), D, CorePlan(2, (0, 1), (0, 1)), fake_model()) is None
+
+
+def test_only_cores_of_a_cpu_with_a_thread_each_can_be_shared(path: str) -> None:
+    config, two = NodeConfig(shared_cores=path), CorePlan(2, (0, 1), (0, 1))
+    with pytest.raises(ConfigError, match="not those of cuda:0: leave it out, or ask for device"):
+        open_pair(config, D, two, fake_model("cuda:0"))
+    with pytest.raises(ConfigError, match="a node of 2 ranks has its cores to itself"):
+        open_pair(config, D, two, fake_model(share=HostShare(Parallelism(2, 1), 0, ())))
+    for plan in (CorePlan(1, (0,), (1,)), CorePlan(3, (0, 1), (0, 1))):
+        with pytest.raises(ConfigError, match=f"{plan.num_threads} threads on"):
+            open_pair(config, D, plan, fake_model())
+    assert not Path(path).exists()
+    pair = open_pair(config, P, two, fake_model())
+    assert pair is not None
+    assert (pair.num_cores, pair.takes_rest) == (2, True)
+    pair.close()
 
 
 # ---- what a node asks for ------------------------------------------------------------------------

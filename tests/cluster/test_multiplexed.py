@@ -1,0 +1,133 @@
+"""Multiplexed mode with real processes: a pair shares two cores, and survives its halves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pdserve import _native
+from pdserve.node.split_cores.pair import LEASE_S
+from pdserve.settings.config import NodeConfig
+from pdserve.settings.values import format_cpus
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client, Follower
+from tests.cluster.fleet import Fleet, fleet_config, poll, running
+
+CORES = sorted(os.sched_getaffinity(0))[:2]
+LENGTHS = (1, 15, 16, 38, 333, 1500)
+NUM_OUTPUT = 12
+STREAMED = 6000  # more than is waited for
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    engine = {"token_budget": 37, "max_model_len": 8192, "threads": 0, "cpus": format_cpus(CORES)}
+    config = fleet_config(tiny_checkpoint, mode="multiplexed", engine=engine)
+    async with running(Fleet(config)) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(fleet.url) as client:
+        yield client
+    await fleet.assert_baseline(within_s=20.0)
+
+
+@pytest.fixture
+def asked(fleet: Fleet) -> Iterator[dict[str, _native.CoreSplit]]:
+    """Node |-> what reads how many cores it asks for, as the other one does."""
+    config = fleet._plans["decode-0"].config
+    assert isinstance(config, NodeConfig)
+    fd = os.open(config.shared_cores, os.O_RDWR)
+    yield {
+        "decode-0": _native.CoreSplit(fd, True, 2, LEASE_S),
+        "prefill-0": _native.CoreSplit(fd, False, 2, LEASE_S),
+    }
+    os.close(fd)
+
+
+@asynccontextmanager
+async def without_end(client: Client, num_prompt: int, num_output: int) -> AsyncIterator[None]:
+    """Meanwhile there are such requests, one after the other, each with a prompt of its own."""
+
+    async def send() -> None:
+        for number in count():
+            prompt = make_prompt(num_prompt, f"{num_output} {number}")
+            await client.complete(prompt, num_output)
+
+    sending = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint: Path) -> None:
+    reference = Reference(tiny_checkpoint)
+    outputs = await asyncio.gather(
+        *(client.complete(make_prompt(length), NUM_OUTPUT) for length in LENGTHS)
+    )
+    for output, length in zip(outputs, LENGTHS, strict=True):
+        assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
+
+
+async def test_nodes_share_the_cores_while_both_compute_and_have_all_of_them_alone(
+    fleet: Fleet, client: Client, tiny_checkpoint: Path, asked: dict[str, _native.CoreSplit]
+) -> None:
+    async def nobody_asks() -> bool:
+        return not any(split.asked_by_other for split in asked.values())
+
+    async def both_ask() -> bool:
+        return all(split.asked_by_other for split in asked.values())
+
+    await poll(nobody_asks, 20.0, lambda: "a node that has nothing to do asks for cores")
+    prompt = make_prompt(100)
+    async with without_end(client, 20, 500):
+        await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 2)
+        async with without_end(client, 3000, 1):
+            await poll(both_ask, 20.0, lambda: "they have never computed at the same time")
+            await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 1)
+            await fleet.wait_for("prefill-0", lambda gauges: gauges["step_cores"] == 1)
+            output = await client.complete(prompt, 200)
+        await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 2)
+    assert output.tokens == Reference(tiny_checkpoint).greedy(prompt, 200)
+
+
+async def test_whoever_is_left_has_all_cores(
+    fleet: Fleet, client: Client, tiny_checkpoint: Path, asked: dict[str, _native.CoreSplit]
+) -> None:
+    """A node that is started again is the other half of the pair."""
+
+    async def prefill_asks() -> bool:
+        return asked["prefill-0"].asked_by_other > 0
+
+    prompt = make_prompt(100, "left")
+    stream = Follower(client, prompt, STREAMED)
+    await stream.reached(3)
+    async with without_end(client, 3000, 1):
+        await poll(prefill_asks, 20.0, lambda: "no prompt is computed")
+        await fleet.kill_node("prefill-0")
+        await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 2)
+    await stream.hang_up()
+    await fleet.start_node("prefill-0")
+
+    stream = Follower(client, prompt, STREAMED)
+    await stream.reached(3)
+    await fleet.kill_node("decode-0")
+    await client.complete(make_prompt(3000, "alone"), 1)  # needs no decode node
+    await fleet.wait_for("prefill-0", lambda gauges: gauges["step_cores"] == 2)
+    await fleet.start_node("decode-0")
+    await stream.reached(len(stream.output.token_ids) + 20)
+    await stream.hang_up()
+    assert Reference(tiny_checkpoint).is_greedy(prompt, stream.output.token_ids)
