@@ -108,6 +108,31 @@ def test_only_the_threads_that_are_allowed_compute(memory: int) -> None:
         assert time.monotonic() < deadline_s
 
 
+def test_a_worker_leaves_a_job_that_goes_on(memory: int) -> None:
+    """One job, of many items: a core is given back long before its end."""
+    _native.set_num_threads(2)
+    asking, resting = both(memory, 2)
+    _native.set_core_split(resting)
+    case = make_case(Shape(), [(8000, 0)])
+    deadline_s = time.monotonic() + 60
+    has_left = False
+    while not has_left:  # the job may be over before anybody looks
+        assert time.monotonic() < deadline_s
+        asking.release()
+        resting.ask(1)
+        before = workers_ran_ns()
+        job = threading.Thread(target=attend, args=(case,))
+        job.start()
+        while job.is_alive() and workers_ran_ns() == before:
+            os.sched_yield()
+        asking.ask(1)
+        while job.is_alive() and not has_left:
+            seen = workers_ran_ns()
+            threading.Event().wait(0.02)
+            has_left = workers_ran_ns() == seen and job.is_alive()
+        job.join()
+
+
 def test_cores_change_hands_while_jobs_run(memory: int) -> None:
     expected = attend(CASE)
     _native.set_num_threads(3)
