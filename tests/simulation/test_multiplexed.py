@@ -118,7 +118,7 @@ def simulated(mode: str, scenario: str, rate: float, calibration: Calibration = 
 
 def test_a_pair_is_faster_than_two_halves_where_one_of_them_would_idle() -> None:
     shared, halves = (simulated(m, "long-prompts", 0.2) for m in ("multiplexed", "disaggregated"))
-    assert shared.mean_e2e_s < 0.8 * halves.mean_e2e_s
+    assert shared.mean_e2e_s < 0.9 * halves.mean_e2e_s
     assert shared.score.finished == halves.score.finished == shared.score.sent
     assert shared.output_tokens == halves.output_tokens
 
