@@ -14,9 +14,12 @@ import pytest
 import pytest_asyncio
 
 from pdserve import _native
+from pdserve.errors import CalibrationError
 from pdserve.node.split_cores.pair import LEASE_S
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import format_cpus
+from pdserve.simulation.calibrate import run as calibrating
+from pdserve.simulation.calibrate.config import CalibrateConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, poll, running
@@ -57,6 +60,16 @@ def asked(fleet: Fleet) -> Iterator[dict[str, _native.CoreSplit]]:
     os.close(fd)
 
 
+def has_all(gauges: dict[str, float]) -> bool:
+    """Whether a node's last step had both cores."""
+    return gauges["step_cores"] == 2
+
+
+def shares(gauges: dict[str, float]) -> bool:
+    """Whether it had one of them, at least for a part of it."""
+    return 0 < gauges["step_cores"] < 2
+
+
 @asynccontextmanager
 async def without_end(client: Client, num_prompt: int, num_output: int) -> AsyncIterator[None]:
     """Meanwhile there are such requests, one after the other, each with a prompt of its own."""
@@ -83,6 +96,11 @@ async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint:
         assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
 
 
+async def test_nodes_without_cores_of_their_own_are_not_calibrated(fleet: Fleet) -> None:
+    with pytest.raises(CalibrationError, match="the cores of a node change from step to step"):
+        await asyncio.to_thread(calibrating.measured, CalibrateConfig(url=fleet.url))
+
+
 async def test_nodes_share_the_cores_while_both_compute_and_have_all_of_them_alone(
     fleet: Fleet, client: Client, tiny_checkpoint: Path, asked: dict[str, _native.CoreSplit]
 ) -> None:
@@ -95,13 +113,13 @@ async def test_nodes_share_the_cores_while_both_compute_and_have_all_of_them_alo
     await poll(nobody_asks, 20.0, lambda: "a node that has nothing to do asks for cores")
     prompt = make_prompt(100)
     async with without_end(client, 20, 500):
-        await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 2)
+        await fleet.wait_for("decode-0", has_all)
         async with without_end(client, 3000, 1):
             await poll(both_ask, 20.0, lambda: "they have never computed at the same time")
-            await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 1)
-            await fleet.wait_for("prefill-0", lambda gauges: gauges["step_cores"] == 1)
+            await fleet.wait_for("decode-0", shares)
+            await fleet.wait_for("prefill-0", shares)
             output = await client.complete(prompt, 200)
-        await fleet.wait_for("decode-0", lambda gauges: gauges["step_cores"] == 2)
+        await fleet.wait_for("decode-0", has_all)
     assert output.tokens == Reference(tiny_checkpoint).greedy(prompt, 200)
 
 
@@ -110,22 +128,19 @@ async def test_whoever_is_left_has_all_cores(
 ) -> None:
     """The decode node stands still, goes on, is killed and started again; prompts never end."""
 
-    async def prefill_has(num_cores: int) -> None:
-        await fleet.wait_for("prefill-0", lambda gauges: gauges["step_cores"] == num_cores)
-
     async with without_end(client, 3000, 1), without_end(client, 20, 500):
-        await prefill_has(1)
+        await fleet.wait_for("prefill-0", shares)
         fleet.send_signal("decode-0", signal.SIGSTOP)  # what it asks for expires
-        await prefill_has(2)
+        await fleet.wait_for("prefill-0", has_all)
         fleet.send_signal("decode-0", signal.SIGCONT)
-        await prefill_has(1)
+        await fleet.wait_for("prefill-0", shares)
         prompt = make_prompt(100, "left")
         stream = Follower(client, prompt, STREAMED)
         await stream.reached(3)
         await fleet.kill_node("decode-0")
-        await prefill_has(2)
+        await fleet.wait_for("prefill-0", has_all)
         await fleet.start_node("decode-0")
-        await prefill_has(1)
+        await fleet.wait_for("prefill-0", shares)
         await stream.reached(len(stream.output.token_ids) + 20)
         await stream.hang_up()
     await fleet.kill_node("prefill-0")

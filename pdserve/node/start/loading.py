@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 
 from kv_transfer.memory import KvPool
@@ -16,6 +17,8 @@ from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache
 from pdserve.node.start.ranks import Ranks
 from pdserve.settings.config import NodeConfig
+
+log = logging.getLogger(__name__)
 
 
 class Loading:
@@ -63,7 +66,9 @@ class Loading:
             self._ranks,
         )
         check = self._check_wanted
-        with nullcontext() if self._pair is None else self._pair.turn(check):
+        with nullcontext(True) if self._pair is None else self._pair.turn(check) as has_turn:
+            if not has_turn:
+                log.warning("the other node is still being profiled: both are now, so not well")
             costs = step_costs(config.profile, config.engine, self._model, runner, check)
             if self._pair is not None and not self._pair.takes_rest:
                 self.slowdowns = self._slowdowns(runner, self._pair.num_cores)
