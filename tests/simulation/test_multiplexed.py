@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from pdserve.bench.compare.config import CompareConfig
 from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import main
 from pdserve.engine.request import Request, Scheduled
@@ -24,6 +25,7 @@ from pdserve.simulation.predict.deployment import Deployment, Result, Rig, run
 from pdserve.simulation.predict.load import Question, Ranged
 from pdserve.simulation.simulate.config import SimulateConfig
 from pdserve.simulation.split import SplitCores
+from pdserve.simulation.validate.config import PredictionConfig
 
 CORE = msgspec.structs.replace(load_calibration("core-53m"), residuals=Residuals())
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -131,6 +133,11 @@ def test_a_run_can_be_repeated() -> None:
 def test_what_is_no_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="as many of each"):
         SimulateConfig(modes=["multiplexed"], prefill=2).check()
+    with pytest.raises(ConfigError, match="as many of each"):
+        _ = CompareConfig(modes=["multiplexed"], decode=2).plan
+    with pytest.raises(ConfigError, match="as many of each"):
+        PredictionConfig(deployments=["multiplexed:2P1D"]).check()
+    assert PredictionConfig(deployments=["multiplexed:2P2D"]).check() == [("multiplexed", 2, 2)]
     with pytest.raises(ConfigError, match="no machine, and so no price"):
         PlanConfig(modes=["multiplexed"]).check()
     assert main(["simulate", "--modes", "multiplexed", "--decode", "2"]) == 2
