@@ -25,6 +25,11 @@ def run(config: CoordinatorConfig) -> None:
     """
     if config.routing.rebalance and config.mode == "colocated":
         raise ConfigError("--rebalance needs two pools: leave it out with --mode colocated")
+    if config.routing.rebalance and config.mode == "multiplexed":
+        raise ConfigError(
+            "--rebalance changes what nodes are: leave it out with --mode multiplexed, whose nodes "
+            "are pairs"
+        )
     classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
     model = load_served_model(config.checkpoint, config.answers.pooling)
     tenants = open_tenants(

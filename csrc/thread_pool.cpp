@@ -77,12 +77,19 @@ void ThreadPool::set_num_threads(int num_threads) {
     if (static_cast<int>(workers_.size()) > num_threads - 1) resize_workers(num_threads - 1);
 }
 
+void ThreadPool::set_core_split(std::shared_ptr<CoreSplit> split) {
+    std::lock_guard turn(turn_mutex_);
+    split_ = std::move(split);
+    if (split_ == nullptr) admit(kAll);
+}
+
 void ThreadPool::resize_workers(int num_workers) {
     {
         std::lock_guard lock(mutex_);
         wanted_workers_ = num_workers;
     }
     work_available_.notify_all();
+    admitted_.notify_all();
     while (static_cast<int>(workers_.size()) > num_workers) {
         workers_.back()->thread.join();
         workers_.pop_back();
@@ -90,7 +97,8 @@ void ThreadPool::resize_workers(int num_workers) {
     while (static_cast<int>(workers_.size()) < num_workers) {
         const int index = static_cast<int>(workers_.size());
         Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-        worker.thread = std::thread([this, &worker, index] { worker_loop(worker, index); });
+        worker.index = index;
+        worker.thread = std::thread([this, &worker] { worker_loop(worker); });
         pthread_setname_np(worker.thread.native_handle(), "pdserve-kernel");
     }
 }
@@ -120,20 +128,21 @@ void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     std::lock_guard turn(turn_mutex_);
     if (static_cast<int>(workers_.size()) < num_threads_ - 1) resize_workers(num_threads_ - 1);
 
+    if (split_ != nullptr) admit(split_->begin_job() - 1);
     caller_core_ = sched_getcpu();
     job_ = {num_items, call, context, nullptr};
     next_item_.store(0, std::memory_order_relaxed);
     gate_ = (job_of(gate_) + 1) * kGateJob + kGateOpen;
     wake_workers(num_items - 1);
-    work_on_job();
+    work_on_job(kCaller);
     gate_ -= kGateOpen;
     wait_until_left();
     if (job_.error) std::rethrow_exception(std::exchange(job_.error, nullptr));
 }
 
-void ThreadPool::work_on_job() {
+void ThreadPool::work_on_job(int index) {
     try {
-        while (true) {
+        while (may_go_on(index)) {
             const int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
             if (item >= job_.num_items) return;
             job_.call(job_.context, item);
@@ -144,6 +153,21 @@ void ThreadPool::work_on_job() {
         if (!job_.error) job_.error = std::current_exception();
     }
 }
+
+// Whether a thread may take another item: its process may have fewer cores than when the job began.
+bool ThreadPool::may_go_on(int index) const {
+    return index == kCaller || split_ == nullptr || index < split_->allowed() - 1;
+}
+
+// Whoever is admitted late, or still works on a job that it is not admitted to, changes no result.
+void ThreadPool::admit(int num_workers) {
+    const int before = num_admitted_.exchange(num_workers);
+    if (num_workers <= before) return;
+    { std::lock_guard lock(mutex_); }  // whoever has looked for the last time waits by now
+    admitted_.notify_all();
+}
+
+bool ThreadPool::is_admitted(int index) const { return index < num_admitted_; }
 
 // A worker without work counts itself as sleeping *before* it looks for work for the last time. So
 // either it sees what was stored before this call, or this call sees it sleeping.
@@ -173,7 +197,8 @@ void ThreadPool::wait_until_left() {
     caller_sleeps_ = false;
 }
 
-void ThreadPool::worker_loop(Worker& self, int index) {
+void ThreadPool::worker_loop(Worker& self) {
+    const int index = self.index;
     block_signals();
     self.place.bind();
     uint64_t last_gate = 0;
@@ -183,13 +208,21 @@ void ThreadPool::worker_loop(Worker& self, int index) {
         if (index >= wanted_workers_) return;
         last_region = region_number_;
         if (enter(self, last_gate)) {
-            work_on_job();
+            work_on_job(index);
             leave(self);
         }
     }
 }
 
+// Those that are not admitted sleep apart, so that no job wakes them.
+void ThreadPool::wait_until_admitted(int index) {
+    if (is_admitted(index)) return;
+    std::unique_lock lock(mutex_);
+    admitted_.wait(lock, [&] { return is_admitted(index) || index >= wanted_workers_; });
+}
+
 void ThreadPool::wait_for_news(int index, uint64_t last_gate, uint64_t last_region) {
+    wait_until_admitted(index);
     if (sees_news_soon(index, last_gate, last_region)) return;
     const auto news = [&] { return has_news(index, last_gate, last_region); };
     std::unique_lock lock(mutex_);
@@ -206,7 +239,8 @@ void ThreadPool::wait_for_news(int index, uint64_t last_gate, uint64_t last_regi
 bool ThreadPool::has_news(int index, uint64_t last_gate, uint64_t last_region) {
     const uint64_t gate = gate_;
     const bool has_job = (gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate);
-    return has_job || region_number_ != last_region || index >= wanted_workers_;
+    return has_job || region_number_ != last_region || index >= wanted_workers_
+        || !is_admitted(index);
 }
 
 bool ThreadPool::sees_news_soon(int index, uint64_t last_gate, uint64_t last_region) {
@@ -217,13 +251,14 @@ bool ThreadPool::sees_news_soon(int index, uint64_t last_gate, uint64_t last_reg
         && has_news(index, last_gate, last_region);
 }
 
-// Joins the open job, unless this worker has worked on it already.
+// Joins the open job, unless this worker has worked on it already, or is not admitted.
 bool ThreadPool::enter(Worker& self, uint64_t& last_gate) {
     uint64_t gate = gate_;
     const int caller_core = caller_core_;
     if (sched_getcpu() == caller_core) self.place.step_away(caller_core);
     self.is_inside = true;
-    while ((gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate)) {
+    while ((gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate)
+        && is_admitted(self.index)) {
         if (gate_.compare_exchange_weak(gate, gate + 1)) {
             last_gate = gate;
             return true;

@@ -4,17 +4,22 @@
 // cores. Idle workers sleep. Only inside a Region, which is open while a step of the model runs, do
 // they spin for some microseconds, waiting for the next job, before they sleep. A thread that is
 // about to sleep lends its core to one that it waits for, if another process keeps that from its own.
+//
+// With a CoreSplit, only as many threads work as it allows: workers beyond that are not admitted to
+// jobs, and those that are leave a job before its next item.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "core_split.h"
 #include "placed_thread.h"
 
 namespace pdserve {
@@ -28,6 +33,9 @@ public:
 
     // The number of threads, the caller included, for later calls. Workers start when first needed.
     void set_num_threads(int num_threads);
+
+    // The cores of later calls are shared with another process; null: they are not.
+    void set_core_split(std::shared_ptr<CoreSplit> split);
 
     // Calls body(i) once for every i in [0, num_items), in no particular order, and returns when
     // all have returned. Rethrows the first exception. Calls from several threads take turns.
@@ -55,7 +63,11 @@ public:
 private:
     using Call = void (*)(const void* context, int64_t item);
 
+    static constexpr int kAll = std::numeric_limits<int>::max();
+    static constexpr int kCaller = -1;  // index of the thread that brings a job
+
     struct Worker {
+        int index;
         PlacedThread place;
         std::atomic<bool> is_inside{false};  // may be working on the job
         std::thread thread;
@@ -70,10 +82,14 @@ private:
 
     ThreadPool();
     void run(int64_t num_items, Call call, const void* context);
-    void work_on_job();
+    void work_on_job(int index);
+    bool may_go_on(int index) const;
     void wait_until_left();
     void wake_workers(int64_t num_workers);
-    void worker_loop(Worker& self, int index);
+    void admit(int num_workers);
+    bool is_admitted(int index) const;
+    void worker_loop(Worker& self);
+    void wait_until_admitted(int index);
     void wait_for_news(int index, uint64_t last_gate, uint64_t last_region);
     bool has_news(int index, uint64_t last_gate, uint64_t last_region);
     bool sees_news_soon(int index, uint64_t last_gate, uint64_t last_region);
@@ -83,6 +99,7 @@ private:
 
     std::mutex turn_mutex_;  // held by the one caller whose job is running, or by a resize
     Job job_;                // written while the gate is closed and nobody is inside
+    std::shared_ptr<CoreSplit> split_;  // likewise
 
     // The number of the job (upper 32 bits), whether workers may still join it (kGateOpen), and how
     // many are inside (the bits below). One atomic word, so that no worker can join a job that has
@@ -97,10 +114,12 @@ private:
     std::atomic<int> caller_core_{-1};     // when the job began
     PlacedThread caller_;
     std::atomic<int> wanted_workers_{0};
+    std::atomic<int> num_admitted_{kAll};  // workers that may join jobs: those with lower indices
     std::atomic<int> num_threads_;
 
     std::mutex mutex_;  // for going to sleep and waking up
     std::condition_variable work_available_;
+    std::condition_variable admitted_;
     std::condition_variable workers_left_;
     std::vector<std::unique_ptr<Worker>> workers_;  // guarded by turn_mutex_
 };

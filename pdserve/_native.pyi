@@ -31,6 +31,52 @@ def set_num_threads(num_threads: int) -> None:
     Waits for a running kernel call to end. A forked child starts with the default again.
     """
 
+CORE_SPLIT_BYTES: int  # of the memory behind a CoreSplit; zeroed, nothing is computed
+
+class CoreSplit:
+    """The cores that two processes of a host share, through memory that both have mapped.
+
+    Alone, each has all of them. While both compute, one has what it asks for and the other one,
+    which `takes_rest`, what is left: from the next item of a job on.
+    """
+
+    def __init__(self, fd: int, takes_rest: bool, num_cores: int, lease_s: float) -> None:
+        """Map the memory; `fd` may be closed afterwards.
+
+        What a process asks for holds for `lease_s`, and longer while it computes; both must name
+        the same time.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+
+    def ask(self, num_cores: int) -> None:
+        """A step begins, for which so many cores are wanted (1 to num_cores - 1)."""
+
+    def release(self) -> None:
+        """There is nothing to compute."""
+
+    def clear_other(self) -> None:
+        """The other process has ended, whatever it has asked for."""
+
+    @property
+    def asked_by_other(self) -> int:
+        """Cores that the other process asks for now; 0: it does not compute."""
+
+    @property
+    def allowed(self) -> int:
+        """Cores that this process may use at the moment."""
+
+    @property
+    def mean_cores(self) -> float:
+        """Cores that kernel calls have had since `ask`, on average; 0: there were none."""
+
+def set_core_split(split: CoreSplit | None) -> None:
+    """Share the cores of kernel calls with another process; None: not any more.
+
+    Waits for a running kernel call to end. A forked child shares none.
+    """
+
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_dim] float32 or bfloat16, strided but the last
     kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]

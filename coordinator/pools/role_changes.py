@@ -26,6 +26,7 @@ NEEDED: dict[Mode, tuple[NodeRole, ...]] = {
     "colocated": (NodeRole.DECODE,),
     "adaptive": (),  # a node of either pool can serve whole requests
     "flowing": (),
+    "multiplexed": (NodeRole.PREFILL, NodeRole.DECODE),
 }
 
 
@@ -100,6 +101,11 @@ class RoleChanges:
         former = self._role_of(member)
         if former is role:
             return self._orders.get(member)  # None: it has reported that role
+        if self._mode == "multiplexed":
+            raise RoleRefused(
+                f"{member.node_id} shares its cores with a node of the other kind: in multiplexed "
+                "mode neither can change"
+            )
         if member.load.state is NodeState.DRAINING:
             raise RoleRefused(f"{member.node_id} is draining: it takes no more work of any kind")
         if role is NodeRole.PREFILL and member.hello.prefill_refusal:

@@ -75,7 +75,7 @@ class Router:
     def can_route(self, revision: str = "") -> bool:
         """Return whether there are ready nodes in all pools that the mode needs, of a revision."""
         match self.mode:
-            case "disaggregated":
+            case "disaggregated" | "multiplexed":
                 return len(self.fleet.serving(self.pairs.prefills_to_try(), revision)) > 0
             case "colocated":
                 return len(self.fleet.ready(NodeRole.DECODE, revision)) > 0
@@ -103,7 +103,7 @@ class Router:
         match self.mode:
             case "colocated":
                 return self._local(outlook, self._slots(NodeRole.DECODE, request.revision))
-            case "disaggregated":
+            case "disaggregated" | "multiplexed":
                 return self._pair(outlook)
             case "adaptive":
                 return self._adaptive(outlook)
@@ -154,8 +154,8 @@ class Router:
     def tpot_within_s(self, placement: Placement, tpot_s: float) -> float | None:
         """Return the seconds until a node is predicted to keep this TPOT for such a request.
 
-        In disaggregated mode only nodes count that can pull from the placement's prefill node. None
-        if that is not within the forecast's horizon.
+        Where all requests are handed off, only nodes count that can pull from the placement's
+        prefill node. None if that is not within the forecast's horizon.
         """
         slots = self._decodes_for(placement)
         now_s = self._clock.now()

@@ -25,6 +25,7 @@ from pdserve.settings.flag_groups import CLUSTER
 from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
+from pdserve.settings.values import check_pairs
 
 SLEEP_AFTER_S: Final = 300.0  # `routing.sleep_after_s` of a cluster that may have no nodes
 
@@ -43,7 +44,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
 
     prefill: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="number of prefill nodes (default: 1, or 0 if colocated)"),
+        Meta(
+            description="number of prefill nodes (default: 1, 0 if colocated, that of decode nodes "
+            "if multiplexed)"
+        ),
     ] = None
     decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
     autoscale: Annotated[
@@ -57,7 +61,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Mode,
         Meta(
             description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either"
+            "either; multiplexed: prefill nodes, on the cores of decode nodes"
         ),
     ] = "disaggregated"
     on: Annotated[
@@ -98,6 +102,20 @@ class ClusterConfig(ConfigStruct, frozen=True):
         """Raise ValueError, which becomes a ConfigError, if the machines are not said right."""
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
+        if self.mode == "multiplexed":
+            for name, given in (
+                ("on", self.on),
+                ("autoscale", self.autoscale),
+                ("rebalance", self.routing.rebalance),
+                ("tensor_parallel", self.engine.tensor_parallel > 1),
+                ("pipeline_parallel", self.engine.pipeline_parallel > 1),
+                ("rank_hosts", self.engine.rank_hosts),
+            ):
+                if given:
+                    raise ValueError(
+                        f"{name}: not in mode multiplexed, whose nodes are pairs, each of a "
+                        "prefill and a decode process on the same cores"
+                    )
 
     @property
     def scale(self) -> Scale | None:
@@ -131,6 +149,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
         colocated = self.mode == "colocated"
         if self.scale is not None:
             return 0 if colocated else self.scale.most
+        if self.mode == "multiplexed":
+            num_prefill = self.decode if self.prefill is None else self.prefill
+            check_pairs([self.mode], num_prefill, self.decode)
+            return num_prefill
         if self.prefill is None:
             return 0 if colocated else 1
         if colocated and self.prefill:

@@ -31,6 +31,21 @@ def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
     return [list(cores[a:b]) for a, b in pairwise(bounds)]
 
 
+def share_cores(num_pairs: int, cores: Sequence[int]) -> list[list[int]]:
+    """The cores of each pair of nodes that share theirs: those of prefill-0 and decode-0, ...
+
+    Raises:
+        ConfigError: a pair would have fewer than two, which cannot be split.
+    """
+    if len(cores) < 2 * num_pairs:
+        raise ConfigError(
+            f"--mode multiplexed splits the cores of a prefill and a decode node, so each of "
+            f"{num_pairs} pairs needs two or more, and there are {len(cores)}: start fewer pairs, "
+            "or take --mode disaggregated"
+        )
+    return assign_cores(num_pairs, cores)
+
+
 def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[int]:
     """The cores of the coordinator, out of all `cores` of the cluster.
 

@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from pdserve.addresses import format_address, loopback
 from pdserve.cluster.config import SLEEP_AFTER_S, ClusterConfig
-from pdserve.cluster.placement import assign_cores, assign_device, coordinator_cores
+from pdserve.cluster.placement import (
+    assign_cores,
+    assign_device,
+    coordinator_cores,
+    share_cores,
+)
+from pdserve.errors import ConfigError
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.config import (
     STORE_IN_MEMORY,
@@ -37,6 +43,7 @@ class Machine:
 
     cores: Sequence[int]
     num_gpus: int = 0
+    core_files: Sequence[str] = ()  # for each pair of nodes that share their cores
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,21 @@ def plan_cluster(
     """The coordinator, then prefill-0, prefill-1, ..., decode-0, ...
 
     Raises:
-        ConfigError: the numbers of nodes contradict the mode.
+        ConfigError: the numbers of nodes contradict the mode, or the machine does.
     """
     nodes = cluster_nodes(config)
-    shares = assign_cores(len(nodes), machine.cores)
+    is_shared = config.mode == "multiplexed"
+    engine = config.engine
+    if is_shared:  # each node computes with the threads of both
+        shares = 2 * share_cores(config.num_decode, machine.cores)
+        engine = replace(engine, threads=2 * engine.threads)
+    else:
+        shares = assign_cores(len(nodes), machine.cores)
     engines = [
-        _placed(config.engine, number, cores, machine.num_gpus)
-        for number, cores in enumerate(shares)
+        _placed(engine, number, cores, machine.num_gpus) for number, cores in enumerate(shares)
     ]
+    if is_shared:
+        _check_on_cpu(engines)
     on_gpu = Counter(engine.device for engine in engines if engine.device.startswith("cuda"))
     engines = [
         replace(engine, kv_utilization=engine.kv_utilization / on_gpu.get(engine.device, 1))
@@ -78,9 +92,21 @@ def plan_cluster(
     coordinator = plan_coordinator(config, http_port, grpc_host, grpc_port, cpus)
     plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
     address = format_address(grpc_host, grpc_port)
-    for (name, kind), engine in zip(nodes, engines, strict=True):
-        plans.append(ProcessPlan(name, kind, plan_node(config, name, address, engine)))
+    files = 2 * list(machine.core_files) if is_shared else [""] * len(nodes)
+    for (name, kind), engine, shared_cores in zip(nodes, engines, files, strict=True):
+        node = replace(plan_node(config, name, address, engine), shared_cores=shared_cores)
+        plans.append(ProcessPlan(name, kind, node))
     return plans
+
+
+def _check_on_cpu(engines: Sequence[EngineConfig]) -> None:
+    """Raises ConfigError: a node of a pair that is to share cores would compute on a GPU."""
+    for engine in engines:
+        if engine.device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"--mode multiplexed splits the cores of a CPU between two processes, and the "
+                f"nodes would compute on {engine.device}: add --device cpu, or take another mode"
+            )
 
 
 def cluster_nodes(config: ClusterConfig) -> list[tuple[str, Kind]]:
@@ -160,16 +186,21 @@ def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: boo
     That is if there are more compute threads than cores, or a GPU has several nodes, whose steps
     take turns unless CUDA's multi-process service (MPS) runs.
     """
-    engines = [plan.config.engine for plan in plans if isinstance(plan.config, NodeConfig)]
-    gpus = Counter(e.device for e in engines if e.device.startswith("cuda"))
+    nodes = [plan.config for plan in plans if isinstance(plan.config, NodeConfig)]
+    devices = [node.engine.device for node in nodes]
+    gpus = Counter(device for device in devices if device.startswith("cuda"))
     shared = [f"{number} nodes on {device}" for device, number in gpus.items() if number > 1]
     if shared and not has_mps:
         return (
             f"{', '.join(shared)}, and no MPS: their steps take turns on it, so comparing modes "
             "there says nothing; start nvidia-cuda-mps-control -d, or give each node a GPU"
         )
+    own_cores = [node for node in nodes if not node.shared_cores]
+    pairs = {node.shared_cores: node for node in nodes if node.shared_cores}
     shares = [
-        plan_cores(engine, cores) for engine in engines if not engine.device.startswith("cuda")
+        plan_cores(node.engine, cores)
+        for node in (*own_cores, *pairs.values())
+        if not node.engine.device.startswith("cuda")
     ]
     num_threads = sum(share.num_threads for share in shares)
     num_cores = len({core for share in shares for core in share.compute})

@@ -6,8 +6,10 @@ slack: token n + 1 is due n target gaps after token 1, whenever token n was prod
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
+from pdserve.batch_rule import SAFETY
 from pdserve.engine.request import Request
 
 
@@ -25,6 +27,21 @@ def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
         began_s, num_before = request.targets.first_token_s, request.num_emitted_before
     num_gaps = len(request.output_token_ids) - num_before
     return began_s + num_gaps * tpot_s(request, default_tpot_s) if num_gaps else began_s
+
+
+def step_limit_s(streams: Iterable[Request], now_s: float, default_tpot_s: float) -> float:
+    """Return how long a step that decodes these streams may take; infinity for none.
+
+    That is the pace that is aimed at, or less for a stream that is behind its schedule. Time that
+    one is ahead is not spent: it is for steps that take longer than predicted.
+    """
+    return min(
+        (
+            min(SAFETY * tpot_s(stream, default_tpot_s), next_due_s(stream, default_tpot_s) - now_s)
+            for stream in streams
+        ),
+        default=inf,
+    )
 
 
 def tpot_s(request: Request, default_tpot_s: float) -> float:

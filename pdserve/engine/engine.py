@@ -54,6 +54,7 @@ class Engine(EngineCore):
         super().__init__(queues, policy, eos_token_ids)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
+        self.on_idle: Callable[[], None] = lambda: None  # called when there is nothing to compute
         self._last_end_s: float | None = None  # end of the previous step; None after idling
         self._clock = queues.clock
         self._wake = asyncio.Event()
@@ -114,6 +115,7 @@ class Engine(EngineCore):
                 else:
                     self._report(observer)
                     self._last_end_s = None
+                    self.on_idle()
                     await self._idle()
         finally:
             self._report(observer)  # the last step may be over, but its report deferred

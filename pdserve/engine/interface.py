@@ -17,7 +17,10 @@ Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sa
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
-    model_s: float  # total time spent in the model itself, over all steps
+    @property
+    def model_s(self) -> float:
+        """Total time spent in the model itself, over all steps."""
+        ...
 
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None

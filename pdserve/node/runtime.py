@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -26,8 +27,7 @@ from kv_transfer.memory import ExportedPool, cpu_pool
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
-from pdserve.engine.interface import StepReport
-from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.interface import Runner, StepReport
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
@@ -50,6 +50,7 @@ from pdserve.node.reports.gauges import (
     watch_perf,
     watch_prefix_exports,
     watch_services,
+    watch_shared_cores,
     watch_sickness,
     watch_tier,
 )
@@ -60,6 +61,8 @@ from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
+from pdserve.node.split_cores.opening import open_pair, split_steps
+from pdserve.node.split_cores.pair import CorePair
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
@@ -107,8 +110,9 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
     model = plan_model(config)
+    pair = open_pair(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, role, cores, model, tier_blocks, make))
+    uvloop.run(_live(config, role, cores, model, tier_blocks, make, pair))
 
 
 async def _live(
@@ -118,9 +122,12 @@ async def _live(
     model: NodeModel,
     tier_blocks: FileBlocks | None,
     make: ServiceFactories,
+    pair: CorePair | None,
 ) -> None:
     signals = StopSignals()
-    node = Node(config, role, cores, model, tier_blocks, make, on_drain=signals.drain.set)
+    node = Node(
+        config, role, cores, model, tier_blocks, make, pair=pair, on_drain=signals.drain.set
+    )
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -148,10 +155,12 @@ class Node:
         tier_blocks: FileBlocks | None,
         make: ServiceFactories,
         *,
+        pair: CorePair | None = None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._model = model
+        self._pair = pair
         self._state = NodeState.LOADING
         self._sick_reason = ""
         self._security = Security.of(config.security)
@@ -163,7 +172,7 @@ class Node:
         self._ranks: Ranks | None = None
         if not model.share.is_alone:
             self._ranks = start_ranks(model, cores, cpu_pool(memory), cache, self._security)
-        self.loading = Loading(config, cores, model, memory, self._ranks)
+        self.loading = Loading(config, cores, model, memory, self._ranks, pair)
         self._parts = parts = make_parts(
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
@@ -202,6 +211,8 @@ class Node:
         watch_sickness(parts.metrics, lambda: Sickness.of(self._sick_reason))
         watch_perf(parts.metrics, parts.perf)
         watch_prefix_exports(parts.metrics, self._prefixes)
+        if pair is not None:
+            watch_shared_cores(parts.metrics, pair)
 
     async def listen(self) -> None:
         """Open every port and start joining the coordinators.
@@ -235,7 +246,7 @@ class Node:
             self._links, config.coordinators, lambda address: self._make_link(address, hello)
         )
 
-    async def load(self) -> ModelRunner:
+    async def load(self) -> Runner:
         """Load the weights and profile steps, in the thread that will compute them.
 
         Raises:
@@ -255,17 +266,26 @@ class Node:
         watch = ProfileWatch(self._parts.perf, lambda error: in_thread(partial(known.doubt, error)))
         self._services.on_step(lambda _: watch.stepped())
         self._perf_feed.tell()
-        return runner
+        if self._pair is None:
+            return runner
+        return split_steps(runner, self._pair, self._parts, known.costs, self.loading.slowdowns)
 
-    async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
+    async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
         freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
             self._loop_lag_s = watch.longest_lag_s
-            await self._serve(runner, signals)
+            with self._shared_cores():
+                await self._serve(runner, signals)
 
-    async def _serve(self, runner: ModelRunner, signals: StopSignals) -> None:
+    def _shared_cores(self) -> AbstractContextManager[None]:
+        if self._pair is None:
+            return nullcontext()
+        self._services.engine.on_idle = self._pair.release
+        return self._pair.in_kernels()
+
+    async def _serve(self, runner: Runner, signals: StopSignals) -> None:
         services = self._services
         engine = asyncio.create_task(services.engine.run(runner, services))
         watch = self._engine_watch(engine)
@@ -337,6 +357,8 @@ class Node:
         await self._parts.puller.close()
         if self._ranks is not None:
             await asyncio.to_thread(self._ranks.close)
+        if self._pair is not None:
+            self._pair.close()
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------

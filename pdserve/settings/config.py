@@ -33,7 +33,7 @@ from pdserve.settings.values import parse_shares
 from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-Mode = Literal["disaggregated", "colocated", "adaptive", "flowing"]
+Mode = Literal["disaggregated", "colocated", "adaptive", "flowing", "multiplexed"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
@@ -277,6 +277,13 @@ class NodeConfig(ConfigStruct, frozen=True):
     checksums: Annotated[
         bool, Meta(description="verify the bytes of every pulled block (CPU only)")
     ] = False
+    shared_cores: Annotated[
+        str,
+        Meta(
+            description="file through which a prefill and a decode node of this host share their "
+            "cores, as in multiplexed mode; empty: the cores are this node's own"
+        ),
+    ] = ""
     checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
@@ -413,7 +420,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Mode,
         Meta(
             description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either"
+            "either; multiplexed: prefill nodes, on the cores of decode nodes"
         ),
     ] = "disaggregated"
     max_inflight: Annotated[

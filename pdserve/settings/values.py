@@ -1,4 +1,4 @@
-"""Values that are written as text in configs: sizes in bytes, lists of cores, and shares."""
+"""Values of configs: sizes in bytes, lists of cores and shares as text, and numbers of nodes."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ def format_cpus(cores: Sequence[int]) -> str:
             parts.append(str(core) if i == start else f"{cores[start]}-{core}")
             start = i + 1
     return ",".join(parts)
+
+
+def check_pairs(modes: Sequence[str], num_prefill: int, num_decode: int) -> None:
+    """Raise ConfigError if these are no pairs of nodes, and one of the modes needs pairs."""
+    if "multiplexed" in modes and num_prefill != num_decode:
+        raise ConfigError(
+            f"--prefill {num_prefill} --decode {num_decode}: in mode multiplexed, pairs of a "
+            "prefill and a decode node share their cores, so there must be as many of each"
+        )
 
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:

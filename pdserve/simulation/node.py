@@ -31,6 +31,7 @@ from pdserve.settings.config import HandoffConfig, PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.host import Host
 from pdserve.simulation.machine import Machine
+from pdserve.simulation.split import Share
 from pdserve.simulation.step_times import NO_SCATTER, Scatter, StepTimes
 from pdserve.simulation.stride import Stride, advance_rows, most_steps, stops_of
 from prefill_node.policies import make_prefill_policy
@@ -79,6 +80,7 @@ class Node:
         believed: PerfModel | None = None,
         scatter: Scatter = NO_SCATTER,
         host: Host | None = None,
+        cores: Share | None = None,
         victims: Victims | None = None,
         strides: bool = True,
     ) -> None:
@@ -88,6 +90,7 @@ class Node:
             believed: the initial performance model; by default the true one.
             scatter: draws a factor on each step's time.
             host: steps take longer beside those of other nodes of this host; by default its own.
+            cores: that it shares with another node; by default they are its own.
             victims: the preemption rule; by default as `policy` says.
             strides: steps over unchanged batches, with the same results; without, it is slower.
         """
@@ -104,6 +107,7 @@ class Node:
         self.pool = BlockPool(machine.num_blocks, machine.block_size)
         self.scatter = scatter
         self.host = host or Host(name)
+        self._cores = cores
         self._events = events
         self._times = StepTimes(machine.step_costs, scatter)
         self._is_stepping = False
@@ -112,7 +116,7 @@ class Node:
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
-        repeats = strides and takes_all and not self.host.is_shared
+        repeats = strides and takes_all and not self.host.is_shared and cores is None
         self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
         most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
         num_kept_free = self.pool.num_blocks - most_pinned
@@ -173,6 +177,8 @@ class Node:
             return
         rows = self.core.begin_step()
         if not rows:
+            if self._cores is not None:
+                self._cores.release()
             return
         self._is_stepping = True
         shape = shape_of(rows)
@@ -189,7 +195,11 @@ class Node:
             seconds = self._times.draw_s(shape)[0]
             if self.host.is_shared:
                 seconds *= self.host.begin(self, shape)
-        self._events.after(seconds, partial(self._end_step, rows, shape, seconds))
+        ended = partial(self._end_step, rows, shape)
+        if self._cores is not None:
+            self._cores.begin(rows, shape, seconds, ended)
+        else:
+            self._events.after(seconds, partial(ended, seconds))
 
     def _end_step(self, rows: list[Scheduled], shape: StepShape, seconds: float) -> None:
         assert self.world is not None, "a node is alone in the world"

@@ -18,6 +18,7 @@ from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
 from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, TransportName
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
+from pdserve.settings.values import check_pairs
 
 COLOCATED: Final[Mode] = "colocated"
 
@@ -166,11 +167,13 @@ class CompareConfig(ConfigStruct, frozen=True):
         """How much is measured; less of it if it must be quick.
 
         Raises:
-            ConfigError: a mode or scenario is named twice, rates do not rise, or no such shape.
+            ConfigError: a mode or scenario is named twice, rates do not rise, no such shape, or the
+                numbers of nodes are not for a mode.
         """
         for flag, names in (("--modes", self.modes), ("--scenarios", self.scenarios)):
             if len(set(names)) < len(names):
                 raise ConfigError(f"{flag} {','.join(names)}: must not name anything twice")
+        check_pairs(self.modes, self.prefill, self.decode)
         if self.shape not in SHAPES:
             raise ConfigError(f'--shape "{self.shape}": there are {", ".join(SHAPES)}')
         if sorted(set(self.rates)) != self.rates:

@@ -21,6 +21,7 @@ _COLOURS = {
     "colocated": "tab:orange",
     "adaptive": "tab:green",
     "flowing": "tab:red",
+    "multiplexed": "tab:purple",
 }
 _OTHER_COLOUR = "tab:grey"
 _DPI = 120

@@ -13,6 +13,7 @@ from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
 from pdserve.node.services import Services
+from pdserve.node.split_cores.pair import CorePair
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import LoadReport, NodeState, Sickness
 
@@ -55,6 +56,12 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("kv_cache_usage_ratio", "Share of KV blocks in use", lambda: _share_in_use(pool))
     watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
     watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
+
+
+def watch_shared_cores(metrics: NodeMetrics, pair: CorePair) -> None:
+    """The cores of a node that shares them."""
+    text = "Cores that the kernels of the last step had, on average; the other node has the rest"
+    metrics.watch("step_cores", text, lambda: pair.step_cores)
 
 
 def watch_sickness(metrics: NodeMetrics, sickness: Callable[[], Sickness | None]) -> None:

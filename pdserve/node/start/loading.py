@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import nullcontext
+
 from kv_transfer.memory import KvPool
+from pdserve.core_rule import Slowdowns
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import RequestCancelled
 from pdserve.node.memory.kv_memory import engine_buffer
-from pdserve.node.profiling.costs import KnownCosts, step_costs
+from pdserve.node.profiling.costs import KnownCosts, step_costs, step_limits
+from pdserve.node.profiling.slowdowns import measure_slowdowns
+from pdserve.node.split_cores.pair import CorePair
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache
 from pdserve.node.start.ranks import Ranks
 from pdserve.settings.config import NodeConfig
+
+log = logging.getLogger(__name__)
 
 
 class Loading:
@@ -23,7 +31,9 @@ class Loading:
         model: NodeModel,
         memory: KvPool,
         ranks: Ranks | None = None,
+        pair: CorePair | None = None,
     ) -> None:
+        """With `pair`, the node shares its cores."""
         self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
         self._is_abandoned = False
         self._config = config
@@ -31,6 +41,8 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
+        self._pair = pair
+        self.slowdowns: Slowdowns | None = None  # of a decode node that shares its cores
 
     def abandon(self) -> None:
         """Make `run` raise at the next tensor, or at the next profiled step."""
@@ -53,8 +65,20 @@ class Loading:
             packed_cache(config.engine, config.timeouts),
             self._ranks,
         )
-        costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
+        check = self._check_wanted
+        with nullcontext(True) if self._pair is None else self._pair.turn(check) as has_turn:
+            if not has_turn:
+                log.warning("the other node is still being profiled: both are now, so not well")
+            costs = step_costs(config.profile, config.engine, self._model, runner, check)
+            if self._pair is not None and not self._pair.takes_rest:
+                self.slowdowns = self._slowdowns(runner, self._pair.num_cores)
         return runner, costs
+
+    def _slowdowns(self, runner: ModelRunner, num_cores: int) -> Slowdowns:
+        if self._config.profile.profile == "off":
+            return Slowdowns.proportional(num_cores)
+        limits = step_limits(self._config.engine, self._model)
+        return measure_slowdowns(limits, runner, num_cores, self._check_wanted)
 
     def _set_progress(self, fraction: float) -> None:
         """Called after each tensor."""

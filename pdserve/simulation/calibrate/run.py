@@ -103,12 +103,17 @@ async def _at(
     """Measure one cluster, half of the time for the fit and half to judge it.
 
     Raises:
-        CalibrationError: somebody uses it, or its nodes cannot be asked.
+        CalibrationError: somebody uses it, or its nodes cannot be asked, or share their cores.
     """
     status = await fetch_status(url)
     addresses = [node.metrics_address for node in status.nodes]
     if status.inflight or status.waiting:
         raise CalibrationError(f"{url} serves requests: calibrate a cluster that nobody uses")
+    if status.mode == "multiplexed":
+        raise CalibrationError(
+            f"{url} is multiplexed, so the cores of a node change from step to step: calibrate a "
+            "cluster of another mode, and simulate this one with that"
+        )
     if not addresses:
         raise CalibrationError(f"{url} has no nodes")
     async with aiohttp.ClientSession() as session, open_loop_client(url, status.model) as client:

@@ -39,6 +39,18 @@ class PlanConfig(PredictConfig, frozen=True):
         Meta(description=DESCRIPTION),
     ] = msgspec.field(default_factory=list)
 
+    def check(self) -> None:
+        """Check what no single setting says.
+
+        Raises:
+            ConfigError: a mode cannot be planned with.
+        """
+        if "multiplexed" in self.modes:
+            raise ConfigError(
+                "--modes multiplexed: its nodes have no machine, and so no price, of their own; "
+                "`pdserve simulate` compares it with other modes"
+            )
+
     @property
     def prices(self) -> Prices:
         """The prices.

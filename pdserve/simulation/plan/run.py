@@ -61,8 +61,10 @@ def run(config: PlanConfig, setup: dict[str, object]) -> int:
     """Plan and print; the exit code is 1 if nothing serves the load.
 
     Raises:
-        ConfigError: there is no rate, or the load is outside of the calibration.
+        ConfigError: there is no rate, a mode cannot be planned with, or the load is outside of the
+            calibration.
     """
+    config.check()
     freeze_loaded_objects()  # most of the rest is what calls in progress hold
     report = answer(config)
     if config.json:

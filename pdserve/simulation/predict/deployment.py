@@ -26,6 +26,7 @@ from pdserve.simulation.node import Node
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.load import Question, Ranged, call_of, calls_of
 from pdserve.simulation.predict.tally import Tally
+from pdserve.simulation.split import Share, SplitCores
 from pdserve.simulation.step_times import ResidualScatter
 
 _APART_S = 1.0  # between two requests to an idle cluster
@@ -165,9 +166,6 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
     calibration, events = rig.calibration, Events()
     machine = _machine(rig)
-    host = None
-    if rig.one_host and deployment.num_nodes > 1:
-        host = Host("shared", calibration.host, calibration.cpus)
     is_colocated = deployment.mode == "colocated"
     num_prefill = 0 if is_colocated else deployment.prefill
     roles = [NodeRole.PREFILL] * num_prefill
@@ -180,12 +178,37 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
             events,
             rig.policy,
             host=host,
+            cores=cores,
             scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
         )
-        for number, role in enumerate(roles)
+        for number, (role, (host, cores)) in enumerate(
+            zip(roles, _places(rig, deployment, machine, events), strict=True)
+        )
     ]
     cluster = Cluster(events, nodes)
     return cluster, Coordinator(cluster, deployment.mode, admission=rig.admission)
+
+
+def _places(
+    rig: Rig, deployment: Deployment, machine: Machine, events: Events
+) -> list[tuple[Host | None, Share | None]]:
+    """Return the host of each node, and the cores that it shares; None: they are its own."""
+    bus, threads, num_nodes = rig.calibration.host, rig.calibration.cpus, deployment.num_nodes
+    host = Host("shared", bus, threads) if rig.one_host and num_nodes > 1 else None
+    if deployment.mode != "multiplexed":
+        return [(host, None)] * num_nodes
+    pairs = [
+        (
+            host or Host(f"host-{number}", bus, threads),
+            SplitCores(events, machine, threads, bus, rig.policy),
+        )
+        for number in range(deployment.decode)
+    ]
+    return [
+        (host, cores.share(role))
+        for role in (NodeRole.PREFILL, NodeRole.DECODE)
+        for host, cores in pairs
+    ]
 
 
 def _machine(rig: Rig) -> Machine:
