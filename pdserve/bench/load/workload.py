@@ -101,7 +101,7 @@ class SyntheticWorkload:
         deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
         number = 0
         while True:
-            for card in rng.permutation(len(deck)):
+            for card in rng.permutation(len(deck)).tolist():
                 yield number, deck[card]
                 number += 1
 
