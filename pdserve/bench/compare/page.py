@@ -6,6 +6,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
@@ -52,6 +53,7 @@ def _text(table: RenderableType) -> str:
 def _svg(figure: Figure) -> str:
     FigureCanvasSVG(figure)
     drawn = StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "pdserve"}):  # the same report gives the same page
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
     return text[text.index("<svg") :]
