@@ -19,7 +19,7 @@ from pdserve.cli.main import main
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
 
 FLAGS = (
-    "--scenarios long-prompts,short-prompts --rates 400,500 --quick "
+    "--scenarios long-prompts --rates 400,500 --quick "
     "--duration-s 0.1 --idle-requests 1 --length-scale 0.05 --ttft-s 9 --tpot-s 9 --seed 7"
 )
 
@@ -86,7 +86,10 @@ def test_every_figure_comes_from_the_requests(measured: Path, tmp_path: Path) ->
         scenario |= {"verdicts": [], "noise": None, "rates": [1.0], "mean_prompt_tokens": 1.0}
     (tmp_path / "report.json").write_text(json.dumps(forged))
     lines = (measured / "requests.jsonl").read_bytes()
-    (tmp_path / "requests.jsonl").write_bytes(lines + b'{"what": "rate", "sce')  # it was killed
+    others = lines.replace(b'"scenario":"long-prompts"', b'"scenario":"another"')
+    assert others != lines
+    cut_off = b'{"what": "rate", "sce'  # it was killed
+    (tmp_path / "requests.jsonl").write_bytes(others + lines + cut_off)
     again = tmp_path / "again"
     assert main(["bench", "compare", f"--from={tmp_path}", f"--out={again}"]) == 1
     assert json.loads((again / "report.json").read_text()) == original
