@@ -33,8 +33,8 @@ def save_page(report: CompareReport, folder: Path) -> Path:
     parts = [_HEAD]
     for scenario in report.scenarios:
         parts += [f"<h2>{escape(scenario.name)}</h2>"]
-        parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(scenario)]
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
+        parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(scenario, modes)]
         parts += [_svg(figure) for _, figure in figures(scenario, modes)]
     parts += [f"<pre>{escape(_text(table))}</pre>" for table in tables(report)]
     parts.append(f"<pre>{escape(str(report.setup))}</pre></body></html>")

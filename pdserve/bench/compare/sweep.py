@@ -144,7 +144,10 @@ class Sweep:
             if rate is None:
                 result.stopped = "what another run could tell is not worth its time"
                 return
-            requests, duration_s = self._experiment.requests_at(self._case, rate, turns[rate])
+            # No prompt is sent twice: whoever keeps answers, or ignores salts, gains nothing.
+            requests, duration_s = self._experiment.requests_at(
+                self._case, rate, turns[rate], contents=number + 1
+            )
             turns[rate] += 1
             needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
             left_s = max(0.0, until_s - self._experiment.clock.now())

@@ -87,7 +87,13 @@ class Tally:
         self._count()
         scored = score(self._seen, self.promise, target)
         in_time = self._num_in_time / (self.num_output_tokens or 1)
-        return msgspec.structs.replace(scored, itl_ms=self._itl_ms(), tokens_in_time=in_time)
+        return msgspec.structs.replace(
+            scored,
+            itl_ms=self._itl_ms(),
+            tokens_in_time=in_time,
+            tokens_at_once=1.0,
+            tokens_per_piece=1.0,
+        )
 
     def _count(self) -> None:
         """Count the tokens that came in time, and the gaps, of calls that were noted lately."""
