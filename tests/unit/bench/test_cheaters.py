@@ -19,7 +19,7 @@ from pdserve.bench.compare.report import CompareReport, ModeReport
 from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer
 from pdserve.bench.compare.suspicions import suspicions
 from pdserve.bench.compare.table import tables
-from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.clock import SystemClock
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, end, stream, token
 
@@ -202,3 +202,23 @@ async def test_whoever_keeps_answers_gains_nothing() -> None:
     _, exposed = modes_of(report)
     assert caching.num_kept == 0
     assert [row.score.ttft_attainment for row in exposed.rows] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "received", "moments"),
+    [
+        ([0.0, 0.1, 0.2, 0.3], 4, 4),
+        ([0.0, 0.001, 0.002, 0.9, 0.901, 0.902], 6, 2),  # two bursts, and a wait between them
+        ([0.0, 0.001, 0.002, 0.09, 0.091, 0.092], 6, 6),  # it is shorter than what was promised
+        ([0.0, 0.9], 8, 2),  # pieces of four, by the server's count
+        ([0.5], 1, 1),
+    ],
+)
+def test_what_comes_together_after_a_wait_is_a_burst(
+    arrivals_s: list[float], received: int, moments: int
+) -> None:
+    outcome = Outcome(
+        kind="", due_s=0.0, num_prompt=1, num_output=received, arrivals_s=arrivals_s,
+        num_received=received, end="finished",
+    )  # fmt: skip
+    assert outcome.num_moments(0.1) == moments
