@@ -21,7 +21,7 @@ however long they run.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -105,6 +105,24 @@ class FairShare:
         if len(scale.tags) > scale.most_tags:
             _forget(scale)
 
+    def serve(
+        self,
+        payers: Sequence[Payer],
+        parts: Sequence[tuple[Payer, float]],
+        amounts: Sequence[float],
+    ) -> None:
+        """For each amount in turn, name these payers and charge some of them their parts of it.
+
+        No amount is negative.
+        """
+        for number, amount in enumerate(amounts, 1):
+            self.present(payers)
+            for payer, part in parts:
+                self.charge(payer, amount * part)
+            if len(payers) == len(parts) == 1:
+                self._serve_alone(*parts[0], amounts[number:])
+                return
+
     def rank(self, payer: Payer, waiting: float = 0.0) -> float:
         """Return the payer's rank among payers of equal priority: the smallest goes first.
 
@@ -130,6 +148,16 @@ class FairShare:
             return payer.priority < other.priority
         scale = self._scale(payer.priority)
         return self._at(scale, payer) - self._at(scale, other) > self._burst / other.weight
+
+    def _serve_alone(self, payer: Payer, part: float, amounts: Sequence[float]) -> None:
+        """Continue `serve` where the only payer has just been charged: its tag only rises."""
+        scale, weight = self._scale(payer.priority), payer.weight
+        at, now = scale.tags[payer.payer].at, scale.now
+        for amount in amounts:
+            if at > now:
+                now = at
+            at += amount * part / weight
+        scale.now, scale.tags[payer.payer] = now, _Tag(at, self._burst / weight)
 
     def _use(self, priority: int) -> _Scale:
         """Return the scale of a priority, which is now the most recently used one."""

@@ -13,7 +13,7 @@ one ratio for steps with prompt chunks, and one for steps without.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -132,15 +132,16 @@ class PerfModel:
 
     def step_s(self, shape: StepShape) -> float:
         """Return the predicted time of a step."""
-        fixed_s, token_s = self._lines[bisect_left(self._knots, shape.num_tokens)]
-        raw_s = (
-            fixed_s
-            + token_s * shape.num_tokens
-            + self._sampled_s * shape.num_sampled
-            + self._pair_s * shape.prefill_pairs
-            + self._context_s * shape.decode_context
-        )
+        raw_s = self._raw_s(shape)
         return raw_s * (self.prefill_ratio if shape.prefill_pairs else self.decode_ratio)
+
+    def decode_steps_s(self, shape: StepShape, num_steps: int) -> list[float]:
+        """Return `step_s` of steps that decode the same requests; `shape` is that of the first one.
+
+        With each step the context grows by a token per request.
+        """
+        ratio = self.decode_ratio
+        return [raw_s * ratio for raw_s in self._raw_steps_s(shape, num_steps)]
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
         """Return the predicted time of a decode step.
@@ -200,34 +201,84 @@ class PerfModel:
         soon forgets a pause. When the machine has changed, the next steps count like the first
         ones, so a wrong profile or a neighbour that has gone is forgotten as soon.
         """
-        predicted_s = self.step_s(shape)
-        if predicted_s <= 0 or seconds <= 0:
-            return
-        off = min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF)
-        error = abs(1 / off - 1)
-        if self._has_changed(shape.is_decode, off):
-            self._num_observed[shape.is_decode] = 0
-        self._num_observed[shape.is_decode] += 1
-        self._observed_s[shape.is_decode] = now_s
-        weight = max(RATIO_WEIGHT, 1 / (1 + self._num_observed[shape.is_decode]))
-        if shape.is_decode:
-            self.decode_ratio *= 1 + weight * (off - 1)
-            self.decode_error += weight * (error - self.decode_error)
-        else:
-            self.prefill_ratio *= 1 + weight * (off - 1)
-            self.prefill_error += weight * (error - self.prefill_error)
+        self._correct(shape.is_decode, [self._raw_s(shape)], [seconds], now_s)
 
-    def _has_changed(self, is_decode: bool, off: float) -> bool:
-        before = self._num_off[is_decode]
-        if off > CHANGED:
-            now = max(before, 0) + 1
-        elif off < 1 / CHANGED:
-            now = min(before, 0) - 1
+    def observe_decodes(
+        self, shape: StepShape, seconds: Sequence[float], now_s: float
+    ) -> list[float]:
+        """Do as `observe` with the times of steps that `decode_steps_s` is about.
+
+        Returns what `decode_s` predicts after each of them for the next one.
+        """
+        num_steps, num_requests = len(seconds), shape.num_sampled
+        ratios = self._correct(True, self._raw_steps_s(shape, num_steps), seconds, now_s)
+        fixed_s, token_s = self._lines[bisect_left(self._knots, num_requests)]
+        fixed_s += (token_s + self._sampled_s) * num_requests
+        context_s, second = self._context_s, shape.decode_context + num_requests
+        contexts = range(second, second + num_steps * num_requests, num_requests)
+        return [
+            (fixed_s + context_s * context) * ratio
+            for context, ratio in zip(contexts, ratios, strict=True)
+        ]
+
+    def _correct(
+        self, is_decode: bool, raw_s: Sequence[float], seconds: Sequence[float], now_s: float
+    ) -> list[float]:
+        """Return the ratio after each step. `raw_s`: their times without it."""
+        ratio, error = self.prefill_ratio, self.prefill_error
+        if is_decode:
+            ratio, error = self.decode_ratio, self.decode_error
+        num_observed, num_off = self._num_observed[is_decode], self._num_off[is_decode]
+        ratios = []
+        for raw, real in zip(raw_s, seconds, strict=True):
+            predicted = raw * ratio
+            if predicted > 0 and real > 0:
+                off = real / predicted
+                if off > MOST_OFF:
+                    off = MOST_OFF
+                elif off < 1 / MOST_OFF:
+                    off = 1 / MOST_OFF
+                if off > CHANGED:
+                    num_off = max(num_off, 0) + 1
+                elif off < 1 / CHANGED:
+                    num_off = min(num_off, 0) - 1
+                else:
+                    num_off = 0
+                if num_off in (CHANGED_STEPS, -CHANGED_STEPS):
+                    num_off = num_observed = 0
+                num_observed += 1
+                weight = 1 / (1 + num_observed)
+                if weight < RATIO_WEIGHT:
+                    weight = RATIO_WEIGHT
+                ratio *= 1 + weight * (off - 1)
+                error += weight * (abs(1 / off - 1) - error)
+                self._observed_s[is_decode] = now_s
+            ratios.append(ratio)
+        if is_decode:
+            self.decode_ratio, self.decode_error = ratio, error
         else:
-            now = 0
-        has_changed = abs(now) == CHANGED_STEPS
-        self._num_off[is_decode] = 0 if has_changed else now
-        return has_changed
+            self.prefill_ratio, self.prefill_error = ratio, error
+        self._num_observed[is_decode], self._num_off[is_decode] = num_observed, num_off
+        return ratios
+
+    def _raw_s(self, shape: StepShape) -> float:
+        return self._without_context_s(shape) + self._context_s * shape.decode_context
+
+    def _raw_steps_s(self, shape: StepShape, num_steps: int) -> list[float]:
+        """Return the times of steps as profiled. Arguments as for `decode_steps_s`."""
+        fixed_s, context_s = self._without_context_s(shape), self._context_s
+        first, growth = shape.decode_context, shape.num_sampled
+        contexts = range(first, first + num_steps * growth, growth)
+        return [fixed_s + context_s * context for context in contexts]
+
+    def _without_context_s(self, shape: StepShape) -> float:
+        fixed_s, token_s = self._lines[bisect_left(self._knots, shape.num_tokens)]
+        return (
+            fixed_s
+            + token_s * shape.num_tokens
+            + self._sampled_s * shape.num_sampled
+            + self._pair_s * shape.prefill_pairs
+        )
 
     def _tokens_s(self, num_tokens: int) -> float:
         fixed_s, token_s = self._lines[bisect_left(self._knots, num_tokens)]

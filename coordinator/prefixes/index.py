@@ -118,6 +118,8 @@ class PrefixIndex:
 
         Longest prefix first.
         """
+        if not len(hits.slots):
+            return []
         block_size = puller.hello.layout.block_size
         # The last token is always computed: its logits are needed for token 1.
         usable = (hits.num_tokens - 1) // block_size * block_size

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.registry import Member, Registry
-from coordinator.routing.loads.slots import Bools, Floats, Ints, SlotArrays
+from coordinator.routing.loads.ratios import Ratios
+from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
 from coordinator.routing.tables import StepTables
 from pdserve.perf_model import GUESS
 from pdserve.protocol import NodeRole, PerfReport, TransferCosts
@@ -29,16 +30,16 @@ class Fleet(SlotArrays):
         super().__init__()
         self.members: list[Member | None] = []
         self.tables = StepTables()
+        self.tables.take(PERF_GUESS)  # its row is kept: filling it takes time
         self._perfs: list[PerfReport] = []  # by slot: the profiles in the arrays
         self._ready: dict[tuple[NodeRole | None, str], Ints] = {}  # cache, by pool and revision
         n = self.capacity
         self.role: Ints = np.zeros(n, np.int64)  # 0: not ready for legs
         self.is_profiled = np.zeros(n, np.bool_)
         self.row: Ints = np.zeros(n, np.int64)  # in `tables`
-        self.prefill_ratio: Floats = np.ones(n)
-        self.decode_ratio: Floats = np.ones(n)
-        self.has_prefilled = np.zeros(n, np.bool_)  # else: the ratio of equal nodes
-        self.has_decoded = np.zeros(n, np.bool_)
+        self._prefill_ratios, self._decode_ratios = Ratios(), Ratios()
+        self.prefill_ratio: Floats = self._prefill_ratios.values
+        self.decode_ratio: Floats = self._decode_ratios.values
         self.block_size: Ints = np.ones(n, np.int64)
         self.kv_tokens: Ints = np.zeros(n, np.int64)  # capacity
         self.pull_fixed_s: Floats = np.zeros(n)
@@ -55,9 +56,14 @@ class Fleet(SlotArrays):
     def reserve(self, slot: int) -> None:
         """Grow the arrays; new divisors are 1."""
         former = self.capacity
+        if slot < former:
+            return
         super().reserve(slot)
-        for ones in (self.block_size, self.prefill_ratio, self.decode_ratio):
-            ones[former:] = 1
+        self.block_size[former:] = 1
+        self._prefill_ratios.reserve(slot)
+        self._decode_ratios.reserve(slot)
+        self.prefill_ratio = self._prefill_ratios.values
+        self.decode_ratio = self._decode_ratios.values
 
     def ready(self, role: NodeRole | None, revision: str = "") -> Ints:
         """Return the slots of a pool's members that accept new legs; None: of both pools.
@@ -114,35 +120,21 @@ class Fleet(SlotArrays):
         if self.members[slot] is not member:
             self.members[slot] = member
             self._perfs[slot] = PERF_GUESS
-            self.row[slot] = self.tables.take(PERF_GUESS)
+            self._set_row(slot, self.tables.take(PERF_GUESS))
             self._describe(slot, member, PERF_GUESS)
         if member.perf is not self._perfs[slot] and member.perf is not None:
             self._profile(slot, member, member.perf)
         load = member.load
         self._set_role(slot, int(member.role) if member.is_ready else 0)
-        self.has_prefilled[slot] = load.prefill_ratio > 0
-        self.has_decoded[slot] = load.decode_ratio > 0
-        self.prefill_ratio[slot] = load.prefill_ratio or self._typical(
-            slot, self.prefill_ratio, self.has_prefilled
-        )
-        self.decode_ratio[slot] = load.decode_ratio or self._typical(
-            slot, self.decode_ratio, self.has_decoded
-        )
+        self._prefill_ratios.report(slot, load.prefill_ratio, self.row)
+        self._decode_ratios.report(slot, load.decode_ratio, self.row)
         self.queued_tokens[slot] = load.queued_tokens
         self.free_blocks[slot] = load.free_blocks
-
-    def _typical(self, slot: int, ratio: Floats, is_known: Bools) -> float:
-        """Return the median ratio of nodes with the same profile; 1 if none is known.
-
-        For a node that has not measured yet how far off its profile is.
-        """
-        equals = ratio[is_known & (self.row == self.row[slot])]
-        return float(np.median(equals)) if len(equals) else 1.0
 
     def _profile(self, slot: int, member: Member, perf: PerfReport) -> None:
         self._perfs[slot] = perf
         former = int(self.row[slot])
-        self.row[slot] = self.tables.take(perf)
+        self._set_row(slot, self.tables.take(perf))
         self.tables.drop(former)
         self.is_profiled[slot] = True
         self._describe(slot, member, perf)
@@ -160,6 +152,11 @@ class Fleet(SlotArrays):
         self.tier_fixed_s[slot] = tier.fixed_s
         self.tier_token_s[slot] = token_bytes / tier.bytes_per_s
 
+    def _set_row(self, slot: int, row: int) -> None:
+        self.row[slot] = row
+        self._prefill_ratios.forget_typical()
+        self._decode_ratios.forget_typical()
+
     def _set_role(self, slot: int, role: int) -> None:
         if self.role[slot] != role:
             self.role[slot] = role
@@ -169,5 +166,7 @@ class Fleet(SlotArrays):
         slot = member.slot
         self._set_role(slot, 0)
         self.tables.drop(int(self.row[slot]))
-        self.is_profiled[slot] = self.has_prefilled[slot] = self.has_decoded[slot] = False
+        self.is_profiled[slot] = False
+        self._prefill_ratios.forget(slot)
+        self._decode_ratios.forget(slot)
         self.members[slot] = None

@@ -114,8 +114,9 @@ class LoadForecast:
             return
         a, b = first % NUM_BUCKETS, end % NUM_BUCKETS
         for part in (slice(a, b),) if a < b else (slice(a, None), slice(0, b)):
-            self.requests[part, plan.slot] += sign
-            self.tokens[part, plan.slot] += sign * plan.num_tokens
+            requests, tokens = self.requests[part, plan.slot], self.tokens[part, plan.slot]
+            requests += sign  # views: nothing is assigned to the whole arrays
+            tokens += sign * plan.num_tokens
 
     def _advance(self, now_s: float) -> None:
         """Reuse the buckets that have passed as the latest ones, with the last bucket's load."""

@@ -56,55 +56,33 @@ class Outlook:
         self.fleet = fleet
         self.decodes: DecodeLoad = books.decodes
         self.queues: PrefillQueues = books.queues
+        newcomer = ServiceClass.of(request.slo)
+        yielding = self.decodes.yielding(newcomer, now_s)
+        # The native view of all nodes for this request.
+        self.view: FleetView = self.newcomer.view(fleet, self.decodes, now_s, yielding)
+
+        # Reusable tokens by hit: in any tier, and in the pool. The last token is always computed,
+        # and with it the whole of its block.
+        self._usable: tuple[Ints, Ints] = hits.held, hits.in_pool
+        if len(hits.slots):
+            size = fleet.block_size[hits.slots]
+            most = (self.num_tokens - 1) // size * size
+            self._usable = np.minimum(hits.held, most), np.minimum(hits.in_pool, most)
+        # The prompt alone: the cached prefix is transferred, the rest computed.
+        self.prompt_s: Floats = np.empty(fleet.capacity)
+        self.view.prompts(self.num_tokens, hits.slots, *self._usable, self.prompt_s)
+        # Queue time before it; on nodes with decode streams, its prefill work only.
+        self.queue_s: Floats = self.queues.before_s(newcomer, self.prompt_s, now_s)
+        self.ttft_s: Floats = self.queue_s + self.prompt_s  # on nodes without decode streams
 
     @property
     def ends_with_token_1(self) -> bool:
         """Whether the request wants no more than a single token, so no decode node."""
         return self.request.sampling.max_tokens <= 1
 
-    @cached_property
-    def view(self) -> FleetView:
-        """The native view of all nodes for this request."""
-        yielding = self.decodes.yielding(ServiceClass.of(self.request.slo), self.now_s)
-        return self.newcomer.view(self.fleet, self.decodes, self.now_s, yielding)
-
-    # ---- the prompt ----------------------------------------------------------------------------
-
-    @cached_property
-    def queue_s(self) -> Floats:
-        """Queue time before the prompt; on nodes with decode streams, its prefill work only."""
-        newcomer = ServiceClass.of(self.request.slo)
-        return self.queues.before_s(newcomer, self.prompt_s, self.now_s)
-
-    @cached_property
-    def ttft_s(self) -> Floats:
-        """TTFT on nodes without decode streams."""
-        return self.queue_s + self.prompt_s
-
-    @cached_property
-    def usable(self) -> tuple[Ints, Ints]:
-        """Reusable tokens by hit: (in any tier, in the pool).
-
-        The last token is always computed, and with it the whole of its block.
-        """
-        size = self.fleet.block_size[self.hits.slots]
-        most = (self.num_tokens - 1) // size * size
-        return np.minimum(self.hits.held, most), np.minimum(self.hits.in_pool, most)
-
-    @cached_property
-    def held(self) -> Ints:
-        """Reusable tokens by slot, in any tier."""
-        held = np.zeros(self.fleet.capacity, np.int64)
-        held[self.hits.slots] = self.usable[0]
-        return held
-
-    @cached_property
-    def prompt_s(self) -> Floats:
-        """Seconds for the prompt alone: the cached prefix is transferred, the rest computed."""
-        hits = self.hits
-        prompt_s = np.empty(self.fleet.capacity)
-        self.view.prompts(self.num_tokens, hits.slots, *self.usable, prompt_s)
-        return prompt_s
+    def held(self, slot: int) -> int:
+        """Return the reusable tokens at a node, in any tier."""
+        return int(self._usable[0][self.hits.slots == slot].sum())
 
     # ---- the tokens after it -------------------------------------------------------------------
 
@@ -138,6 +116,6 @@ class Outlook:
         """Return the KV transfer time left when the prompt has been computed at `prefill`."""
         handoffs_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
         self.view.handoffs(
-            self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handoffs_s
+            self.num_tokens, self.hits.slots, *self._usable, prompt_s, ttft_s, handoffs_s
         )
         return handoffs_s

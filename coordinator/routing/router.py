@@ -337,7 +337,7 @@ class Router:
             idle_ttft_s=is_known * float(outlook.prompt_s[prefills]),
             idle_tpot_s=is_known * idle_tpot_s,
             prompt_tokens=outlook.num_tokens,
-            uncached_tokens=outlook.num_tokens - int(outlook.held[prefills]),
+            uncached_tokens=outlook.num_tokens - outlook.held(prefills),
             output_tokens=outlook.output_tokens,
             hits=outlook.hits,
         )

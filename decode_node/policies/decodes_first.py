@@ -59,15 +59,13 @@ class DecodesFirst(ABC):
             chunks = self.prompts.plan(queues, decodes, limit_s, self)
         return decodes, chunks
 
-    def repeated(self, queues: Queues, decoded: list[Request], num_context_tokens: int) -> None:
-        """Note a step with the decodes of the last one, while nobody waits: as `plan` would.
+    def repeated(self, seconds: Sequence[float]) -> None:
+        """Note steps like the last one, which had no prompts, while the queues do not change.
 
-        `num_context_tokens` is the sum over all of them. For simulations, which need not look at
-        every row of such steps.
+        `seconds` are what `plan` would have predicted for each. For simulations, which need not
+        look at every row of such steps.
         """
-        self.line.look(queues)
-        seconds = self.pace.perf.decode_s(len(decoded), num_context_tokens)
-        self.line.charge_decodes(queues, decoded, seconds)
+        self.line.repeated(seconds)
 
     def first(self, queues: Queues) -> Request | None:
         """As DecodePolicy.first."""

@@ -99,6 +99,10 @@ class Line:
         for payer, part in self._parts:
             self._shares.charge(payer, seconds * part)
 
+    def repeated(self, seconds: Sequence[float]) -> None:
+        """Do what `look` and `charge_decodes` do, for steps of these seconds like the last one."""
+        self._shares.serve(self._prompts.payers, self._parts, seconds)
+
     def _charge_place(self, request: Request, queues: Queues) -> None:
         payer = TPOT_LOST if self._has_lost_tpot(request, queues) else TPOT_KEPT
         self._places.charge(payer, 1.0)

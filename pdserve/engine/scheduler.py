@@ -67,6 +67,11 @@ class Queues:
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs, waits, or is being handed off to this node."""
+        return not (self.running or self.waiting or self.claims or self.arriving)
+
+    @property
     def streams(self) -> list[Request]:
         """Requests that decode here, or will once their prompt's KV is complete."""
         return [r for r in self.running if r.decodes_here] + list(self.arriving)
@@ -223,7 +228,7 @@ class Queues:
 
     def decode(self, requests: Sequence[Request]) -> list[Scheduled]:
         """Plan one token for each of these decoding requests; some may be preempted for others."""
-        self.preemptions.step_planned()
+        self.preemptions.steps_planned()
         size = self.pool.block_size
         growing = [r for r in requests if len(r.block_table) * size <= r.num_computed_tokens]
         for request in growing:
@@ -232,6 +237,12 @@ class Queues:
         if growing:
             requests = [request for request in requests if request.block_table]
         return one_token_each(requests)
+
+    def nothing_planned(self) -> None:
+        """Note a step that no policy was asked for, because the queues are empty."""
+        self.held_back.stop()
+        self.kept_out = None
+        self.preemptions.steps_planned()
 
     # ---- room ----------------------------------------------------------------------------------
 

@@ -35,8 +35,8 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """As typed: `--kv-memory`."""
-        return "--" + self.path[-1].replace("_", "-")
+        """As typed: `--kv-memory`; a field named `from_` is `--from`, a word of Python."""
+        return "--" + self.path[-1].rstrip("_").replace("_", "-")
 
     @property
     def kind(self) -> Any:

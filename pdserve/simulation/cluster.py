@@ -279,7 +279,7 @@ class Cluster:
         has_ended = len(times_s) == call.num_output
         if journey.moves_on is not None and not has_ended:
             moves_on, journey.moves_on = journey.moves_on, None
-            self.events.after(0.0, moves_on)
+            self.events.soon(moves_on)
         if now_s < journey.silent_until_s and not has_ended:
             return
         if len(times_s) == 1:

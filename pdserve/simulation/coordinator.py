@@ -54,7 +54,7 @@ class Coordinator:
         self._cluster = cluster
         self._events = cluster.events
         self._registry = Registry()
-        self.router = Router(self._registry, mode, router, self._events.clock)
+        self.router = Router(self._registry, mode, router, self._events)
         self._line: WaitingLine[Call] = WaitingLine(MAX_WAITING)
         self.admission = Admission(self._line, refuses=admission)
         self._nodes: dict[str, Node] = {node.name: node for node in cluster.nodes}
@@ -213,7 +213,7 @@ class Coordinator:
                 self.router.prefixes.apply(member, message)
 
         def has_changed() -> None:
-            self._events.after(0.0, tell)
+            self._events.soon(tell)
 
         tier = TierEvents(KvTier.POOL, lambda: node.pool.hashes, has_changed)
         return tier

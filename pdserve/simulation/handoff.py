@@ -18,10 +18,15 @@ class RoomLine:
     def __init__(self, node: Node, events: Events) -> None:
         self._node = node
         self._waiting: dict[Request, Handoff] = {}
-        node.pool.on_release(lambda: events.after(0.0, self.offer))
+        node.pool.on_release(lambda: events.soon(self.offer))
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def _is_line(self) -> bool:
+        """Whether anybody can be first."""
+        return bool(self._waiting or self._node.core.queues.waiting)
 
     def join(self, handoff: Handoff) -> None:
         """Add a handoff to the line."""
@@ -34,7 +39,8 @@ class RoomLine:
         """Admit the first handoffs in line, as long as there are a place and blocks for them."""
         core, policy = self._node.core, self._node.decode_policy
         queues = core.queues
-        while (request := policy.first(queues)) is not None and request in self._waiting:
+        while self._is_line and (request := policy.first(queues)) in self._waiting:
+            assert request is not None
             if not policy.has_place(queues.beside(request), request):
                 return
             reserved = core.reserve(request.num_tokens + 1, request.block_hashes, request)

@@ -8,6 +8,7 @@ is no host tier.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol, cast
@@ -112,7 +113,7 @@ class Node:
         self._times = StepTimes(machine.step_costs, scatter)
         self._is_stepping = False
         self._stride: Stride | None = None
-        clock, engine = events.clock, machine.engine
+        clock, engine = events, machine.engine
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
@@ -170,10 +171,13 @@ class Node:
     def wake(self) -> None:
         """Begin a step in the next event, if there is work."""
         if not self._is_stepping:
-            self._events.after(0.0, self._begin_step)
+            self._events.soon(self._begin_step)
 
     def _begin_step(self) -> None:
         if self._is_stepping:
+            return
+        if self.core.queues.is_empty:
+            self.core.queues.nothing_planned()
             return
         rows = self.core.begin_step()
         if not rows:
@@ -192,7 +196,7 @@ class Node:
                 return
             seconds = stride.seconds[0]
         else:
-            seconds = self._times.draw_s(shape)[0]
+            seconds = self._times.draw_s(shape)
             if self.host.is_shared:
                 seconds *= self.host.begin(self, shape)
         ended = partial(self._end_step, rows, shape)
@@ -253,18 +257,13 @@ class Node:
     def _make_stride(self, rows: list[Scheduled], shape: StepShape) -> Stride:
         """Compute the times of steps with these rows, up to the first that does more."""
         assert self.world is not None
-        stride = Stride(rows, shape)
         requests = [row.request for row in rows]
         most = min(most_steps(requests, self.pool), min(map(self.world.num_left, requests)))
-        silent_s, end_s = self.world.silent_until_s(requests), self._events.now_s
-        for index in range(max(1, most)):
-            seconds, factor = self._times.draw_s(stride.shape_at(index))
-            end_s += seconds
-            stride.ends_s.append(end_s)
-            stride.seconds.append(seconds)
-            stride.factors.append(factor)
-            if end_s >= silent_s:
-                break
+        seconds, factors = self._times.draw_decodes_s(shape, max(1, most))
+        stride = Stride.of(rows, shape, self._events.now_s, seconds, factors)
+        told = bisect_left(stride.ends_s, self.world.silent_until_s(requests))
+        if told < stride.last:
+            self.scatter.give_back("decode", stride.cut(told + 1))
         stride.stops = stops_of(stride, self.pool)
         return stride
 
@@ -294,17 +293,16 @@ class Node:
         if num_steps <= first:
             return
         stride.num_done = num_steps
-        queues, policy = self.core.queues, self._repeats
-        assert policy is not None
-        requests = [row.request for row in stride.rows]
-        shape = stride.shape_at(first)
-        for index in range(first, num_steps):
-            self._took(shape, stride.seconds[index], stride.ends_s[index])
-            queues.preemptions.step_planned()
-            shape = stride.shape_at(index + 1)
-            policy.repeated(queues, requests, shape.decode_context)
-        advance_rows(stride, num_steps - first, self.pool)
-        self.world.steps_skipped(requests, stride.ends_s[first:num_steps])
+        seconds, ends_s = stride.seconds[first:num_steps], stride.ends_s[first:num_steps]
+        self.num_steps += len(seconds)
+        for step_s in seconds:
+            self.busy_s += step_s
+        predicted_s = self.perf.observe_decodes(stride.shape_at(first), seconds, ends_s[-1])
+        assert self._repeats is not None
+        self._repeats.repeated(predicted_s)
+        self.core.queues.preemptions.steps_planned(len(seconds))
+        advance_rows(stride, len(seconds), self.pool)
+        self.world.steps_skipped([row.request for row in stride.rows], ends_s)
 
     # ---- looks ---------------------------------------------------------------------------------
 

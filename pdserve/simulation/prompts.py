@@ -62,8 +62,11 @@ class KnownPrompt(Sequence[int]):
         """Return the hashes of the full blocks of this size."""
         if self._hashes[0] != block_size:
             ends = range(block_size - 1, self._num_tokens, block_size)
-            made = [(self._id_at(end) << 32 | end).to_bytes(HASH_BYTES) for end in ends]
-            self._hashes = block_size, made
+            own = _OWN + self.number << 32
+            num_known = len(self._blocks) * self._block_tokens // block_size  # with ids
+            numbers = [self._id_at(end) << 32 | end for end in ends[:num_known]]
+            numbers += [own | end for end in ends[num_known:]]
+            self._hashes = block_size, [number.to_bytes(HASH_BYTES) for number in numbers]
         return self._hashes[1]
 
     def output_hash(self, index: int) -> bytes:
@@ -128,7 +131,7 @@ def request_of(
     if isinstance(prompt, KnownPrompt):
         return KnownRequest(
             request_id=call.call_id,
-            prompt_token_ids=cast("list[int]", prompt),  # of which engines use the length
+            prompt_token_ids=cast("list[int]", range(len(prompt))),  # only its length counts
             sampling=sampling,
             lifecycle=lifecycle,
             leg_token_limit=leg_token_limit,

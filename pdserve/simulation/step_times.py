@@ -24,6 +24,10 @@ class Scatter(Protocol):
         """Return the next factor for this kind."""
         ...
 
+    def draws(self, timed: Timed, count: int) -> list[float]:
+        """Return the next `count` factors for this kind."""
+        ...
+
     def give_back(self, timed: Timed, factors: Sequence[float]) -> None:
         """Return the factors drawn last, in the order in which they were drawn."""
         ...
@@ -35,6 +39,10 @@ class NoScatter:
     def draw(self, timed: Timed) -> float:
         """As Scatter.draw."""
         return 1.0
+
+    def draws(self, timed: Timed, count: int) -> list[float]:
+        """As Scatter.draws."""
+        return [1.0] * count
 
     def give_back(self, timed: Timed, factors: Sequence[float]) -> None:
         """As Scatter.give_back."""
@@ -55,15 +63,23 @@ class ResidualScatter:
 
     def draw(self, timed: Timed) -> float:
         """As Scatter.draw."""
-        ahead = self._ahead[timed]
-        if ahead:
-            return ahead.pop()
-        ratios = self._ratios[timed]
-        return ratios[int(self._randoms[timed].random() * len(ratios))]
+        (factor,) = self.draws(timed, 1)
+        return factor
+
+    def draws(self, timed: Timed, count: int) -> list[float]:
+        """As Scatter.draws."""
+        ahead, ratios, random = self._ahead[timed], self._ratios[timed], self._randoms[timed].random
+        num_ratios = len(ratios)
+        if num_ratios == 1:
+            return [ratios[0]] * count
+        num_ahead = min(count, len(ahead))
+        factors = [ahead.pop() for _ in range(num_ahead)]
+        return factors + [ratios[int(random() * num_ratios)] for _ in range(count - num_ahead)]
 
     def give_back(self, timed: Timed, factors: Sequence[float]) -> None:
         """As Scatter.give_back."""
-        self._ahead[timed].extend(reversed(factors))
+        if len(self._ratios[timed]) > 1:
+            self._ahead[timed].extend(reversed(factors))
 
 
 NO_SCATTER: Final = NoScatter()
@@ -78,10 +94,18 @@ class StepTimes:
             region: PerfModel(of_region) for region, of_region in costs.items()
         }
 
-    def draw_s(self, shape: StepShape) -> tuple[float, float]:
-        """Return the next step's seconds, and the factor that was drawn for it."""
+    def draw_s(self, shape: StepShape) -> float:
+        """Return the next step's seconds."""
         region: Region = "decode"
         if shape.prefill_pairs:
             region = "mixed" if shape.decode_context else "prefill"
-        factor = self.scatter.draw(region)
-        return self._models[region].step_s(shape) * factor, factor
+        return self._models[region].step_s(shape) * self.scatter.draw(region)
+
+    def draw_decodes_s(self, shape: StepShape, num_steps: int) -> tuple[list[float], list[float]]:
+        """Return the seconds of steps that decode the same requests, and the factors of each.
+
+        Arguments as for `PerfModel.decode_steps_s`.
+        """
+        factors = self.scatter.draws("decode", num_steps)
+        expected_s = self._models["decode"].decode_steps_s(shape, num_steps)
+        return [s * factor for s, factor in zip(expected_s, factors, strict=True)], factors

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
@@ -28,13 +29,26 @@ class Stride:
 
     rows: list[Scheduled]
     shape: StepShape  # of the first step; the context grows by a token per row and step
-    ends_s: list[float] = field(default_factory=list)  # when each step ends
-    seconds: list[float] = field(default_factory=list)  # of each step
-    factors: list[float] = field(default_factory=list)  # that were drawn for it
+    ends_s: list[float]  # when each step ends
+    seconds: list[float]  # of each step
+    factors: list[float]  # that were drawn for it
     stops: list[int] = field(default_factory=list)  # steps at whose ends the node must be told
     num_done: int = 0  # steps that the rows have been brought up to
     num_stopped: int = 0
     armed: int = 0  # number of the stop that is scheduled; earlier ones are void
+
+    @classmethod
+    def of(
+        cls,
+        rows: list[Scheduled],
+        shape: StepShape,
+        now_s: float,
+        seconds: list[float],
+        factors: list[float],
+    ) -> Stride:
+        """Make a stride that begins now."""
+        _, *ends_s = accumulate(seconds, initial=now_s)
+        return cls(rows, shape, ends_s, seconds, factors)
 
     @property
     def last(self) -> int:
@@ -79,12 +93,14 @@ def stops_of(stride: Stride, pool: BlockPool) -> list[int]:
     writes its first token there.
     """
     size, last = pool.block_size, stride.last
+    num_unused = pool.num_free - pool.num_cached
+    if len(stride.rows) * (last // size + 1) <= num_unused:
+        return [last]
     grown = sorted(
         index
         for request, _ in stride.rows
         for index in range(_first_growth(request, size), last, size)
     )
-    num_unused = pool.num_free - pool.num_cached
     return [*sorted(set(grown[num_unused:])), last]
 
 

@@ -211,3 +211,27 @@ def test_only_so_many_priorities_are_remembered() -> None:
         shares.charge(A, 1.0)
     assert len(shares._scales) <= MOST_SCALES + 1
     assert shares.rank(A) > shares.rank(B), "whoever is charged is not forgotten"
+
+
+@given(
+    before=st.lists(st.tuples(st.sampled_from([A, B, Tenant("c", 0.3, 0)]), st.floats(0, 20))),
+    payers=st.sampled_from([[A], [B, A], [Tenant("c", 0.3, 0)], [A, Tenant("d", 2.0, 1)]]),
+    amounts=st.lists(st.floats(0, 3), min_size=1, max_size=20),
+)
+def test_many_amounts_are_as_one_after_the_other(
+    before: list[tuple[Tenant, float]], payers: list[Tenant], amounts: list[float]
+) -> None:
+    at_once, singly = FairShare(), FairShare()
+    for shares in (at_once, singly):
+        for payer, amount in before:
+            shares.present([payer])
+            shares.charge(payer, amount)
+    parts = [(payer, 1 / len(payers)) for payer in payers]
+    at_once.serve(payers, parts, amounts)
+    for amount in amounts:
+        singly.present(payers)
+        for payer, part in parts:
+            singly.charge(payer, amount * part)
+    for tenant in (A, B, C, *payers):
+        assert at_once.rank(tenant, 9.0) == singly.rank(tenant, 9.0)
+        assert at_once.is_owed(tenant) == singly.is_owed(tenant)

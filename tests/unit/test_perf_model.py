@@ -191,3 +191,35 @@ def test_throughput_saturates_where_arithmetic_takes_over() -> None:
 def test_attention_makes_long_prompts_less_worthwhile() -> None:
     costs = StepCosts(knot_tokens=[1, 64, 4096], knot_s=[0.01, 0.01, 0.64], pair_s=1e-6)
     assert PerfModel(costs).saturating_tokens(4096) < 200
+
+
+@given(
+    seconds=st.lists(st.floats(0.0, 0.1), min_size=1, max_size=60),
+    requests=st.integers(1, 300),
+    context=st.integers(1, 10**6),
+)
+def test_many_decodes_are_as_one_after_the_other(
+    seconds: list[float], requests: int, context: int
+) -> None:
+    """To the last bit: simulations step over what does not change."""
+    at_once, singly = PerfModel(COSTS), PerfModel(COSTS)
+    first = StepShape(requests, requests, 0, context)
+    shapes = [
+        replace_context(first, context + number * requests) for number in range(len(seconds) + 1)
+    ]
+    assert singly.decode_steps_s(first, 3) == [
+        singly.step_s(replace_context(first, context + number * requests)) for number in range(3)
+    ]
+    predicted_s = []
+    for shape, after, step_s in zip(shapes, shapes[1:], seconds, strict=False):
+        singly.observe(shape, step_s, 5.0)
+        predicted_s.append(singly.decode_s(requests, after.decode_context))
+    assert at_once.observe_decodes(first, seconds, 5.0) == predicted_s
+    for later_s in (5.0, 100.0):
+        assert at_once.known_ratios(later_s) == singly.known_ratios(later_s)
+    assert at_once.decode_error == singly.decode_error
+    assert at_once.is_settled(first) == singly.is_settled(first)
+
+
+def replace_context(shape: StepShape, context: int) -> StepShape:
+    return StepShape(shape.num_tokens, shape.num_sampled, 0, context)

@@ -18,7 +18,7 @@ Modes that wait for their turn are idle; only their heartbeats cost the others a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -57,8 +57,8 @@ async def compare(experiment: Experiment, make_cases: MakeCases, report: Compare
         try:
             await Sweep(experiment, case, promise, idle[case.name]).run(result, until_s)
         finally:
-            found = Found(experiment.plan, result)
-            report.modes.extend(_mode_reports(found, case, idle[case.name], result))
+            found = Found(experiment.plan.target, experiment.plan.seed, result)
+            report.modes.extend(mode_reports(found, case.name, idle[case.name], result))
             took_s = experiment.clock.now() - started_s
             report.scenarios.append(
                 _scenario_report(experiment, case, promise, promise_is, found, result, took_s)
@@ -126,13 +126,14 @@ async def _measure_idle(
 class Found:
     """What the runs at the rates have shown."""
 
-    def __init__(self, plan: ComparePlan, result: SweepResult) -> None:
-        self._plan = plan
+    def __init__(self, target: float, seed: int, result: SweepResult) -> None:
+        """`seed`: of the numbers that are drawn for intervals."""
+        self._target, self._seed = target, seed
         points = {mode: [row.point for row in rows] for mode, rows in result.rows.items() if rows}
         again = {mode: [row.point for row in rows] for mode, rows in result.again.items() if rows}
         self._dispersion = dispersion(result.points)
         self.goodputs = {
-            mode: goodput(runs + again.get(mode, []), plan.target, plan.seed, self._dispersion)
+            mode: goodput(runs + again.get(mode, []), target, seed, self._dispersion)
             for mode, runs in points.items()
         }
         noises = [
@@ -149,16 +150,16 @@ class Found:
 
     def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
         """As `goodput.drawn`; each `number` has random numbers of its own."""
-        plan = self._plan
-        return drawn(points, plan.target, plan.seed + number, self._dispersion)
+        return drawn(points, self._target, self._seed + number, self._dispersion)
 
 
-def _mode_reports(
-    found: Found, case: CompareCase, idle: dict[str, Unloaded], result: SweepResult
+def mode_reports(
+    found: Found, scenario: str, idle: Mapping[str, Unloaded], result: SweepResult
 ) -> list[ModeReport]:
+    """Return the reports of the modes of a scenario."""
     return [
         ModeReport.of(
-            case.name,
+            scenario,
             mode,
             found.goodputs[mode],
             tuning=result.tuning if mode == COLOCATED else None,
@@ -189,6 +190,7 @@ def _scenario_report(
         promise=promise,
         promise_is=promise_is,
         target=experiment.plan.target,
+        seed=experiment.plan.seed,
         mean_prompt_tokens=float(np.mean([len(r.prompt) for r in sent])) if sent else 0.0,
         mean_output_tokens=float(np.mean([r.num_output for r in sent])) if sent else 0.0,
         num_cut=case.num_cut,

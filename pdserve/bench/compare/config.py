@@ -138,6 +138,10 @@ class CompareConfig(ConfigStruct, frozen=True):
         str,
         Meta(description="new directory for plots and results; empty: bench-compare/TIME"),
     ] = ""
+    from_: Annotated[
+        str,
+        Meta(description="measure nothing: compute the report of this directory's results anew"),
+    ] = ""
     links: Annotated[
         list[str], Meta(description="networks to simulate between nodes, as handoff.links")
     ] = msgspec.field(default_factory=list)

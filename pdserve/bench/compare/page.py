@@ -6,6 +6,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
@@ -32,8 +33,8 @@ def save_page(report: CompareReport, folder: Path) -> Path:
     parts = [_HEAD]
     for scenario in report.scenarios:
         parts += [f"<h2>{escape(scenario.name)}</h2>"]
-        parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(scenario)]
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
+        parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(scenario, modes)]
         parts += [_svg(figure) for _, figure in figures(scenario, modes)]
     parts += [f"<pre>{escape(_text(table))}</pre>" for table in tables(report)]
     parts.append(f"<pre>{escape(str(report.setup))}</pre></body></html>")
@@ -52,6 +53,7 @@ def _text(table: RenderableType) -> str:
 def _svg(figure: Figure) -> str:
     FigureCanvasSVG(figure)
     drawn = StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "pdserve"}):  # the same report gives the same page
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
     return text[text.index("<svg") :]

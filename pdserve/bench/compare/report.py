@@ -126,6 +126,7 @@ class ScenarioReport(msgspec.Struct, frozen=True):
     promise: Promise
     promise_is: str  # how the targets were derived
     target: float
+    seed: int  # of the requests, and of what is drawn for intervals
     mean_prompt_tokens: float  # of the requests at the highest rate
     mean_output_tokens: float
     num_cut: int  # requests of a trace that were cut to fit the model

@@ -23,6 +23,7 @@ from pdserve.bench.compare.config import CompareConfig, ComparePlan
 from pdserve.bench.compare.contestants import Contestants
 from pdserve.bench.compare.page import save_page
 from pdserve.bench.compare.plot import save_plots
+from pdserve.bench.compare.recompute import REPORT, REQUESTS, read_results, recomputed
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.runner import Experiment, RunRecord
 from pdserve.bench.compare.table import tables
@@ -33,17 +34,18 @@ from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 
-_REQUESTS = "requests.jsonl"
-
 
 def run(config: CompareConfig, setup: dict[str, object]) -> int:
     """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
 
-    Ctrl-C ends it early: what was measured is reported.
+    Ctrl-C ends it early, as an error does: what was measured is reported.
 
     Raises:
-        PdserveError: nothing could be measured, or the settings contradict each other.
+        PdserveError: nothing could be measured, or the settings contradict each other, or an error
+            in the middle of it.
     """
+    if config.from_:
+        return _again(config)
     plan = config.plan  # checks settings, before anything is written
     make_cases = case_maker(config)
     model = config.model or {config.shape: SHAPES[config.shape]}
@@ -58,15 +60,34 @@ def run(config: CompareConfig, setup: dict[str, object]) -> int:
                 raise
             say("interrupted: what was measured until then")
             exit_code = FORCED
-    (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
+        except Exception:
+            if report.modes:
+                say("an error has ended it: what was measured until then")
+                _show(report, folder, as_json=config.json)
+            raise
+    _show(report, folder, as_json=config.json)
+    return exit_code or (FAILED if report.failures else OK)
+
+
+def _again(config: CompareConfig) -> int:
+    """Report what another comparison has measured, in a new folder. Raises ConfigError."""
+    folder = _new_folder(config)
+    report = recomputed(*read_results(Path(config.from_)))
+    folder.mkdir(parents=True, exist_ok=True)
+    _show(report, folder, as_json=config.json)
+    return FAILED if report.failures else OK
+
+
+def _show(report: CompareReport, folder: Path, *, as_json: bool) -> None:
+    """Print the report, and write it to a folder."""
+    (folder / REPORT).write_bytes(msgspec.json.encode(report) + b"\n")
     plots = save_plots(report, folder)
     page = save_page(report, folder)
-    if config.json:
+    if as_json:
         print_json(report, report.setup)
     else:
         print_tables(tables(report), [f"report: {page}", f"plots: {', '.join(map(str, plots))}"])
     sys.stdout.flush()
-    return exit_code or (FAILED if report.failures else OK)
 
 
 def _new_folder(config: CompareConfig) -> Path:
@@ -77,7 +98,7 @@ def _new_folder(config: CompareConfig) -> Path:
     """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     folder = Path(config.out) if config.out else Path("bench-compare") / now
-    if (folder / _REQUESTS).exists():
+    if (folder / REQUESTS).exists():
         raise ConfigError(
             f"--out {folder}: this directory has the results of another comparison: name a new "
             "one, or remove it"
@@ -99,7 +120,7 @@ def _experiment(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        requests = stack.enter_context((folder / _REQUESTS).open("wb"))
+        requests = stack.enter_context((folder / REQUESTS).open("wb"))
         log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot write there: {error}") from error

@@ -15,11 +15,10 @@ from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.config import ComparePlan, Tuning
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.compare.report import RateRow, Unloaded
-from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import OpenLoopClient, open_loop_client
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.scenarios import Scenario
-from pdserve.bench.load.slo_score import Score, score
+from pdserve.bench.load.slo_score import score
 from pdserve.bench.load.workload import TimedRequest
 from pdserve.clock import Clock
 from pdserve.errors import ClusterError, PdserveError
@@ -87,6 +86,9 @@ class RunRecord(msgspec.Struct, frozen=True):
     tuning: Tuning | None
     rate: float | None
     outcomes: list[Outcome]
+    beside_itself: bool = False  # it is the second run of its mode at this rate and turn (A/A)
+    client_lag_p99_ms: float | None = None  # of a clock that ticks beside the client
+    client_core_share: float = 0.0  # CPU share of the client, in cores
 
 
 Keep = Callable[[RunRecord], None]
@@ -127,25 +129,9 @@ class CandidateRunner:
         """
         async with self._turn() as client:
             outcomes = await client.one_by_one(alone, self._salt("idle"), _IDLE_S)
-        self._record("idle", outcomes)
+        self._keep(RunRecord("idle", *self._names, None, outcomes))
         burst = (await self._run("burst", together, _IDLE_S)).outcomes
-        served = [outcome for outcome in burst if outcome.end == "finished"]
-        if not served:
-            raise ClusterError(
-                f"an idle cluster served none of {len(burst)} simultaneous requests within "
-                f"{_IDLE_S:g} s"
-            )
-        last_s = max(outcome.arrivals_s[-1] for outcome in served)
-        return Unloaded(
-            requests=len(outcomes),
-            ttft_ms=Percentiles.of([outcome.ttft_s for outcome in outcomes]),
-            tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
-            itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
-            slowest_ttft_s=max(outcome.ttft_s for outcome in outcomes),
-            median_tpot_s=float(np.median([outcome.tpot_s for outcome in outcomes])),
-            burst_requests=len(burst),
-            burst_per_s=len(served) / last_s,
-        )
+        return unloaded_of(outcomes, burst)
 
     async def at_rate(
         self,
@@ -153,11 +139,12 @@ class CandidateRunner:
         requests: Sequence[TimedRequest],
         rate: float,
         promise: Promise,
-        target: float,
-    ) -> tuple[Run, Score]:
-        """Run an open loop at this rate, and score it. Raises ClusterError as `settle`."""
-        run = await self._run(what, requests, drain_s(promise, requests), rate)
-        return run, score(run.outcomes, promise, target)
+        *,
+        beside_itself: bool = False,
+    ) -> RunRecord:
+        """Run an open loop at this rate. Raises ClusterError as `settle`."""
+        limit_s = drain_s(promise, requests)
+        return await self._run(what, requests, limit_s, rate, beside_itself=beside_itself)
 
     async def interference(self, scenario: Scenario, seed: int) -> Interference:
         """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
@@ -175,20 +162,31 @@ class CandidateRunner:
         requests: Sequence[TimedRequest],
         limit_s: float,
         rate: float | None = None,
-    ) -> Run:
+        *,
+        beside_itself: bool = False,
+    ) -> RunRecord:
         async with self._turn() as client:
             run = await client.run(requests, self._salt(what), limit_s)
-            self._record(what, run.outcomes, rate)
-        return run
+            record = RunRecord(
+                what,
+                *self._names,
+                rate,
+                run.outcomes,
+                beside_itself,
+                Percentiles.of(run.lags_s).p99,
+                run.core_share,
+            )
+            self._keep(record)
+        return record
+
+    @property
+    def _names(self) -> tuple[str, str, Tuning | None]:
+        return self._scenario, self.candidate.mode, self.candidate.tuning
 
     def _salt(self, what: str) -> str:
         """Return a salt for one run, so that it shares no prefixes with other runs."""
         self._num_runs += 1
         return f"{self._scenario}-{what}-{self._num_runs}"
-
-    def _record(self, what: str, outcomes: list[Outcome], rate: float | None = None) -> None:
-        mode, tuning = self.candidate.mode, self.candidate.tuning
-        self._keep(RunRecord(what, self._scenario, mode, tuning, rate, outcomes))
 
 
 def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
@@ -197,22 +195,46 @@ def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
     return promise.ttft_s + promise.tpot_s * longest + _MARGIN_S
 
 
-def rate_row(
-    rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded, promise: Promise
-) -> RateRow:
-    """Make the table row of a run."""
-    lag_p99_ms, idle_p99 = Percentiles.of(run.lags_s).p99, unloaded.itl_ms.p99
-    itl_p99 = scored.itl_ms.p99
-    late_ms = max(scored.late_ms.p99 or 0.0, lag_p99_ms or 0.0)
+def unloaded_of(alone: Sequence[Outcome], burst: Sequence[Outcome]) -> Unloaded:
+    """Make the figures of an idle cluster: of requests sent alone, and of others sent together.
+
+    Raises:
+        ClusterError: none of those sent together was served.
+    """
+    served = [outcome for outcome in burst if outcome.end == "finished"]
+    if not served:
+        raise ClusterError(
+            f"an idle cluster served none of {len(burst)} simultaneous requests within "
+            f"{_IDLE_S:g} s"
+        )
+    last_s = max(outcome.arrivals_s[-1] for outcome in served)
+    return Unloaded(
+        requests=len(alone),
+        ttft_ms=Percentiles.of([outcome.ttft_s for outcome in alone]),
+        tpot_ms=Percentiles.of([outcome.tpot_s for outcome in alone]),
+        itl_ms=Percentiles.of([gap for outcome in alone for gap in outcome.gaps_s]),
+        slowest_ttft_s=max(outcome.ttft_s for outcome in alone),
+        median_tpot_s=float(np.median([outcome.tpot_s for outcome in alone])),
+        burst_requests=len(burst),
+        burst_per_s=len(served) / last_s,
+    )
+
+
+def rate_row(record: RunRecord, unloaded: Unloaded, promise: Promise, target: float) -> RateRow:
+    """Make the table row of a run at a rate."""
+    assert record.rate is not None
+    scored = score(record.outcomes, promise, target)
+    idle_p99, itl_p99 = unloaded.itl_ms.p99, scored.itl_ms.p99
+    late_ms = max(scored.late_ms.p99 or 0.0, record.client_lag_p99_ms or 0.0)
     return RateRow(
-        rate=rate,
-        duration_s=duration_s,
+        rate=record.rate,
+        duration_s=len(record.outcomes) / record.rate,
         score=scored,
         client_kept_up=late_ms <= min(_KEPT_UP_MS, _KEPT_UP_SHARE * promise.ttft_s * 1e3),
-        client_lag_p99_ms=lag_p99_ms,
-        client_core_share=run.core_share,
+        client_lag_p99_ms=record.client_lag_p99_ms,
+        client_core_share=record.client_core_share,
         itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
-        prefilled_on=dict(Counter(o.prefill_node for o in run.outcomes if o.prefill_node)),
+        prefilled_on=dict(Counter(o.prefill_node for o in record.outcomes if o.prefill_node)),
     )
 
 
@@ -241,12 +263,13 @@ class Experiment:
         self.tell(f"{who} is left out: {error.message}")
 
     def requests_at(
-        self, case: CompareCase, rate: float, turn: int = 0
+        self, case: CompareCase, rate: float, turn: int = 0, contents: int = 0
     ) -> tuple[list[TimedRequest], float]:
         """Return the requests at that rate, and the seconds over which they arrive.
 
-        In whole decks, so that each turn has the same mixture.
+        In whole decks, so that each turn has the same mixture. `turn` and `contents` are those of
+        Workload.timed.
         """
         count = case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
-        requests = case.workload.timed(rate, count, turn)
+        requests = case.workload.timed(rate, count, turn, contents)
         return requests, len(requests) / rate

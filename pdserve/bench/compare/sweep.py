@@ -15,6 +15,7 @@ from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.bench.compare.verdict import dispersion
 from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.slo_score import score
 from pdserve.errors import ClusterError
 
 _START = 0.6  # first rate, as a share of the best mode's capacity
@@ -101,12 +102,11 @@ class Sweep:
             try:
                 async with self._experiment.launch(candidate, self._promise) as server:
                     runner = await self._experiment.begin(server, candidate, self._case)
-                    _, scored = await runner.at_rate(
-                        "tuning", requests, rate, self._promise, self._plan.target
-                    )
+                    run = await runner.at_rate("tuning", requests, rate, self._promise)
             except ClusterError as error:
                 self._experiment.fail(f"{COLOCATED}, {tuning.text}", error)
             else:
+                scored = score(run.outcomes, self._promise, self._plan.target)
                 trials.append(Trial(tuning, rate, scored))
 
     async def _disturb(self, candidates: list[Candidate], result: SweepResult) -> None:
@@ -144,7 +144,10 @@ class Sweep:
             if rate is None:
                 result.stopped = "what another run could tell is not worth its time"
                 return
-            requests, duration_s = self._experiment.requests_at(self._case, rate, turns[rate])
+            # No prompt is sent twice: whoever keeps answers, or ignores salts, gains nothing.
+            requests, duration_s = self._experiment.requests_at(
+                self._case, rate, turns[rate], contents=number + 1
+            )
             turns[rate] += 1
             needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
             left_s = max(0.0, until_s - self._experiment.clock.now())
@@ -159,16 +162,17 @@ class Sweep:
                 self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests; {left_s:.0f} s left")
                 began_s = self._experiment.clock.now()
                 try:
-                    run, scored = await runners[mode].at_rate(
-                        "rate", requests, rate, self._promise, self._plan.target
+                    beside = rows is result.again
+                    run = await runners[mode].at_rate(
+                        "rate", requests, rate, self._promise, beside_itself=beside
                     )
                 except ClusterError as error:
                     del runners[mode]
                     result.drop(mode)
                     self._experiment.fail(mode, error)
                 else:
-                    row = rate_row(rate, duration_s, run, scored, self._idle[mode], self._promise)
-                    rows[mode].append(row)
+                    target = self._plan.target
+                    rows[mode].append(rate_row(run, self._idle[mode], self._promise, target))
                 tail_s = self._experiment.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)
         result.stopped = "no mode is left"

@@ -13,10 +13,10 @@ from pdserve.bench.compare.report import (
     RateRow,
     ScenarioReport,
 )
+from pdserve.bench.compare.suspicions import suspicions
 from pdserve.bench.load.outcome import Percentiles
 
 _PERCENTILES = "p50/p90/p99"
-_BURSTS = 0.1  # tokens in time less requests in time: their means hide something
 BUSY = 0.5  # load average above which the report warns
 _FEW = 100  # requests, below which a p99 is between the slowest two
 
@@ -34,7 +34,7 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
-        yield "\n".join(verdict_lines(scenario))
+        yield "\n".join(verdict_lines(scenario, modes))
         if any(len(row.score.kinds) > 1 for mode in modes for row in mode.rows):
             yield kind_table(scenario, modes)
         if any(mode.trials for mode in modes):
@@ -57,7 +57,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(column, justify="right")
     for column in ("TTFT ms", "TPOT ms", "ITL ms"):
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
-    for column in ("tokens in time", "ITL p99 / idle", "client late p99"):
+    for column in ("tokens in time", "at once", "ITL p99 / idle", "client late p99"):
         table.add_column(column, justify="right")
     for rate, rows in _by_rate(modes):
         for name, row in rows:
@@ -126,12 +126,15 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     return table
 
 
-def verdict_lines(scenario: ScenarioReport) -> Iterator[str]:
-    """Yield what has been shown, and how far it can be believed."""
+def verdict_lines(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Iterator[str]:
+    """Yield what has been shown, how far it can be believed, and what the figures hide."""
     for verdict in scenario.verdicts:
         yield f"{scenario.name}: {verdict.text}."
     if scenario.noise is not None:
         yield f"{scenario.name}: {scenario.noise.text}"
+    for mode in modes:
+        for text in suspicions(mode):
+            yield f"{scenario.name}: {mode.mode} {text}."
 
 
 def tuning_table(modes: Sequence[ModeReport]) -> Table:
@@ -173,6 +176,7 @@ def _rate_cells(row: RateRow) -> list[str]:
         _three(score.tpot_ms, 1),
         _three(score.itl_ms, 1),
         f"{score.tokens_in_time:.0%}",
+        f"{score.tokens_at_once:.1f}",
         _number(row.itl_p99_vs_unloaded, 2),
         _number(score.late_ms.p99, 1) + ("" if row.client_kept_up else " !"),
     ]
@@ -224,13 +228,6 @@ def _doubts(report: CompareReport) -> Iterator[str]:
             "requests that did not finish. They look better than they should where many of the "
             "sent ones were refused or did not end."
         )
-    for mode in report.modes:
-        if any(row.score.tokens_in_time < row.score.attainment - _BURSTS for row in mode.rows):
-            yield (
-                f"{mode.scenario}: {mode.mode} streams in bursts: of requests that were in time by "
-                "their means, many tokens came later than a steady stream of the promised pace "
-                "would have brought them."
-            )
     if any(row.score.sent < _FEW for row in rows):
         yield f"A p99 of fewer than {_FEW} requests lies between the slowest two of them."
 

@@ -88,8 +88,8 @@ class Scenario:
 
 def draw(lengths: Lengths, rng: np.random.Generator) -> int:
     """Draw one length, in tokens."""
-    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal())
-    return int(np.clip(round(drawn), lengths.least, lengths.most))
+    drawn = float(lengths.median * np.exp(lengths.sigma * rng.standard_normal()))
+    return min(max(round(drawn), lengths.least), lengths.most)
 
 
 def _always(tokens: int) -> Lengths:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, sqrt
 
 import msgspec
@@ -57,6 +57,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Percentiles
     late_ms: Percentiles  # the client's own lag
     tokens_in_time: float  # share of the received tokens; see Promise.num_in_time
+    tokens_at_once: float  # that come together after waits over the TPOT; Outcome.num_moments
+    tokens_per_piece: float  # by the server's own count, which nobody has checked
     tokens_per_s: float  # received tokens, from the first due time to the last token
     errors: dict[str, int]  # error |-> count
 
@@ -97,6 +99,8 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
         itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
         late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
         tokens_in_time=_tokens_in_time(outcomes, promise),
+        tokens_at_once=_per(outcomes, lambda o: o.num_moments(promise.tpot_s)),
+        tokens_per_piece=_per(outcomes, lambda o: len(o.arrivals_s)),
         tokens_per_s=throughput(outcomes),
         errors={text: said.count(text) for text in sorted(set(said))},
     )
@@ -105,6 +109,13 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
 def _tokens_in_time(outcomes: Sequence[Outcome], promise: Promise) -> float:
     num_received = sum(outcome.num_received for outcome in outcomes)
     return sum(map(promise.num_in_time, outcomes)) / num_received if num_received else 0.0
+
+
+def _per(outcomes: Sequence[Outcome], count: Callable[[Outcome], int]) -> float:
+    """Return the tokens per `count` of answers that have ended with several; 1 without any."""
+    streams = [o for o in outcomes if o.end == "finished" and o.num_received > 1]
+    counted = sum(map(count, streams))
+    return sum(stream.num_received for stream in streams) / counted if counted else 1.0
 
 
 def _kind_score(outcomes: Sequence[Outcome], factors: Sequence[float]) -> KindScore:

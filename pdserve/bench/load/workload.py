@@ -59,10 +59,13 @@ class Workload(Protocol):
         """Yield the requests of `timed`, one by one and without their tokens."""
         ...
 
-    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
+    def timed(
+        self, rate: float, count: int, turn: int = 0, contents: int = 0
+    ) -> list[TimedRequest]:
         """Return `count` requests, or all there are, at `rate` requests per second.
 
-        Each `turn` has others: turn 0 the first ones.
+        Each `turn` has others: turn 0 the first ones. With other `contents` they have other tokens,
+        and are the same in everything else.
         """
         ...
 
@@ -80,9 +83,11 @@ class SyntheticWorkload:
         self._scenario = scenario
         self._seed = seed
 
-    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
+    def timed(
+        self, rate: float, count: int, turn: int = 0, contents: int = 0
+    ) -> list[TimedRequest]:
         """As Workload.timed."""
-        return [self._filled(sketch) for sketch in self.sketched(rate, count, turn)]
+        return [self._filled(sketch, contents) for sketch in self.sketched(rate, count, turn)]
 
     def sketched(self, rate: float, count: int, turn: int = 0) -> Iterator[Sketch]:
         """As Workload.sketched."""
@@ -101,7 +106,7 @@ class SyntheticWorkload:
         deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
         number = 0
         while True:
-            for card in rng.permutation(len(deck)):
+            for card in rng.permutation(len(deck)).tolist():
                 yield number, deck[card]
                 number += 1
 
@@ -111,8 +116,9 @@ class SyntheticWorkload:
         num_prompt, num_output = draw(kind.prompt, rng), draw(kind.output, rng)
         return Sketch(at_s, kind.name, number, num_prompt, num_output)
 
-    def _filled(self, sketch: Sketch) -> TimedRequest:
-        prompt = random_ids(sketch.num_prompt, [self._seed, _TOKENS, sketch.number])
+    def _filled(self, sketch: Sketch, contents: int = 0) -> TimedRequest:
+        seed = [self._seed, _TOKENS, sketch.number]
+        prompt = random_ids(sketch.num_prompt, _with(contents, seed))
         return TimedRequest(sketch.at_s, sketch.kind, prompt, sketch.num_output)
 
 
@@ -140,12 +146,14 @@ class TraceWorkload:
         self.factor = self.block_tokens / block_tokens
         self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
 
-    def timed(self, rate: float, count: int, turn: int = 0) -> list[TimedRequest]:
+    def timed(
+        self, rate: float, count: int, turn: int = 0, contents: int = 0
+    ) -> list[TimedRequest]:
         """As Workload.timed. Raises ConfigError as `mean_rate`."""
         sketches = list(self.sketched(rate, count, turn))
         places = {sketch.number: place for place, sketch in enumerate(sketches)}
         return [
-            self._filled(sketch, None if sketch.after is None else places[sketch.after])
+            self._filled(sketch, None if sketch.after is None else places[sketch.after], contents)
             for sketch in sketches
         ]
 
@@ -178,12 +186,12 @@ class TraceWorkload:
         think_s = 0.0 if after is None else row.think_s
         return Sketch(at_s, row.kind, number, num_prompt, num_output, row.blocks, after, think_s)
 
-    def _filled(self, sketch: Sketch, after: int | None) -> TimedRequest:
-        seeds = [[self._seed, _BLOCKS, block] for block in sketch.blocks]
+    def _filled(self, sketch: Sketch, after: int | None, contents: int = 0) -> TimedRequest:
+        seeds = [_with(contents, [self._seed, _BLOCKS, block]) for block in sketch.blocks]
         prompt = [token for seed in seeds for token in random_ids(self.block_tokens, seed)]
         missing = sketch.num_prompt - len(prompt)
         if missing > 0:  # its last block is nobody else's, or nothing is known of its blocks
-            prompt += random_ids(missing, [self._seed, _TOKENS, sketch.number])
+            prompt += random_ids(missing, _with(contents, [self._seed, _TOKENS, sketch.number]))
         return TimedRequest(
             sketch.at_s,
             sketch.kind,
@@ -227,6 +235,10 @@ def poisson_times(rate: float, count: int, seed: Sequence[int]) -> list[float]:
 def draw_prompt(kind: Kind, seed: Sequence[int]) -> list[int]:
     """Make one prompt of that kind; the same for the same seed."""
     return random_ids(draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS])), seed)
+
+
+def _with(contents: int, seed: list[int]) -> list[int]:
+    return [*seed, contents] if contents else seed
 
 
 def random_ids(count: int, seed: Sequence[int]) -> list[int]:

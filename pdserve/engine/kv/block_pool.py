@@ -200,7 +200,7 @@ class BlockPool:
         states = [uncached, cached, referenced]
         assert sum(map(len, states)) == self.num_blocks, "a block is in two states, or in none"
         assert set().union(*states) == set(range(self.num_blocks)), "a block was lost"
-        assert all(count >= 0 for count in self._references)
+        assert min(self._references, default=0) >= 0
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
         assert cached <= set(self._hash_of), "a cached block has no hash"
         assert not uncached & set(self._hash_of), "an uncached block has a hash"

@@ -71,9 +71,9 @@ class Preemptions:
         priority = request.targets.priority
         self._closed_priority = max(self._closed_priority, priority) if was_closed else priority
 
-    def step_planned(self) -> None:
-        """Count a step since the last preemption."""
-        self._num_closed_steps = max(0, self._num_closed_steps - 1)
+    def steps_planned(self, count: int = 1) -> None:
+        """Count steps since the last preemption."""
+        self._num_closed_steps = max(0, self._num_closed_steps - count)
 
     def keeps_out(self, request: Request, *, is_alone: bool) -> bool:
         """Whether a request must wait because of a recent preemption.

@@ -62,7 +62,7 @@ class PromptOrder:
         self._clock = clock
         self._token_budget = token_budget
         self._wanting: list[Request] = []  # active requests at the last step ...
-        self._payers: list[Targets] = []  # ... and their payers, without duplicates
+        self.payers: list[Targets] = []  # ... and their payers, without duplicates
 
     def sorted(self, requests: Iterable[Request], pool: BlockPool) -> list[Request]:
         """Return waiting and partly computed prompts in the order of service."""
@@ -91,8 +91,8 @@ class PromptOrder:
         if requests != self._wanting:  # usually they are the same for many steps
             self._wanting = requests
             there = {(r.targets.priority, r.targets.payer): r.targets for r in requests}
-            self._payers = list(there.values())
-        self._shares.present(self._payers)
+            self.payers = list(there.values())
+        self._shares.present(self.payers)
 
     def charge(self, rows: Sequence[Scheduled], seconds: float) -> None:
         """Charge a step of `seconds` to the payers of its rows, in proportion to their tokens."""

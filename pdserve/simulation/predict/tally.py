@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from pdserve.bench.load.slo_score import Score, score
 from pdserve.simulation.outcome import Outcome
 
 _LEAST_S, _STEP, _NUM_BINS = 1e-6, 1.005, 4200  # gaps from 1 us to 1,000 s, each within 0.5 %
+_MOST_TOKENS = 1 << 16  # whose times are kept until they are counted together
 
 
 class Tally:
@@ -41,6 +43,8 @@ class Tally:
         self._is_hopeless = is_hopeless
         self._late: Counter[str] = Counter()
         self._seen: list[Seen] = []
+        self._uncounted: list[tuple[float, list[float]]] = []  # (arrival, times of its tokens)
+        self._num_uncounted = 0  # tokens
         self._num_in_time = 0  # tokens; see Promise.num_in_time
         self._gaps = np.zeros(_NUM_BINS, np.int64)
 
@@ -72,17 +76,37 @@ class Tally:
         self.num_prompt_tokens += seen.num_prompt
         self.num_cached_tokens += outcome.num_cached_tokens
         self.num_output_tokens += seen.num_received
-        due = (np.array(times_s) - call.at_s - self.promise.ttft_s) / self.promise.tpot_s
-        self._num_in_time += int(np.count_nonzero(np.round(due, 6) <= np.arange(len(due))))
-        if len(times_s) > 1:
-            self._gaps += np.bincount(_bins(np.diff(times_s)), minlength=_NUM_BINS)
+        self._uncounted.append((call.at_s, times_s))
+        self._num_uncounted += len(times_s)
+        if self._num_uncounted > _MOST_TOKENS:
+            self._count()
         return seen
 
     def score(self, target: float) -> Score:
         """Return the score, as of a live run; percentiles of ITL are within half a percent."""
+        self._count()
         scored = score(self._seen, self.promise, target)
         in_time = self._num_in_time / (self.num_output_tokens or 1)
-        return msgspec.structs.replace(scored, itl_ms=self._itl_ms(), tokens_in_time=in_time)
+        return msgspec.structs.replace(
+            scored,
+            itl_ms=self._itl_ms(),
+            tokens_in_time=in_time,
+            tokens_at_once=1.0,
+            tokens_per_piece=1.0,
+        )
+
+    def _count(self) -> None:
+        """Count the tokens that came in time, and the gaps, of calls that were noted lately."""
+        lengths = np.array([len(times_s) for _, times_s in self._uncounted], np.int64)
+        ends = lengths.cumsum()
+        times_s = np.fromiter(chain.from_iterable(t for _, t in self._uncounted), np.float64)
+        at_s = np.repeat([at_s for at_s, _ in self._uncounted], lengths)
+        number = np.arange(len(times_s)) - np.repeat(ends - lengths, lengths)  # within its call
+        due = (times_s - at_s - self.promise.ttft_s) / self.promise.tpot_s
+        self._num_in_time += int(np.count_nonzero(np.round(due, 6) <= number))
+        gaps_s = np.diff(times_s)[number[1:] > 0]  # not from one call to the next
+        self._gaps += np.bincount(_bins(gaps_s), minlength=_NUM_BINS)
+        self._uncounted, self._num_uncounted = [], 0
 
     def _itl_ms(self) -> Percentiles:
         ends = self._gaps.cumsum()

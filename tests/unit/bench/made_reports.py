@@ -13,11 +13,9 @@ from pdserve.bench.compare.report import (
     Trial,
     Unloaded,
 )
-from pdserve.bench.compare.runner import rate_row
+from pdserve.bench.compare.runner import RunRecord, rate_row
 from pdserve.bench.compare.verdict import Verdict
-from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
-from pdserve.bench.load.slo_score import score
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
 TARGET = 0.9
@@ -50,8 +48,8 @@ def row(rate: float, num_met: int, num_refused: int = 0, late_s: float = 0.0) ->
     outcomes = [outcome(0.01, late_s=late_s)] * num_met
     outcomes += [outcome(0.01, is_refused=True)] * num_refused
     outcomes += [outcome(0.05)] * (10 - len(outcomes))
-    scored = score(outcomes, PROMISE, TARGET)
-    return rate_row(rate, 8.0, Run(outcomes, [0.001], 8.0, 0.8), scored, unloaded(), PROMISE)
+    record = RunRecord("rate", "made-up", "", None, rate, outcomes, False, 1.0, 0.1)
+    return rate_row(record, unloaded(), PROMISE, TARGET)
 
 
 def made_report() -> CompareReport:
@@ -87,6 +85,7 @@ def made_report() -> CompareReport:
         promise=PROMISE,
         promise_is="as given",
         target=TARGET,
+        seed=0,
         mean_prompt_tokens=100.0,
         mean_output_tokens=50.0,
         num_cut=3,

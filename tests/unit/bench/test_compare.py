@@ -22,10 +22,8 @@ from pdserve.bench.compare.report import (
     Unloaded,
 )
 from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer, RunRecord, rate_row
-from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.scenarios import ScenarioName
-from pdserve.bench.load.slo_score import score
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
@@ -372,8 +370,8 @@ def test_a_row_says_whether_its_client_kept_up() -> None:
         )
         idle = Unloaded(1, NOTHING, NOTHING, Percentiles(9, 100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
         promise = Promise(ttft_s, 1.0)
-        scored = score([outcome], promise, 0.9)
-        return rate_row(3.0, 8.0, Run([outcome], [lag_s] * 2, 8.0, 2.0), scored, idle, promise)
+        run = RunRecord("rate", "", "", None, 3.0, [outcome], False, 1e3 * lag_s, 0.25)
+        return rate_row(run, idle, promise, 0.9)
 
     assert row(0.01).client_kept_up
     assert not row(0.2).client_kept_up

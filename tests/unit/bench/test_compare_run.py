@@ -25,7 +25,7 @@ from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.cli.main import build_parser, main
-from pdserve.errors import ConfigError
+from pdserve.errors import ClusterError, ConfigError
 from pdserve.settings.config import EngineConfig, PolicyConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.slo import parse_slo_classes
@@ -298,6 +298,23 @@ def test_what_was_measured_before_ctrl_c_is_reported(
     monkeypatch.setattr(bench_compare, "compare", interrupted)
     assert main(["bench", "compare", f"--out={tmp_path}"]) == 130
     assert "made-up: nothing" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
+
+
+def test_what_was_measured_before_an_error_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def breaks(experiment: Experiment, make_cases: object, report: CompareReport) -> None:
+        report.modes.extend(made_report().modes)
+        report.scenarios.extend(made_report().scenarios)
+        raise ClusterError("the machine is on fire")
+
+    monkeypatch.setattr(bench_compare, "compare", breaks)
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 1
+    said = capsys.readouterr()
+    assert "made-up: nothing" in said.out
+    assert "the machine is on fire" in said.err
     kept = json.loads((tmp_path / "report.json").read_text())
     assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 

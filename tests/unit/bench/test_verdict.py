@@ -9,6 +9,11 @@ import pytest
 
 from pdserve.bench.compare.goodput import RatePoint, drawn, next_rate
 from pdserve.bench.compare.verdict import Noise, Ratio, Verdict, dispersion, verdicts
+from pdserve.bench.load.outcome import Promise
+from pdserve.settings.config import PolicyConfig
+from pdserve.simulation.predict.answer import load_calibration
+from pdserve.simulation.predict.deployment import Deployment, Rig, run
+from pdserve.simulation.predict.load import Question, Ranged
 
 TARGET = 0.9
 
@@ -45,6 +50,44 @@ def test_a_server_does_not_differ_from_itself(spread: float) -> None:
         for _ in range(60)
     ]
     assert sum(certain) <= 3
+
+
+def recorded(rates: tuple[float, ...], num_runs: int) -> dict[float, list[RatePoint]]:
+    """Return the runs of one cluster at each rate: simulated, so late requests come together."""
+    calibration = load_calibration("a100-13b")
+    rig = Rig(
+        calibration=calibration,
+        policy=PolicyConfig(),
+        ranges=Ranged(calibration, extrapolates=True),
+        one_host=False,
+        admission=False,
+        target=1e-9,  # no run is stopped early
+    )
+    question = Question("", "conversation", 0.0, 100)
+    promise, cluster = Promise(0.6, 0.04), Deployment("disaggregated", 1, 1)
+    return {
+        rate: [
+            run(rig, cluster, question.case(calibration, seed), rate, 100, promise, seed).point
+            for seed in range(num_runs)
+        ]
+        for rate in rates
+    }
+
+
+def test_a_cluster_does_not_differ_from_itself_on_recorded_runs() -> None:
+    """In at least 19 of 20 comparisons of two runs at each rate with two others."""
+    pool, rng = recorded((20.0, 26.0, 34.0), 10), np.random.default_rng(2)
+    assert any(dispersion([runs]) > 2 for runs in pool.values()), "requests are independent"
+    found = 0
+    for _ in range(40):
+        first: list[RatePoint] = []
+        second: list[RatePoint] = []
+        for points in pool.values():
+            a, b, c, d = rng.permutation(len(points))[:4].tolist()
+            first += [points[a], points[b]]
+            second += [points[c], points[d]]
+        found += verdict_of(first, second).is_certain
+    assert found <= 2
 
 
 def test_a_server_that_is_a_third_better_is_found() -> None:

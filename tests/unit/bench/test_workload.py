@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,13 @@ from pdserve.bench.compare.cases import made_up, replayed
 from pdserve.bench.load.client import PLAIN_IDS
 from pdserve.bench.load.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
 from pdserve.bench.load.traces import TraceRow
-from pdserve.bench.load.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
+from pdserve.bench.load.workload import (
+    SyntheticWorkload,
+    TraceWorkload,
+    Workload,
+    draw,
+    trace_factor,
+)
 from pdserve.errors import ConfigError
 
 MIXED = Scenario(
@@ -105,6 +113,31 @@ def test_equal_blocks_are_equal_tokens() -> None:
     assert third[64:] != second[64:75]
     other_seed = TraceWorkload(ROWS, 0.125, most_tokens=8192, seed=1).first(1)[0].prompt
     assert other_seed != first
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        SyntheticWorkload(MIXED, 3),
+        TraceWorkload(
+            [TraceRow(0.1 * n, 40, 5, blocks=(7, 100 + n), block_tokens=16) for n in range(20)],
+            1.0,
+            most_tokens=8192,
+            seed=0,
+        ),
+    ],
+)
+def test_other_contents_are_other_tokens_and_the_same_in_everything_else(
+    workload: Workload,
+) -> None:
+    some, others, same = (workload.timed(5.0, 20, contents=number) for number in (0, 1, 1))
+    assert others == same
+    assert [replace(r, prompt=[]) for r in some] == [replace(r, prompt=[]) for r in others]
+    for one, other in zip(some, others, strict=True):
+        assert len(one.prompt) == len(other.prompt)
+        assert one.prompt != other.prompt
+    shared = [r.prompt[:16] == others[0].prompt[:16] for r in others]
+    assert all(shared) == all(r.prompt[:16] == some[0].prompt[:16] for r in some)
 
 
 def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
