@@ -19,11 +19,15 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 # family |-> config class, model class, and what a small model of it wants besides `_SMALL`
@@ -32,6 +36,18 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 
 EOS_TOKEN = "<|end|>"
@@ -71,7 +87,7 @@ def make_checkpoint(
 
     Args:
         path: directory, created if need be.
-        family: "llama", "mistral", "qwen2" or "qwen3".
+        family: "llama", "mistral", "qwen2", "qwen3", "mixtral" or "qwen3_moe".
         seed: of the weights.
         dtype: to store them in.
         max_shard_size: smaller than the model gives several files and an index.
@@ -136,4 +152,4 @@ def _randomise(model: PreTrainedModel) -> None:
                 parameter.normal_(0.0, 0.2)
             else:
                 scale = 2.0 if "lm_head" in name else 3.0
-                parameter.normal_(0.0, scale * parameter.shape[1] ** -0.5)
+                parameter.normal_(0.0, scale * parameter.shape[-1] ** -0.5)

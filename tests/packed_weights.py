@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pdserve.engine.layers import Linear
+from pdserve.engine.experts import Experts
+from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.native.linear import PackedLinear, WeightKind, pack
-from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeMlp, NativeWeights
 
 
 def pack_weights(weights: DecoderWeights, config: ModelConfig, kind: WeightKind) -> NativeWeights:
@@ -32,6 +33,18 @@ def _layer(layer: LayerWeights, config: ModelConfig, kind: WeightKind) -> Native
     def packed(linear: Linear, *, is_gated: bool = False) -> PackedLinear:
         return pack(linear.weight, linear.bias, kind=kind, is_gated=is_gated)
 
+    def mlp(mlp: Mlp) -> NativeMlp:
+        return NativeMlp(packed(mlp.gate_up, is_gated=True), packed(mlp.down))
+
+    def experts(experts: Experts) -> NativeExperts:
+        pairs = zip(experts.gate_up, experts.down, strict=True)
+        return NativeExperts(
+            router=pack(experts.router, kind=WeightKind.FLOAT32),
+            mlps=[mlp(Mlp(Linear(gate_up, None), Linear(down, None))) for gate_up, down in pairs],
+            num_chosen=experts.config.num_chosen,
+            normalizes_weights=experts.config.normalizes_weights,
+        )
+
     def head_norm(head: int) -> Tensor | None:
         # There is a row per head; all query rows are equal, and so are all key rows.
         return None if layer.qk_norm is None else layer.qk_norm[head].float()
@@ -43,6 +56,6 @@ def _layer(layer: LayerWeights, config: ModelConfig, kind: WeightKind) -> Native
         k_norm=head_norm(config.num_heads),
         attention_out=packed(layer.attention_out),
         mlp_norm=layer.mlp_norm.float(),
-        gate_up=packed(layer.gate_up, is_gated=True),
-        down=packed(layer.down),
+        mlp=mlp(layer.mlp) if isinstance(layer.mlp, Mlp) else None,
+        experts=experts(layer.mlp) if isinstance(layer.mlp, Experts) else None,
     )

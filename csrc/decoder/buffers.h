@@ -13,7 +13,9 @@ struct Buffers {
     void* normed;        // [num_tokens, hidden]
     void* qkv;           // [num_tokens, qkv_width]
     void* attended;      // [num_tokens, query_width]
-    void* inner;         // [num_tokens, inner]
+    void* inner;         // [num_tokens, inner]; with experts, that of their rows
+    float* scores;       // [num_tokens, num_experts]
+    void* expert_rows;   // [num_tokens * num_chosen, hidden], inputs of experts, then float results
     float* cos_sin;      // [num_tokens, head_dim]
     int64_t* slots;      // [num_tokens]
     int32_t* positions;  // [num_tokens]
@@ -32,6 +34,8 @@ struct Buffers {
         qkv = carve(sizes.qkv_width(), element_bytes);
         attended = carve(sizes.query_width(), element_bytes);
         inner = carve(sizes.inner, element_bytes);
+        scores = static_cast<float*>(carve(sizes.num_experts, sizeof(float)));
+        expert_rows = carve(sizes.num_chosen * sizes.hidden, sizeof(float));
         cos_sin = static_cast<float*>(carve(sizes.head_dim, sizeof(float)));
         slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));
         positions = static_cast<int32_t*>(carve(1, sizeof(int32_t)));

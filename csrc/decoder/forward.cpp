@@ -24,6 +24,7 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
       group_(group),
       tensor_(group == nullptr || group->tensor().is_alone() ? nullptr : &group->tensor()),
       element_bytes_(model.is_bfloat16 ? 2 : 4),
+      mixture_(model, variant),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
       pool_{} {
@@ -207,9 +208,17 @@ void Forward::finish_attention(const Layer& layer) {
 
 void Forward::finish_layer(const Layer& layer) {
     normalise(layer.mlp_norm);
-    multiply(layer.gate_up, buffers_.normed, num_rows_, Result::kGatedSilu, buffers_.inner,
-        model_.sizes.inner);
-    add_product(layer.down, buffers_.inner);
+    if (layer.has_experts()) return mix_experts(layer.experts);
+    multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, Result::kGatedSilu, buffers_.inner,
+        layer.mlp.inner());
+    add_product(layer.mlp.down, buffers_.inner);
+}
+
+void Forward::mix_experts(const Experts& experts) {
+    mixture_.compute(experts, buffers_, num_rows_);
+    add_rows([&](int64_t first, int64_t count, Result result, float* out) {
+        mixture_.sum(buffers_, first, count, result, out);
+    });
 }
 
 // Not rounded to the model's type, since they are not the input of a product.
@@ -236,19 +245,23 @@ void Forward::normalise(const float* weight) {
         num_rows_, model_.is_bfloat16, variant_);
 }
 
-// Adds a product to the residual stream. Each rank has a share of the inputs, so the product is the
-// sum of those of all ranks.
+// Adds a product to the residual stream.
 void Forward::add_product(const linear::PackedMatrix& matrix, const void* x) {
-    if (tensor_ == nullptr) {
-        multiply(matrix, x, num_rows_, Result::kAdd, buffers_.hidden, matrix.num_out);
-        return;
-    }
-    const int64_t width = matrix.num_out, at_once = ranks::rows_at_once(width);
     const size_t row_bytes = matrix.num_in * element_bytes_;
+    add_rows([&](int64_t first, int64_t count, Result result, float* out) {
+        const void* rows = static_cast<const char*>(x) + first * row_bytes;
+        multiply(matrix, rows, count, result, out, matrix.num_out);
+    });
+}
+
+// Adds rows to the residual stream. Each rank has a share of the inputs of what makes them, so they
+// are the sum of those of all ranks.
+void Forward::add_rows(const MakeRows& make) {
+    if (tensor_ == nullptr) return make(0, num_rows_, Result::kAdd, buffers_.hidden);
+    const int64_t width = model_.sizes.hidden, at_once = ranks::rows_at_once(width);
     for (int64_t first = 0; first < num_rows_; first += at_once) {
         const int64_t count = std::min(at_once, num_rows_ - first);
-        const void* rows = static_cast<const char*>(x) + first * row_bytes;
-        multiply(matrix, rows, count, Result::kStoreFloat, tensor_->part(), width);
+        make(first, count, Result::kStoreFloat, tensor_->part());
         tensor_->sum(buffers_.hidden + first * width, count, width, true);
     }
 }

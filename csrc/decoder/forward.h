@@ -13,6 +13,7 @@
 #include "buffers.h"
 #include "inputs.h"
 #include "kept_rows.h"
+#include "mixture.h"
 #include "model.h"
 
 namespace pdserve::decoder {
@@ -35,6 +36,10 @@ public:
     size_t workspace_bytes() const { return memory_.num_bytes(); }
 
 private:
+    // Writes rows [first_row, first_row + num_rows) to `out`, or adds them to what is there.
+    using MakeRows = std::function<void(
+        int64_t first_row, int64_t num_rows, linear::Result result, float* out)>;
+
     struct WindowPlan {
         int sliding_window;
         attention::Plan plan;
@@ -52,10 +57,12 @@ private:
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
+    void mix_experts(const Experts& experts);
     void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
     void normalise(const float* weight);
     void add_product(const linear::PackedMatrix& matrix, const void* x);
+    void add_rows(const MakeRows& make);
     void multiply(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
         linear::Result result, void* out, int64_t out_stride);
 
@@ -65,6 +72,7 @@ private:
     ranks::TensorRanks* const tensor_;  // that compute the same layers; null: none
     const size_t element_bytes_;
     ScratchBuffer memory_;
+    Mixture mixture_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept
 

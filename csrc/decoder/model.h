@@ -17,7 +17,9 @@ struct Sizes {
     int64_t first_token_id;  // of the rank's share
     int64_t num_token_ids;   // likewise
     int64_t hidden;
-    int64_t inner;  // of the MLP
+    int64_t inner;           // of a row: the widest MLP, or the chosen experts of the widest layer
+    int64_t num_experts;     // most of a layer; 0: no layer has experts
+    int64_t num_chosen;      // likewise
     int64_t num_heads;
     int64_t model_kv_heads;  // of the whole model: the pool has these
     int64_t first_kv_head;
@@ -28,6 +30,24 @@ struct Sizes {
     int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
+struct Mlp {
+    linear::PackedMatrix gate_up;  // [2 * inner, hidden], gated
+    linear::PackedMatrix down;     // [hidden, inner]
+
+    int64_t inner() const { return down.num_in; }
+};
+
+// A mixture of experts: the router scores the rows for each, and the best ones compute it.
+struct Experts {
+    linear::PackedMatrix router;  // [num_experts, hidden], float32
+    std::vector<Mlp> mlps;        // of one size; none: the layer has an MLP
+    int64_t num_chosen;           // of a row
+    bool normalizes_weights;      // those of the chosen ones add up to 1
+
+    int64_t count() const { return static_cast<int64_t>(mlps.size()); }
+    int64_t inner() const { return mlps.front().inner(); }
+};
+
 struct Layer {
     const float* attention_norm;         // [hidden]
     linear::PackedMatrix qkv;            // [qkv_width, hidden]; heads are queries, keys, values
@@ -35,9 +55,11 @@ struct Layer {
     const float* k_norm;                 // [head_dim]
     linear::PackedMatrix attention_out;  // [hidden, query_width]
     const float* mlp_norm;               // [hidden]
-    linear::PackedMatrix gate_up;        // [2 * inner, hidden], gated
-    linear::PackedMatrix down;           // [hidden, inner]
-    int sliding_window;                  // 0: none
+    Mlp mlp;                             // unless the layer has experts
+    Experts experts;
+    int sliding_window;  // 0: none
+
+    bool has_experts() const { return !experts.mlps.empty(); }
 };
 
 struct Model {

@@ -2,6 +2,7 @@
 
 #include "read_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -54,6 +55,15 @@ public:
         return matrix;
     }
 
+    // The width is what the weights have of it: a rank has a share.
+    Mlp mlp(nb::handle object, const std::string& prefix, const Sizes& sizes) {
+        const std::string name = prefix + "down";
+        const nb::object down = object.attr("down");
+        const int64_t inner = linear::read_packed(down, name.c_str()).matrix.num_in;
+        return {matrix(object.attr("gate_up"), prefix + "gate_up", 2 * inner, sizes.hidden, true),
+            matrix(down, name, sizes.hidden, inner, false)};
+    }
+
 private:
     static std::string size_text(int64_t num_out, int64_t num_in, bool is_gated) {
         return "a " + std::string(is_gated ? "gated" : "plain") + " matrix of "
@@ -62,6 +72,30 @@ private:
 
     std::vector<nb::object>& owners_;
 };
+
+Experts read_experts(
+    Reader& reader, nb::handle object, const std::string& prefix, const Sizes& sizes) {
+    Experts experts{};
+    const nb::object mlps = object.attr("mlps");
+    const auto count = static_cast<int64_t>(nb::len(mlps));
+    experts.router =
+        reader.matrix(object.attr("router"), prefix + "router", count, sizes.hidden, false);
+    experts.num_chosen = nb::cast<int64_t>(object.attr("num_chosen"));
+    experts.normalizes_weights = nb::cast<bool>(object.attr("normalizes_weights"));
+    if (experts.num_chosen < 1 || experts.num_chosen > count) {
+        raise_value_error(prefix + "num_chosen", "1 to " + std::to_string(count) + " experts",
+            std::to_string(experts.num_chosen));
+    }
+    for (nb::handle mlp : mlps) {
+        const std::string name = prefix + "mlps[" + std::to_string(experts.count()) + "].";
+        experts.mlps.push_back(reader.mlp(mlp, name, sizes));
+        if (experts.mlps.back().inner() != experts.inner()) {
+            raise_value_error(name + "down", "one of " + std::to_string(experts.inner()) + " inputs",
+                std::to_string(experts.mlps.back().inner()));
+        }
+    }
+    return experts;
+}
 
 Layer read_layer(
     Reader& reader, nb::handle object, const std::string& prefix, const Sizes& sizes) {
@@ -84,9 +118,23 @@ Layer read_layer(
     }
     layer.attention_out = matrix("attention_out", sizes.hidden, sizes.query_width(), false);
     layer.mlp_norm = vector("mlp_norm", sizes.hidden);
-    layer.gate_up = matrix("gate_up", 2 * sizes.inner, sizes.hidden, true);
-    layer.down = matrix("down", sizes.hidden, sizes.inner, false);
+    const nb::object experts = object.attr("experts");
+    if (experts.is_none()) {
+        layer.mlp = reader.mlp(object.attr("mlp"), prefix + "mlp.", sizes);
+    } else {
+        layer.experts = read_experts(reader, experts, prefix + "experts.", sizes);
+    }
     return layer;
+}
+
+// Makes room for what a row needs in the layer.
+void widen(Sizes& sizes, const Layer& layer) {
+    const Experts& experts = layer.experts;
+    const int64_t inner =
+        layer.has_experts() ? experts.num_chosen * experts.inner() : layer.mlp.inner();
+    sizes.inner = std::max(sizes.inner, inner);
+    sizes.num_experts = std::max(sizes.num_experts, experts.count());
+    sizes.num_chosen = std::max(sizes.num_chosen, experts.num_chosen);
 }
 
 void check_at_least(const char* name, int64_t value, int64_t least) {
@@ -139,8 +187,8 @@ OwnedModel read_model(const ModelArguments& arguments) {
         "first_kv_head", arguments.first_kv_head, arguments.num_kv_heads, arguments.model_kv_heads);
     check_share("first_layer", arguments.first_layer, num_layers, arguments.pool_layers);
 
-    const nb::object first_down = layers[0].attr("down");
-    const linear::OwnedMatrix down = linear::read_packed(first_down, "layers[0].down");
+    const nb::object first_out = layers[0].attr("attention_out");
+    const linear::OwnedMatrix out = linear::read_packed(first_out, "layers[0].attention_out");
     OwnedModel owned{};  // weights that a stage does not have are null
     Reader reader(owned.owners);
     Model& model = owned.model;
@@ -150,15 +198,17 @@ OwnedModel read_model(const ModelArguments& arguments) {
         .vocab = arguments.vocab_size,
         .first_token_id = arguments.first_token_id,
         .num_token_ids = arguments.num_token_ids,
-        .hidden = down.matrix.num_out,
-        .inner = down.matrix.num_in,
+        .hidden = out.matrix.num_out,
+        .inner = 0,  // this and the next two are those of the layers
+        .num_experts = 0,
+        .num_chosen = 0,
         .num_heads = arguments.num_heads,
         .model_kv_heads = arguments.model_kv_heads,
         .first_kv_head = arguments.first_kv_head,
         .num_kv_heads = arguments.num_kv_heads,
         .head_dim = arguments.head_dim,
     };
-    const Sizes& sizes = model.sizes;
+    Sizes& sizes = model.sizes;
     model.is_bfloat16 = arguments.is_bfloat16;
     model.norm_eps = static_cast<float>(arguments.norm_eps);
     for (nb::handle layer : layers) {
@@ -166,6 +216,7 @@ OwnedModel read_model(const ModelArguments& arguments) {
         model.layers.push_back(
             read_layer(reader, layer, "layers[" + std::to_string(index) + "].", sizes));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
+        widen(sizes, model.layers.back());
     }
     nb::object embedding = weights.attr("embedding");
     if (!embedding.is_none()) {

@@ -2,6 +2,7 @@
 // arguments.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "../cpu.h"
@@ -35,5 +36,9 @@ struct Product {
 // Uses the ThreadPool. A row of the result depends, bit for bit, only on the same row of x: not on
 // the number of rows or threads.
 void multiply(const Product& product, Variant variant);
+
+// Several products at once: the threads share out all of them together. Their results are those of
+// one after the other.
+void multiply_all(const Product* products, size_t count, Variant variant);
 
 }  // namespace pdserve::linear

@@ -1,6 +1,7 @@
-// Divides a product among the threads, and converts x to the form that the kernels read.
+// Divides products among the threads, and converts x to the form that the kernels read.
 
 #include <algorithm>
+#include <vector>
 
 #include "../scratch_buffer.h"
 #include "../thread_pool.h"
@@ -21,27 +22,6 @@ constexpr int64_t kFewestBytesPerItem = 64 << 10;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// x in the form that the kernels read; in `scratch` if it has to be converted.
-void bring_x(const Product& product, const Form& form, ScratchBuffer& scratch, Call& call) {
-    if (form.is_in_place) {
-        call.x = product.x;
-        call.x_row_bytes = product.x_stride * form.element_bytes;
-        return;
-    }
-    const int64_t num_groups = ceil_div(product.num_rows, form.rows_together);
-    const int64_t group_bytes = form.rows_together * form.row_bytes();
-    auto* target = static_cast<uint8_t*>(scratch.at_least(num_groups * group_bytes));
-    const int64_t source_bytes = product.x_stride * (product.is_bfloat16 ? 2 : 4);
-    ThreadPool::instance().parallel_for(num_groups, [&](int64_t group) {
-        const int64_t first = group * form.rows_together;
-        const Rows rows{static_cast<const uint8_t*>(product.x) + first * source_bytes,
-            product.x_stride, std::min(form.rows_together, product.num_rows - first)};
-        form.convert(rows, product.matrix->num_in, form.num_inputs, target + group * group_bytes);
-    });
-    call.x = target;
-    call.x_row_bytes = form.row_bytes();
-}
-
 // The items of a product: each combination of a range of rows and a range of panels.
 struct Split {
     int64_t num_rows;
@@ -50,11 +30,11 @@ struct Split {
     int64_t row_runs;
     int64_t panel_runs;
 
-    static Split of(const Call& call, const Form& form, int64_t num_rows, int num_threads) {
+    // `wanted`: number of items.
+    static Split of(const Call& call, const Form& form, int64_t num_rows, int64_t wanted) {
         const int64_t panels = call.layout.num_panels;
         const int64_t row_unit = form.is_in_place ? 1 : form.rows_together;
         Split split{num_rows, row_unit, panels, ceil_div(num_rows, form.most_rows), 1};
-        const int64_t wanted = num_threads == 1 ? 1 : kItemsPerThread * num_threads;
         const int64_t most_runs =
             std::max<int64_t>(1, panels * call.layout.panel_bytes / kFewestBytesPerItem);
         split.panel_runs = std::min(
@@ -65,6 +45,8 @@ struct Split {
         }
         return split;
     }
+
+    int64_t num_items() const { return row_runs * panel_runs; }
 
     WorkItem item(int64_t index) const {
         const int64_t rows = index / panel_runs;
@@ -88,12 +70,44 @@ struct Split {
     }
 };
 
-}  // namespace
-
-void multiply(const Product& product, Variant variant) {
-    if (product.num_rows == 0) return;
-    const PackedMatrix& matrix = *product.matrix;
+// A product of several.
+struct Job {
+    const Product* product;
+    Form form;
     Call call;
+    Split split;
+    int64_t first_group;  // of rows to be converted, counted over all products
+    int64_t first_item;   // likewise
+    int64_t x_offset;     // bytes, in the memory for all converted rows
+
+    int64_t num_groups() const {
+        return form.is_in_place ? 0 : ceil_div(product->num_rows, form.rows_together);
+    }
+    int64_t group_bytes() const { return form.rows_together * form.row_bytes(); }
+
+    // Brings some rows of x to the form that the kernels read, at call.x.
+    void convert(int64_t group) const {
+        const int64_t first = group * form.rows_together;
+        const int64_t row_bytes = product->x_stride * (product->is_bfloat16 ? 2 : 4);
+        const Rows rows{static_cast<const uint8_t*>(product->x) + first * row_bytes,
+            product->x_stride, std::min(form.rows_together, product->num_rows - first)};
+        auto* target = static_cast<uint8_t*>(const_cast<void*>(call.x)) + group * group_bytes();
+        form.convert(rows, product->matrix->num_in, form.num_inputs, target);
+    }
+
+    void multiply(int64_t item) const {
+        static thread_local ScratchBuffer chunk;
+        auto* scratch = static_cast<uint8_t*>(chunk.at_least(form.scratch_bytes));
+        form.multiply(call, split.item(item), scratch);
+    }
+};
+
+// `wanted`: number of items.
+Job job_of(const Product& product, Variant variant, int64_t wanted) {
+    const PackedMatrix& matrix = *product.matrix;
+    Job job{};
+    job.product = &product;
+    Call& call = job.call;
     call.weights = static_cast<const uint8_t*>(matrix.weights);
     call.layout = layout_of(matrix.type, matrix.num_out, matrix.num_in, matrix.is_gated);
     call.scales = matrix.scales;
@@ -103,17 +117,61 @@ void multiply(const Product& product, Variant variant) {
     call.out = product.out;
     call.out_stride = product.out_stride;
     call.num_columns = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out;
+    job.form = form_of(product, call.layout, variant);
+    call.x = product.x;  // converted rows are elsewhere
+    call.x_row_bytes = job.form.is_in_place ? product.x_stride * job.form.element_bytes
+                                            : job.form.row_bytes();
+    job.split = Split::of(call, job.form, product.num_rows, wanted);
+    return job;
+}
 
-    static thread_local ScratchBuffer converted_x;
-    const Form form = form_of(product, call.layout, variant);
-    bring_x(product, form, converted_x, call);
-    ThreadPool& pool = ThreadPool::instance();
-    const Split split = Split::of(call, form, product.num_rows, pool.num_threads());
-    pool.parallel_for(split.row_runs * split.panel_runs, [&](int64_t i) {
-        static thread_local ScratchBuffer chunk;
-        auto* scratch = static_cast<uint8_t*>(chunk.at_least(form.scratch_bytes));
-        form.multiply(call, split.item(i), scratch);
+// Calls body(job, its number i) for each of the things that are counted from `first` of a job on.
+template <class Body>
+void for_all(const std::vector<Job>& jobs, int64_t Job::*first, int64_t count, const Body& body) {
+    ThreadPool::instance().parallel_for(count, [&](int64_t i) {
+        const auto after = std::upper_bound(jobs.begin(), jobs.end(), i,
+            [&](int64_t number, const Job& job) { return number < job.*first; });
+        const Job& job = *(after - 1);
+        body(job, i - job.*first);
     });
+}
+
+}  // namespace
+
+void multiply(const Product& product, Variant variant) { multiply_all(&product, 1, variant); }
+
+void multiply_all(const Product* products, size_t count, Variant variant) {
+    static thread_local ScratchBuffer converted_x;
+    static thread_local std::vector<Job> all_jobs;
+    std::vector<Job>& jobs = all_jobs;  // of this thread, for the others, too
+    jobs.clear();
+    int64_t num_rows = 0;
+    for (size_t i = 0; i < count; ++i) num_rows += products[i].num_rows;
+    const int num_threads = ThreadPool::instance().num_threads();
+    const int64_t wanted = num_threads == 1 ? 1 : kItemsPerThread * num_threads;
+    int64_t num_groups = 0, num_items = 0, x_bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+        if (products[i].num_rows == 0) continue;
+        Job job =
+            job_of(products[i], variant, ceil_div(wanted * products[i].num_rows, num_rows));
+        job.first_group = num_groups;
+        job.first_item = num_items;
+        job.x_offset = x_bytes;
+        num_groups += job.num_groups();
+        num_items += job.split.num_items();
+        x_bytes += job.num_groups() * job.group_bytes();
+        jobs.push_back(job);
+    }
+    if (num_groups > 0) {
+        auto* target = static_cast<uint8_t*>(converted_x.at_least(x_bytes));
+        for (Job& job : jobs) {
+            if (!job.form.is_in_place) job.call.x = target + job.x_offset;
+        }
+        for_all(jobs, &Job::first_group, num_groups,
+            [](const Job& job, int64_t group) { job.convert(group); });
+    }
+    for_all(jobs, &Job::first_item, num_items,
+        [](const Job& job, int64_t item) { job.multiply(item); });
 }
 
 }  // namespace pdserve::linear

@@ -21,6 +21,19 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """down(silu(gate(x)) * up(x))."""
+
+    gate_up: Linear  # the rows of gate, then those of up: [2 * intermediate_size, hidden_size]
+    down: Linear  # [hidden_size, intermediate_size]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(functional.silu(gate).mul_(up))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in x's dtype.
 
@@ -32,15 +45,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return weight * (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
-
-
-def gated_mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
-    """Return down(silu(gate(x)) * up(x)).
-
-    Args:
-        x: [num_tokens, hidden_size].
-        gate_up: the rows of gate, then those of up: [2 * intermediate_size, hidden_size].
-        down: [hidden_size, intermediate_size].
-    """
-    gate, up = gate_up(x).chunk(2, dim=-1)
-    return down(functional.silu(gate).mul_(up))

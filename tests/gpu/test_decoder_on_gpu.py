@@ -58,7 +58,7 @@ def tokens(node: Node, chunk: int = 13) -> list[list[int]]:
     return [request.output_token_ids for request in requests]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe"])
 def test_it_gives_the_cpu_s_tokens(tmp_path: Path, family: str) -> None:
     """Chunks of prompts beside decode rows, then decode steps by graphs; greedy, float32."""
     config = config_of(tmp_path, family)

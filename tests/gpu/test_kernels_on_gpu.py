@@ -79,6 +79,13 @@ def test_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 40, 3000])
+@pytest.mark.parametrize("sizes", [(3, 2, 40, 24), (8, 2, 512, 1000), (128, 8, 256, 96)])
+def test_experts(num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    checks.check_experts(num_rows, sizes, dtype, CUDA)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (8, 4, 128, 16)])
 def test_cache_writes(sizes, has_norm: bool, dtype: torch.dtype) -> None:

@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 from pdserve.bench.checkpoints.shapes import SHAPES, Shape
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.models.config import ModelConfig, parse_model_config
+from pdserve.engine.models.json_fields import JsonFields
 from pdserve.model_files.checkpoint import SINGLE_FILE
 
 _SMALLEST: Final = SHAPES["demo-14m"]
@@ -105,9 +107,8 @@ def plain_ids(tokenizer: dict[str, Any]) -> list[int]:
 
 def tensor_shapes(config: dict[str, Any]) -> Plan:
     """Return the shape of every tensor, in the order of the file."""
-    hidden, inner, head_dim = (
-        config[key] for key in ("hidden_size", "intermediate_size", "head_dim")
-    )
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    model = parse_model_config(JsonFields(config, "config.json"))
     q_rows = config["num_attention_heads"] * head_dim
     kv_rows = config["num_key_value_heads"] * head_dim
     layer = {
@@ -117,18 +118,32 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
         "self_attn.v_proj.weight": (kv_rows, hidden),
         "self_attn.o_proj.weight": (hidden, q_rows),
         "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
     }
-    if config["model_type"] == "qwen3":
+    if model.has_qk_norm:
         layer |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
     shapes: Plan = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        own = layer | _mlp_shapes(model, index)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _mlp_shapes(model: ModelConfig, layer: int) -> Plan:
+    """Return the shapes of a layer's MLP or of its experts, names without the layer's."""
+    hidden, experts = model.hidden_size, model.experts_of(layer)
+    if experts is None:
+        matrices = [("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
+        inner, shapes = model.intermediate_size, Plan()
+    else:
+        matrices = [experts.names.expert(number) for number in range(experts.num_experts)]
+        inner = experts.intermediate_size
+        shapes = {f"{experts.names.router()}.weight": (experts.num_experts, hidden)}
+    for gate, up, down in matrices:
+        shapes |= {f"{gate}.weight": (inner, hidden), f"{up}.weight": (inner, hidden)}
+        shapes[f"{down}.weight"] = (hidden, inner)
     return shapes
 
 

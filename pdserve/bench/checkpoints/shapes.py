@@ -8,6 +8,9 @@ and `0.6b` are for measuring steps and servers: 128 and 596 million weights in l
 including the output. The other shapes differ from 160m in how many query heads share a KV head.
 `8b` and `70b` are for GPUs. Where the vocabulary is larger than the tokenizer's, the extra rows are
 never sampled.
+
+`moe-160m` multiplies a token by as many weights as 160m, which it chooses from four times as many:
+it is for measuring steps. `8x7b` and `30b-a3b` are larger mixtures of experts, for GPUs.
 """
 
 from __future__ import annotations
@@ -83,6 +86,39 @@ _70B: Final[Shape] = _8B | {  # Llama-3.1-70B
     "num_attention_heads": 64,
 }
 
+_MOE_160M: Final[Shape] = _160M | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 32,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
+}
+_8X7B: Final[Shape] = _8B | {  # Mixtral-8x7B
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "vocab_size": 32_000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+    "max_position_embeddings": 32_768,
+}
+_30B_A3B: Final[Shape] = _06B | {  # Qwen3-30B-A3B
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 SHAPES: Final[dict[str, Shape]] = {
     "demo-14m": _DEMO,
     "25m": _25M,
@@ -94,4 +130,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "8b": _8B,
     "70b": _70B,
     "70b-one-layer": _70B | {"num_hidden_layers": 1},
+    "moe-160m": _MOE_160M,
+    "8x7b": _8X7B,
+    "30b-a3b": _30B_A3B,
 }

@@ -48,7 +48,7 @@ def _measure(config: PerfModelConfig) -> PerfModelReport:
     profiled, corrected = PerfModel(costs), PerfModel(costs)
     measured = measure_held_out(
         HeldOut(limits.token_budget, limits.max_batch_size, limits.longest, limits.allow),
-        StepTimer(runner, limits.block_size).seconds,
+        StepTimer(runner, limits.block_size, limits.vocab_size).seconds,
         corrected,
         config.steps,
         config.repeats,

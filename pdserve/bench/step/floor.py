@@ -4,12 +4,13 @@
 
 Counts the necessary work, not what a particular decoder does; everything once:
 
-* bytes: every weight of the linear layers, with scales if quantised, and the embedding row of each
-  token; keys and values of each token that a request's queries attend to, once per layer, whether
-  they existed before (read) or are new (written); float32 logits of the sampled rows, once.
-* FLOPs: 2 per weight and row, and 4 * head_dim per head, query and key that it attends to. In the
-  last layer only keys and values are needed for all rows; everything else, like the logits, only
-  for sampled rows.
+* bytes: every weight of the linear layers, with scales if quantised (of experts, those of as many
+  as the rows choose on average if they choose evenly), and the embedding row of each token; keys
+  and values of each token that a request's queries attend to, once per layer, whether they existed
+  before (read) or are new (written); float32 logits of the sampled rows, once.
+* FLOPs: 2 per weight and row (of experts, those that the row chooses), and 4 * head_dim per head,
+  query and key that it attends to. In the last layer only keys and values are needed for all rows;
+  everything else, like the logits, only for sampled rows.
 
 Activations, norms and sampling count as nothing. Arithmetic on quantised weights counts at the rate
 of the activations' type, because activations are not quantised.
@@ -28,6 +29,7 @@ from pdserve.kv_layout import KvDtype
 from pdserve.perf_model import StepRow
 
 _LOGIT_BYTES = 4  # float32
+_ROUTER_BYTES = 4  # float32
 _SCALE_BYTES = 4  # float32, one for each output of an int8 matrix
 
 
@@ -76,12 +78,12 @@ class StepWork:
 
     def __init__(self, model: ModelConfig, dtype: KvDtype, *, is_int8: bool = False) -> None:
         """Count for one model; `dtype`: of KV, activations and, unless `is_int8`, weights."""
-        hidden, inner = model.hidden_size, model.intermediate_size
+        hidden = model.hidden_size
         queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         self._kv = _Matrices(2 * keys * hidden, 2 * keys)
-        self._rest = _Matrices(  # of a layer: queries, attention's output, gate, up and down
-            2 * queries * hidden + 3 * inner * hidden, queries + hidden + 2 * inner + hidden
-        )
+        self._attention = _Matrices(2 * queries * hidden, queries + hidden)  # but for those
+        self._mlp = _gated(hidden, model.intermediate_size)
+        self._expert = _gated(hidden, model.experts.intermediate_size if model.experts else 0)
         self._output = _Matrices(model.vocab_size * hidden, model.vocab_size)
         self._model = model
         self._dtype = dtype
@@ -96,11 +98,17 @@ class StepWork:
         model = self._model
         num_tokens = sum(row.num_tokens for row in rows)
         num_sampled = sum(row.is_sampled for row in rows)
-        layer = self._weight_bytes(self._kv) + self._weight_bytes(self._rest)
+        layer = self._weight_bytes(self._kv) + self._weight_bytes(self._attention)
+        last = model.num_layers - 1
+        mlps = sum(
+            self._mlp_bytes(index, num_tokens if index < last else num_sampled)
+            for index in range(model.num_layers)
+        )
         kv_tokens = sum(_tokens_seen(row, window) for row in rows for window in self._windows)
         token_bytes = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize  # of a layer
         return (
             model.num_layers * layer
+            + mlps
             + self._weight_bytes(self._output)
             + num_tokens * model.hidden_size * self._dtype.itemsize
             + kv_tokens * token_bytes
@@ -111,13 +119,34 @@ class StepWork:
         model = self._model
         num_tokens = sum(row.num_tokens for row in rows)
         num_sampled = sum(row.is_sampled for row in rows)
-        kv, rest = self._kv.num_weights, self._rest.num_weights
-        products = (model.num_layers - 1) * (kv + rest) * num_tokens
-        products += kv * num_tokens + (rest + self._output.num_weights) * num_sampled
+        kv = self._kv.num_weights
+        *others, rest = [
+            self._attention.num_weights + self._mlp_weights(index)
+            for index in range(model.num_layers)
+        ]
+        products = (model.num_layers * kv + sum(others)) * num_tokens
+        products += (rest + self._output.num_weights) * num_sampled
         *first, last = self._windows
         pairs = sum(_pairs_seen(row, window) for row in rows for window in first)
         pairs += sum(_last_pairs(row, last) for row in rows if row.is_sampled)
         return 2 * products + 4 * model.head_dim * model.num_heads * pairs
+
+    def _mlp_bytes(self, layer: int, num_rows: int) -> int:
+        """Of the weights of a layer's MLP, or of those of its experts that some row chooses."""
+        experts = self._model.experts_of(layer)
+        if experts is None:
+            return self._weight_bytes(self._mlp)
+        missed = (1 - experts.num_chosen / experts.num_experts) ** num_rows
+        chosen = round(experts.num_experts * (1 - missed) * self._weight_bytes(self._expert))
+        return chosen + experts.num_experts * self._model.hidden_size * _ROUTER_BYTES
+
+    def _mlp_weights(self, layer: int) -> int:
+        """Number of those that a row is multiplied by."""
+        experts = self._model.experts_of(layer)
+        if experts is None:
+            return self._mlp.num_weights
+        router = experts.num_experts * self._model.hidden_size
+        return router + experts.num_chosen * self._expert.num_weights
 
     def _weight_bytes(self, matrices: _Matrices) -> int:
         if self._is_int8:
@@ -127,6 +156,11 @@ class StepWork:
     @property
     def _windows(self) -> tuple[int | None, ...]:
         return self._model.sliding_windows
+
+
+def _gated(hidden: int, inner: int) -> _Matrices:
+    """Gate, up and down."""
+    return _Matrices(3 * inner * hidden, 2 * inner + hidden)
 
 
 def _tokens_seen(row: StepRow, window: int | None) -> int:

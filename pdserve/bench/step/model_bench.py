@@ -50,9 +50,10 @@ class StepBench:
         fill_with_numbers(self._memory.flat, dtype)
         # Waiting for a core is not subtracted here: it would look like overhead of the step.
         waits = lambda: nullcontext(lambda: 0.0)  # noqa: E731
-        self._timer = StepTimer(self._runner, model.layout.block_size, waits=waits)
+        vocab_size = model.config.vocab_size
+        self._timer = StepTimer(self._runner, model.layout.block_size, vocab_size, waits=waits)
         self._read = StreamingRead(num_threads)
-        hidden, inner = model.config.hidden_size, model.config.intermediate_size
+        hidden, inner = model.config.hidden_size, max(model.config.inner_widths)
         self.product_shape = (PRODUCT_ROWS, hidden, 2 * inner)
         self._rows = torch.randn(PRODUCT_ROWS, hidden).to(dtype)
         self._weight = torch.randn(2 * inner, hidden).to(dtype)

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.cuda.experts import mix_experts
 from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
+from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
@@ -96,7 +98,9 @@ class Forward:
 
     def _mlp(self, layer: LayerWeights, residual: Tensor, delta: Tensor) -> Tensor:
         normed = add_rms_norm(residual, delta, layer.mlp_norm, self._config.rms_norm_eps)
-        return layer.down(silu_mul(layer.gate_up(normed)))
+        if isinstance(layer.mlp, Experts):
+            return mix_experts(normed, layer.mlp)
+        return layer.mlp.down(silu_mul(layer.mlp.gate_up(normed)))
 
     def _sampled(
         self, residual: Tensor, delta: Tensor | None, sampled_rows: Tensor | None

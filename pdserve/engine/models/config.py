@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.models.families import (
     Family,
     Windows,
@@ -25,7 +26,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of layers without experts
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -41,6 +42,20 @@ class ModelConfig:
     max_model_len: int  # tokens, prompt and output together
     stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
     eos_token_ids: frozenset[int]
+    experts: ExpertConfig | None = None
+
+    def experts_of(self, layer: int) -> ExpertConfig | None:
+        """The mixture of a layer; None: it has one MLP."""
+        has_experts = self.experts is not None and layer in self.experts.layers
+        return self.experts if has_experts else None
+
+    @property
+    def inner_widths(self) -> list[int]:
+        """Inner widths of the MLPs: of layers without experts, and of each expert."""
+        if self.experts is None:
+            return [self.intermediate_size]
+        has_both = len(self.experts.layers) < self.num_layers
+        return [self.intermediate_size] * has_both + [self.experts.intermediate_size]
 
     def default_dtype(self, device_type: str) -> KvDtype:
         """The dtype to serve in by default: the stored one, but bfloat16 for float16 on CPUs."""
@@ -100,7 +115,7 @@ def parse_model_config(
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")
     max_positions = fields.integer("max_position_embeddings", family.default_max_positions)
-    rope = parse_rope(fields, max_positions)
+    rope = parse_rope(fields, max_positions, family.default_theta)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -110,7 +125,7 @@ def parse_model_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(fields, family, num_heads),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),
+        rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps, above=0.0),
         has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
@@ -121,6 +136,7 @@ def parse_model_config(
         max_model_len=rope.max_model_len,
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=eos_token_ids or _token_ids(fields.raw("eos_token_id")),
+        experts=family.experts(fields, num_layers),
     )
 
 

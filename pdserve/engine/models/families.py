@@ -1,7 +1,8 @@
 """What each supported architecture fixes, and what it leaves to config.json. No torch here.
 
 All are pre-norm decoders with RMSNorm, rotary positions, grouped-query attention and a gated SiLU
-MLP. They differ in biases, in query and key norms, and in which layers use a sliding window.
+MLP, or a mixture of such. They differ in biases, in query and key norms, and in which layers use a
+sliding window or have experts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.engine.models.expert_config import (
+    ExpertConfig,
+    mixtral_experts,
+    no_experts,
+    qwen3_experts,
+)
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.errors import ModelError, UnknownArchitecture
 
@@ -28,6 +35,9 @@ class Family:
     mlp_bias: bool | None = False
     has_qk_norm: bool = False
     default_head_dim: int | None = None  # None: hidden_size / num_heads
+    default_theta: float = 10_000.0  # of rotary positions
+    default_norm_eps: float = 1e-6
+    experts: Callable[[JsonFields, int], ExpertConfig | None] = no_experts  # as windows
 
 
 def _no_windows(fields: JsonFields, num_layers: int) -> Windows:
@@ -53,12 +63,24 @@ def _same_window(fields: JsonFields, num_layers: int) -> Windows:
     return (window,) * num_layers
 
 
+def _window_if_set(fields: JsonFields, num_layers: int) -> Windows:
+    window = fields.integer("sliding_window") if "sliding_window" in fields else None
+    return (window,) * num_layers
+
+
+def _window_if_used(fields: JsonFields, num_layers: int) -> Windows:
+    return (_used_window(fields),) * num_layers
+
+
+def _used_window(fields: JsonFields) -> int | None:
+    is_null = fields.has_key("sliding_window") and "sliding_window" not in fields
+    if is_null or not fields.boolean("use_sliding_window", False):
+        return None
+    return fields.integer("sliding_window", 4096)
+
+
 def _window_per_layer(fields: JsonFields, num_layers: int) -> Windows:
-    window: int | None = None
-    if fields.boolean("use_sliding_window", False) and (
-        "sliding_window" in fields or not fields.has_key("sliding_window")
-    ):
-        window = fields.integer("sliding_window", 4096)
+    window = _used_window(fields)
     layer_types = fields.texts("layer_types")
     if layer_types is None:
         first = fields.integer("max_window_layers", 28, minimum=0)
@@ -86,6 +108,23 @@ FAMILIES: dict[str, Family] = {
         o_bias=None,
         has_qk_norm=True,
         default_head_dim=128,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        131_072,
+        _window_if_set,
+        default_theta=1e6,
+        default_norm_eps=1e-5,
+        experts=mixtral_experts,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        32_768,
+        _window_if_used,
+        qkv_bias=None,
+        o_bias=None,
+        has_qk_norm=True,
+        experts=qwen3_experts,
     ),
 }
 
@@ -120,8 +159,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": (False,),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
-    "num_experts": (0, 1),
-    "num_local_experts": (0, 1),
     "n_routed_experts": (0,),
     "vision_config": (),
     "audio_config": (),

@@ -73,6 +73,15 @@ class JsonFields:
             raise self.error(key, "a list of strings")
         return value
 
+    def integers(self, key: str) -> list[int] | None:
+        """Return a list of whole numbers; None when absent."""
+        value = self._fields.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.error(key, "a list of whole numbers")
+        return value
+
     def nested(self, key: str) -> JsonFields:
         """Return the object in a field; an empty one when absent."""
         value = self._fields.get(key)

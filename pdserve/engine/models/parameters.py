@@ -1,7 +1,8 @@
 """A decoder's weights in memory, and where each tensor of a checkpoint belongs in them.
 
 The query, key and value projections are one matrix, and so are gate and up: one large product
-instead of several small ones. The checkpoint's tensors are loaded directly into their rows.
+instead of several small ones. The experts of a layer are one tensor for each purpose. The
+checkpoint's tensors are loaded directly into their rows.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdserve.engine.layers import Linear
+from pdserve.engine.experts import Experts
+from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.expert_config import ExpertConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,12 @@ class LayerWeights:
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     attention_out: Linear  # [hidden_size, num_heads * head_dim]
     mlp_norm: Tensor  # [hidden_size]
-    gate_up: Linear  # [2 * intermediate_size, hidden_size]
-    down: Linear  # [hidden_size, intermediate_size]
+    mlp: Mlp | Experts
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder, on one device and of one dtype."""
+    """All weights of a decoder, on one device and, but for routers, of one dtype."""
 
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: list[LayerWeights]
@@ -58,7 +60,19 @@ def allocate_weights(
     def linear(num_out: int, num_in: int, has_bias: bool) -> Linear:
         return Linear(empty(num_out, num_in), empty(num_out) if has_bias else None)
 
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    def mlp(experts: ExpertConfig | None) -> Mlp | Experts:
+        if experts is None:
+            inner, has_bias = config.intermediate_size, config.has_mlp_bias
+            return Mlp(linear(2 * inner, hidden, has_bias), linear(hidden, inner, has_bias))
+        count, inner = experts.num_experts, experts.intermediate_size
+        return Experts(
+            experts,
+            router=torch.empty(count, hidden, device=device),
+            gate_up=empty(count, 2 * inner, hidden),
+            down=empty(count, hidden, inner),
+        )
+
+    hidden, head_dim = config.hidden_size, config.head_dim
     num_qk_heads = config.num_heads + config.num_kv_heads
     num_qkv_heads = num_qk_heads + config.num_kv_heads
     embedding = empty(config.vocab_size, hidden)
@@ -71,10 +85,9 @@ def allocate_weights(
                 qk_norm=empty(num_qk_heads, head_dim) if config.has_qk_norm else None,
                 attention_out=linear(hidden, config.num_heads * head_dim, config.has_o_bias),
                 mlp_norm=empty(hidden),
-                gate_up=linear(2 * inner, hidden, config.has_mlp_bias),
-                down=linear(hidden, inner, config.has_mlp_bias),
+                mlp=mlp(config.experts_of(index)),
             )
-            for _ in range(config.num_layers)
+            for index in range(config.num_layers)
         ],
         final_norm=empty(hidden),
         lm_head=embedding if config.ties_embeddings else empty(config.vocab_size, hidden),
@@ -104,7 +117,7 @@ _Slots = Iterator[tuple[str, TensorSlot]]
 def _layer_slots(prefix: str, layer: LayerWeights, config: ModelConfig) -> _Slots:
     head_dim, num_heads = config.head_dim, config.num_heads
     q_rows, kv_rows = num_heads * head_dim, config.num_kv_heads * head_dim
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    attention = prefix + "self_attn."
     yield from _slot(prefix + "input_layernorm.weight", layer.attention_norm)
     yield from _split_slots(
         {
@@ -122,9 +135,25 @@ def _layer_slots(prefix: str, layer: LayerWeights, config: ModelConfig) -> _Slot
         yield attention + "k_norm.weight", TensorSlot(shape, layer.qk_norm[num_heads:])
     yield from _split_slots({f"{attention}o_proj": config.hidden_size}, layer.attention_out)
     yield from _slot(prefix + "post_attention_layernorm.weight", layer.mlp_norm)
+    if isinstance(layer.mlp, Mlp):
+        yield from _mlp_slots(prefix + "mlp.", layer.mlp, config)
+    else:
+        yield from _expert_slots(prefix, layer.mlp)
+
+
+def _mlp_slots(mlp: str, weights: Mlp, config: ModelConfig) -> _Slots:
     inner = config.intermediate_size
-    yield from _split_slots({f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, layer.gate_up)
-    yield from _split_slots({f"{mlp}down_proj": config.hidden_size}, layer.down)
+    yield from _split_slots({f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, weights.gate_up)
+    yield from _split_slots({f"{mlp}down_proj": config.hidden_size}, weights.down)
+
+
+def _expert_slots(layer: str, weights: Experts) -> _Slots:
+    names = weights.config.names
+    yield from _slot(f"{layer}{names.router()}.weight", weights.router)
+    for number, (gate_up, out) in enumerate(zip(weights.gate_up, weights.down, strict=True)):
+        gate, up, down = names.expert(number)
+        for name, matrix in zip((gate, up, down), (*gate_up.chunk(2), out), strict=True):
+            yield from _slot(f"{layer}{name}.weight", matrix)
 
 
 def _slot(name: str, destination: Tensor) -> _Slots:

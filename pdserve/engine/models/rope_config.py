@@ -69,12 +69,15 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn: factor on cos and sin
 
 
-def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
+def parse_rope(
+    fields: JsonFields, max_positions: int, default_theta: float = 10_000.0
+) -> RopeConfig:
     """Read the rotary embedding from the fields of config.json.
 
     Args:
         fields: config.json.
         max_positions: its max_position_embeddings.
+        default_theta: the architecture's.
 
     Raises:
         UnsupportedRope: the variant or a parameter is not supported.
@@ -83,7 +86,8 @@ def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
     params = fields.nested("rope_scaling" if fields.raw("rope_scaling") else "rope_parameters")
     rope_type = _rope_type(params)
     _refuse_unknown(params)
-    theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0, above=0.0), above=0.0)
+    outer_theta = fields.number("rope_theta", default_theta, above=0.0)
+    theta = params.number("rope_theta", outer_theta, above=0.0)
     # If a model states the pretraining length twice, the outer value takes precedence.
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)

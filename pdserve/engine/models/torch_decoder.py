@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pdserve.engine.attention import AttentionBackend
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.layers import gated_mlp, rms_norm
+from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.rope import Rope, rotate
@@ -77,7 +77,7 @@ class TorchDecoder:
             )
             hidden += layer.attention_out(attended.flatten(1))
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            hidden += gated_mlp(normed, layer.gate_up, layer.down)
+            hidden += layer.mlp(normed)
         return hidden
 
     def _heads(

@@ -129,13 +129,18 @@ def measured(
 
 
 def digest_of(variant: str, dtype: torch.dtype, kind: WeightKind) -> str:
-    """Return a digest of what a build computes of fixed inputs: products, norms and attention."""
+    """Return a digest of what a build computes of fixed inputs.
+
+    Products with weights of `kind` and with a router's, norms and attention.
+    """
     digest = hashlib.blake2b(digest_size=4)
     weight, x = _numbers(48, 100).to(dtype), _numbers(20, 100).to(dtype)
     out = torch.empty(20, 48)
     linear(x, pack(weight, kind=kind), out, Result.STORE_FLOAT, variant)
+    router, scores = pack(weight, kind=WeightKind.FLOAT32), torch.empty_like(out)
+    linear(x, router, scores, Result.STORE_FLOAT, variant)
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
-    for tensor in (out, normed, _attended(variant, dtype)):
+    for tensor in (out, scores, normed, _attended(variant, dtype)):
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

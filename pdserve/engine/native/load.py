@@ -19,11 +19,13 @@ from pdserve.engine.native.sources import (
     ALL,
     EMBEDDING,
     FINAL_NORM,
+    ExpertsSource,
     MatrixSource,
+    MlpSource,
     head_source,
     layer_source,
 )
-from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeMlp, NativeWeights
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.tensors import open_tensors
@@ -121,7 +123,7 @@ class _Packing:
 
     def _packed(self, matrix: MatrixSource) -> Arrays:
         packed = empty_packed(
-            self._kind,
+            _kind_of(matrix, self._kind),
             matrix.num_out,
             matrix.num_in,
             is_gated=matrix.is_gated,
@@ -138,6 +140,10 @@ class _Packing:
             yield f"{matrix.name}.scales", packed.scales
         if packed.bias is not None:
             yield f"{matrix.name}.bias", packed.bias
+
+
+def _kind_of(matrix: MatrixSource, kind: WeightKind) -> WeightKind:
+    return WeightKind.FLOAT32 if matrix.is_float32 else kind
 
 
 def _identity(
@@ -186,13 +192,24 @@ def _assembled(
 ) -> NativeWeights:
     def linear(source: MatrixSource) -> PackedLinear:
         return PackedLinear(
-            kind=kind,
+            kind=_kind_of(source, kind),
             num_out=source.num_out,
             num_in=source.num_in,
             weights=arrays[f"{source.name}.weights"],
             scales=arrays.get(f"{source.name}.scales"),
             bias=arrays.get(f"{source.name}.bias"),
             is_gated=source.is_gated,
+        )
+
+    def mlp(source: MlpSource) -> NativeMlp:
+        return NativeMlp(linear(source.gate_up), linear(source.down))
+
+    def experts(source: ExpertsSource) -> NativeExperts:
+        return NativeExperts(
+            router=linear(source.router),
+            mlps=[mlp(one) for one in source.mlps],
+            num_chosen=source.config.num_chosen,
+            normalizes_weights=source.config.normalizes_weights,
         )
 
     layers = []
@@ -206,8 +223,8 @@ def _assembled(
                 k_norm=None if source.k_norm is None else arrays[source.k_norm],
                 attention_out=linear(source.attention_out),
                 mlp_norm=arrays[source.mlp_norm],
-                gate_up=linear(source.gate_up),
-                down=linear(source.down),
+                mlp=mlp(source.mlp) if isinstance(source.mlp, MlpSource) else None,
+                experts=experts(source.mlp) if isinstance(source.mlp, ExpertsSource) else None,
             )
         )
     embedding = None

@@ -6,9 +6,10 @@ whose results are added up over the ranks: a bias is added by rank 0 alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.ranks.shard import WHOLE, Shard
 
 ALL = slice(None)
@@ -27,6 +28,7 @@ class MatrixSource:
     num_in: int
     has_bias: bool = False
     is_gated: bool = False
+    is_float32: bool = False  # however the other matrices are stored
     rows: tuple[slice, ...] = ()  # of each part; empty: all of them
     columns: slice = field(default_factory=lambda: ALL)  # of every part
 
@@ -47,6 +49,33 @@ class MatrixSource:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpSource:
+    """The sources of a layer's MLP, or of one of its experts."""
+
+    gate_up: MatrixSource
+    down: MatrixSource
+
+    @property
+    def matrices(self) -> tuple[MatrixSource, ...]:
+        """All matrices, in the order of use."""
+        return (self.gate_up, self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSource:
+    """The sources of a mixture of experts."""
+
+    config: ExpertConfig
+    router: MatrixSource
+    mlps: tuple[MlpSource, ...]  # of each expert
+
+    @property
+    def matrices(self) -> tuple[MatrixSource, ...]:
+        """All matrices, in the order of use."""
+        return (self.router, *(matrix for mlp in self.mlps for matrix in mlp.matrices))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSource:
     """The sources of one layer: matrices, and names of the norm tensors in the checkpoint."""
 
@@ -56,13 +85,12 @@ class LayerSource:
     k_norm: str | None
     attention_out: MatrixSource
     mlp_norm: str
-    gate_up: MatrixSource
-    down: MatrixSource
+    mlp: MlpSource | ExpertsSource
 
     @property
     def matrices(self) -> tuple[MatrixSource, ...]:
         """All matrices, in the order of use."""
-        return (self.qkv, self.attention_out, self.gate_up, self.down)
+        return (self.qkv, self.attention_out, *self.mlp.matrices)
 
     @property
     def norms(self) -> list[str]:
@@ -74,16 +102,16 @@ class LayerSource:
 def layer_source(config: ModelConfig, index: int, shard: Shard = WHOLE) -> LayerSource:
     """Return the sources of layer `index` of the model, for one rank."""
     own = shard.of(config)
-    hidden, inner, head_dim = config.hidden_size, own.intermediate_size, config.head_dim
+    hidden, head_dim = config.hidden_size, config.head_dim
     num_qkv_heads = own.num_heads + 2 * own.num_kv_heads
     queries = _times(shard.share(config.num_heads), head_dim)
     keys = _times(shard.kv_heads(config), head_dim)
-    inner_rows = shard.share(config.intermediate_size)
     adds_bias = shard.rank == 0
     layer = f"model.layers.{index}."
-    attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
+    attention = f"{layer}self_attn."
     qkv = (f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
-    out, gate_up = (f"{attention}o_proj",), (f"{mlp}gate_proj", f"{mlp}up_proj")
+    experts = config.experts_of(index)
+    mlp = _mlp(config, layer, shard) if experts is None else _experts(experts, hidden, layer, shard)
     return LayerSource(
         attention_norm=f"{layer}input_layernorm.weight",
         qkv=MatrixSource(
@@ -98,30 +126,58 @@ def layer_source(config: ModelConfig, index: int, shard: Shard = WHOLE) -> Layer
         k_norm=f"{attention}k_norm.weight" if config.has_qk_norm else None,
         attention_out=MatrixSource(
             f"{layer}attention_out",
-            out,
+            (f"{attention}o_proj",),
             hidden,
             own.num_heads * head_dim,
             config.has_o_bias and adds_bias,
             columns=queries,
         ),
         mlp_norm=f"{layer}post_attention_layernorm.weight",
-        gate_up=MatrixSource(
-            f"{layer}gate_up",
-            gate_up,
-            2 * inner,
+        mlp=mlp,
+    )
+
+
+def _mlp(config: ModelConfig, layer: str, shard: Shard) -> MlpSource:
+    inner = shard.share(config.intermediate_size)
+    gate, up, down = (f"{layer}mlp.{name}_proj" for name in ("gate", "up", "down"))
+    source = _gated(layer, (gate, up, down), config.hidden_size, inner)
+    return MlpSource(
+        replace(source.gate_up, has_bias=config.has_mlp_bias),
+        replace(source.down, has_bias=config.has_mlp_bias and shard.rank == 0),
+    )
+
+
+def _experts(experts: ExpertConfig, hidden: int, layer: str, shard: Shard) -> ExpertsSource:
+    """Each rank has a share of the width of every expert, and scores them all."""
+    names, inner = experts.names, shard.share(experts.intermediate_size)
+    router = MatrixSource(
+        f"{layer}router",
+        (f"{layer}{names.router()}",),
+        experts.num_experts,
+        hidden,
+        is_float32=True,
+    )
+    mlps = []
+    for number in range(experts.num_experts):
+        gate, up, down = (f"{layer}{name}" for name in names.expert(number))
+        mlps.append(_gated(f"{layer}expert.{number}.", (gate, up, down), hidden, inner))
+    return ExpertsSource(experts, router, tuple(mlps))
+
+
+def _gated(prefix: str, parts: tuple[str, str, str], hidden: int, inner: slice) -> MlpSource:
+    """Return a gated MLP, without biases, of those inner rows of gate, up and down."""
+    gate, up, down = parts
+    num_inner = inner.stop - inner.start
+    return MlpSource(
+        MatrixSource(
+            f"{prefix}gate_up",
+            (gate, up),
+            2 * num_inner,
             hidden,
-            config.has_mlp_bias,
             is_gated=True,
-            rows=(inner_rows, inner_rows),
+            rows=(inner, inner),
         ),
-        down=MatrixSource(
-            f"{layer}down",
-            (f"{mlp}down_proj",),
-            hidden,
-            inner,
-            config.has_mlp_bias and adds_bias,
-            columns=inner_rows,
-        ),
+        MatrixSource(f"{prefix}down", (down,), hidden, num_inner, columns=inner),
     )
 
 

@@ -1,8 +1,8 @@
 """Which part of a model a rank has. No torch here.
 
-A pipeline stage has some layers. Among the tensor-parallel ranks of a stage, query heads, the MLP's
-inner width and the vocabulary are divided; KV heads are divided, or with more ranks than heads,
-replicated on consecutive ranks (`KvLayout.shard`).
+A pipeline stage has some layers. Among the tensor-parallel ranks of a stage, query heads, the inner
+width of the MLP or of every expert, and the vocabulary are divided; KV heads are divided, or with
+more ranks than heads, replicated on consecutive ranks (`KvLayout.shard`).
 """
 
 from __future__ import annotations
@@ -58,14 +58,20 @@ class Shard:
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """The layers as this rank computes them. Their number and vocabulary are the model's."""
-        heads, inner = self.share(config.num_heads), self.share(config.intermediate_size)
-        kv_heads = self.kv_heads(config)
+        heads, kv_heads = self.share(config.num_heads), self.kv_heads(config)
+        experts = config.experts
+        if experts is not None:
+            experts = replace(experts, intermediate_size=self._width(experts.intermediate_size))
         return replace(
             config,
             num_heads=heads.stop - heads.start,
             num_kv_heads=kv_heads.stop - kv_heads.start,
-            intermediate_size=inner.stop - inner.start,
+            intermediate_size=self._width(config.intermediate_size),
+            experts=experts,
         )
+
+    def _width(self, total: int) -> int:
+        return (self.rank + 1) * total // self.num_ranks - self.rank * total // self.num_ranks
 
 
 WHOLE = Shard()
@@ -85,6 +91,8 @@ def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
         )
     heads, kv_heads = config.num_heads, config.num_kv_heads
     least = min(config.intermediate_size, config.vocab_size)
+    if config.experts is not None:
+        least = min(least, config.experts.intermediate_size)
     if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads) or least < num_ranks:
         fits = [
             n

@@ -19,6 +19,8 @@ from pdserve.model_files.git_lfs import refuse_pointer
 
 # Tables that older exporters saved although they follow from config.json.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+# As transformers 5 has them in memory, and can be told to save them: all experts in one tensor.
+_FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _CONVERTIBLE = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name |-> its shape
@@ -49,6 +51,11 @@ def open_tensors(
             elif not _is_harmless(name, ties_embeddings):
                 unexpected.append(name)
     folder = files[0].parent
+    if fused := [name for name in unexpected if _FUSED.search(name)]:
+        raise ModelError(
+            f"{folder} holds {_listed(fused)}, each with all experts of a layer; save the model "
+            "with tensors for each expert, which save_pretrained does by default"
+        )
     if missing := expected.keys() - found.keys():
         raise MissingTensor(f"{folder} lacks {_listed(missing)}")
     if unexpected:

@@ -35,10 +35,17 @@ def step_bytes(model: ModelConfig, dtype: torch.dtype, step: WorstStep) -> int:
     """Return an upper bound of what a step's tensors take at a time.
 
     Of a layer, the widest moment counts: the residual, its norm, and either queries, keys, values
-    and their attention or the two halves of the MLP and their product.
+    and their attention or the two halves of the MLP and their product. With experts, a token has
+    those of each that it chooses, and float32 results of each besides.
     """
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    widest = 2 * model.hidden_size + max(heads, 3 * model.intermediate_size) + model.hidden_size
+    inner = 3 * max(model.inner_widths)
+    if model.experts is not None:
+        results = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
+        inner = max(
+            inner, model.experts.num_chosen * (3 * model.experts.intermediate_size + results)
+        )
+    widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = step.num_tokens * widest * dtype.itemsize
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
     return activations + logits + GRAPH_BYTES + FIXED_BYTES

@@ -60,6 +60,7 @@ def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
         max_model_len=model.max_model_len,
         num_blocks=model.num_blocks,
         block_size=model.layout.block_size,
+        vocab_size=model.config.vocab_size,
     )
 
 
@@ -71,7 +72,7 @@ def measured_profile(
 ) -> Profile:
     """Measure steps within these limits for about `budget_s`, and fit the costs."""
     started_s = time.perf_counter()
-    timer = StepTimer(runner, limits.block_size, before_each=before_each)
+    timer = StepTimer(runner, limits.block_size, limits.vocab_size, before_each=before_each)
     samples = timer.sample(steps_to_profile(limits), budget_s)
     costs = fit_costs(samples)
     error = fit_error(costs, samples)

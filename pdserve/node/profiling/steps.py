@@ -36,6 +36,7 @@ class StepLimits:
     max_model_len: int
     num_blocks: int
     block_size: int
+    vocab_size: int
 
     @property
     def longest(self) -> int:

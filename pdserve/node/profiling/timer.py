@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+import numpy as np
+
 from pdserve.engine.interface import Runner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.lifecycle import Lifecycle
@@ -57,6 +59,7 @@ class StepTimer:
         self,
         runner: Runner,
         block_size: int,
+        vocab_size: int,
         now: Callable[[], float] = time.perf_counter,
         waits: Callable[[], AbstractContextManager[Callable[[], float]]] = core_waits,
         before_each: Callable[[], None] = lambda: None,
@@ -66,12 +69,15 @@ class StepTimer:
         Args:
             runner: an idle runner.
             block_size: of its pool.
+            vocab_size: of its model. Tokens are any of these, since equal ones would all choose the
+                same experts, which are then read only once.
             now: the clock, in seconds.
             waits: seconds for which the calling thread was waiting for a core.
             before_each: called before each step; it may raise, to stop the profiling.
         """
         self._runner = runner
         self._block_size = block_size
+        self._vocab_size = vocab_size
         self._now = now
         self._waits = waits
         self._before_each = before_each
@@ -128,35 +134,38 @@ class StepTimer:
 
     def _rows(self, step: Step) -> list[Scheduled]:
         rows: list[Scheduled] = []
+        rng = np.random.default_rng(0)
         first_block = 0
         for number, row in enumerate(step):
             num_blocks = -(-(row.num_before + row.num_tokens) // self._block_size)
             blocks = list(range(first_block, first_block + num_blocks))
-            rows.append(Scheduled(_request(f"profile-{number}", row, blocks), row.num_tokens))
+            num_tokens = row.num_before + row.num_tokens + (not row.is_sampled)
+            tokens: list[int] = rng.integers(self._vocab_size, size=num_tokens).tolist()
+            request = _request(f"profile-{number}", row, tokens, blocks)
+            rows.append(Scheduled(request, row.num_tokens))
             first_block += num_blocks
         return rows
 
     def _foresee(self, rows: Sequence[Scheduled]) -> None:
         """Lay out the rows as in service: in advance, while the step before is running."""
         for row in rows:
-            row.request.output_token_ids.pop()
             row.request.num_computed_tokens -= 1
+        newest = [row.request.output_token_ids.pop() for row in rows]
         self._runner.prepare(rows)  # without running it
         self._runner.foresee(rows)
-        for row in rows:
-            row.request.output_token_ids.append(0)
+        for row, token in zip(rows, newest, strict=True):
+            row.request.output_token_ids.append(token)
             row.request.num_computed_tokens += 1
 
 
-def _request(request_id: str, row: StepRow, blocks: list[int]) -> Request:
-    num_tokens = row.num_before + row.num_tokens + (not row.is_sampled)
-    num_outputs = int(row.is_decoding)
+def _request(request_id: str, row: StepRow, tokens: list[int], blocks: list[int]) -> Request:
+    num_prompt = len(tokens) - int(row.is_decoding)
     return Request(
         request_id=request_id,
-        prompt_token_ids=[0] * (num_tokens - num_outputs),
+        prompt_token_ids=tokens[:num_prompt],
         sampling=_GREEDY,
         lifecycle=Lifecycle(received_s=0.0),
-        output_token_ids=[0] * num_outputs,
+        output_token_ids=tokens[num_prompt:],
         num_computed_tokens=row.num_before,
         block_table=blocks,
     )

@@ -170,7 +170,7 @@ def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> Kernel
     is_int8 = engine.quantization == "int8"
     try:
         return choose_kernels(
-            [model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size],
+            [model.hidden_size, model.num_heads * model.head_dim, *model.inner_widths],
             TORCH_DTYPES[dtype],
             WeightKind.INT8 if is_int8 else WeightKind(dtype),
             weights_folder(engine),

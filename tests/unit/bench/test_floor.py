@@ -15,7 +15,7 @@ from pdserve.kv_layout import KvDtype
 from pdserve.perf_model import StepRow
 
 
-def tiny(num_layers: int = 2, **changes: object) -> ModelConfig:
+def parsed(num_layers: int = 2, **changes: object) -> ModelConfig:
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 100,
@@ -26,7 +26,11 @@ def tiny(num_layers: int = 2, **changes: object) -> ModelConfig:
         "num_key_value_heads": 1,
         "head_dim": 4,
     }
-    return dataclasses.replace(parse_model_config(JsonFields(fields, "test")), **changes)
+    return parse_model_config(JsonFields(fields | changes, "test"))
+
+
+def tiny(num_layers: int = 2, **changes: object) -> ModelConfig:
+    return dataclasses.replace(parsed(num_layers), **changes)
 
 
 KV, REST, OUTPUT = 2 * 4 * 8, 2 * 8 * 8 + 3 * 12 * 8, 100 * 8  # weights of `tiny`
@@ -55,6 +59,25 @@ def test_windows_bound_what_is_seen() -> None:
     # Of ten keys, two queries see the last four through a window of three, three each.
     assert full.of(rows).num_bytes - work.of(rows).num_bytes == (10 - 4) * TOKEN_BYTES
     assert full.of(rows).num_flops - work.of(rows).num_flops == 4 * 4 * 2 * (9 + 10 - 3 - 3)
+
+
+def test_experts_that_some_row_chooses() -> None:
+    fields = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6,
+        "mlp_only_layers": [0],
+        "head_dim": 4,
+    }
+    work = StepWork(parsed(**fields), KvDtype.BFLOAT16)
+    attention, mlp, expert, router = 2 * 8 * 8, 3 * 12 * 8, 3 * 6 * 8, 4 * 8
+    dense = 2 * (KV + attention) + mlp + OUTPUT
+    for num_rows, num_read in ((1, 2), (2, 3), (3, 3.5)):  # a row misses half of them
+        found = work.of([StepRow(1, 0, True)] * num_rows)
+        others = num_rows * (8 * 2 + 2 * TOKEN_BYTES + 100 * 4)
+        assert found.num_bytes == 2 * (dense + num_read * expert) + 4 * router + others
+        assert found.num_flops == num_rows * (2 * (dense + router + 2 * expert) + 2 * 4 * 4 * 2)
 
 
 def test_types_of_weights() -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pdserve.engine.attention import AttentionBackend, AttentionBatch
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda import rows
+from pdserve.engine.cuda import experts, rows
+from pdserve.engine.experts import Experts
 from pdserve.engine.layers import rms_norm
+from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 from pdserve.engine.rope import rotate
 from tests.kernels.cases import Case, Shape, make_case, strided
 
@@ -77,6 +79,29 @@ def check_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: torch.dev
     found = rows.silu_mul(gate_up)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=TOLERANCE[dtype])
+
+
+def check_experts(
+    num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """`sizes`: experts, chosen ones, hidden size, inner width."""
+    num_experts, num_chosen, hidden, inner = sizes
+    names = ExpertNames("mlp", "gate", "up", "down")
+    config = ExpertConfig(num_experts, num_chosen, inner, True, frozenset({0}), names)
+    torch.manual_seed(4)
+
+    def matrices(num_out: int, num_in: int) -> Tensor:
+        weights = torch.randn(num_experts, num_out, num_in, device=device) * num_in**-0.5
+        return weights.to(dtype)
+
+    router = torch.randn(num_experts, hidden, device=device)
+    layer = Experts(config, router, matrices(2 * inner, hidden), matrices(hidden, inner))
+    x = torch.randn(num_rows, hidden, device=device).to(dtype)
+    found = experts.mix_experts(x, layer)
+    assert found.dtype == torch.float32
+    wide = replace(layer, gate_up=layer.gate_up.float(), down=layer.down.float())
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(found, wide(x.float()), atol=tolerance, rtol=tolerance)
 
 
 def check_rotate_and_write(shape: Shape, has_norm: bool, device: torch.device) -> None:

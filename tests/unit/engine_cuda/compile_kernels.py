@@ -15,10 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pdserve.engine.cuda import attention_kernels, row_kernels
+from pdserve.engine.cuda import attention_kernels, expert_kernels, row_kernels
 from pdserve.engine.cuda.triton_attention import MIN_SPLIT_KEYS, NUM_SPLITS
 
-INT64 = {"slot_mapping"}
+INT64 = {"slot_mapping", "order", "starts", "places"}
 FLOAT32 = {"residual", "partial_out", "partial_sums", "cos", "sin"}
 INT32 = {"query_start", "context_lens", "block_tables"}
 SCALARS = {"eps": "fp32", "scale_log2": "fp32", "num_requests": "i32", "window": "i32"}
@@ -40,21 +40,21 @@ SHAPES = {
 }
 
 
-def kind(name: str, dtype: str) -> str:
+def kind(name: str, dtype: str, float32: set[str]) -> str:
     if name in INT64:
         return "*i64"
     if name in INT32:
         return "*i32"
-    if name in FLOAT32:
+    if name in float32:
         return "*fp32"
     if name in SCALARS or name.endswith("_stride"):
         return SCALARS.get(name, "i32")
     return f"*{dtype}"
 
 
-def constants(shape: Shape) -> dict[str, Any]:
+def constants(kernel: str, shape: Shape) -> dict[str, Any]:
     padded_group = triton.next_power_of_2(shape.group)
-    return {
+    known = {
         "NUM_HEADS": 8 * shape.group,
         "NUM_KV_HEADS": 8,
         "GROUP": shape.group,
@@ -70,25 +70,43 @@ def constants(shape: Shape) -> dict[str, Any]:
         "SIZE": 8 * shape.group * shape.head_dim,
         "HAS_DELTA": True,
         "HAS_QK_NORM": True,
+        "NUM_EXPERTS": 100,
+        "NUM_CHOSEN": 8,
+        "NUM_OUT": 8 * shape.group * shape.head_dim,
+        "NUM_IN": 768,
+        "IS_IN_PLACE": False,
+        "BLOCK_EXPERTS": 128,
     }
+    if kernel == "multiply_experts":  # as the launcher of experts.py has it
+        is_half = shape.dtype != "fp32"
+        known |= {
+            "BLOCK_M": 64,
+            "BLOCK_N": 128 if is_half else 64,
+            "BLOCK_K": 64 if is_half else 32,
+        }
+    return known
 
 
 def block(kernel: str, shape: Shape) -> int:
-    """What the launchers of rows.py give as BLOCK."""
+    """What the launchers of rows.py and experts.py give as BLOCK."""
     if kernel == "add_rms_norm_rows":
         return int(triton.next_power_of_2(8 * shape.group * shape.head_dim))
-    if kernel == "silu_mul_rows":
+    if kernel in ("silu_mul_rows", "add_up_experts"):
         return 1024
     half = kernel == "rotate_and_write_heads"
     return int(triton.next_power_of_2(shape.head_dim // 2 if half else shape.head_dim))
 
 
 def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
-    known = constants(shape) | {"BLOCK": block(kernel.__name__, shape)}
+    known = constants(kernel.__name__, shape) | {"BLOCK": block(kernel.__name__, shape)}
     names = [param.name for param in kernel.params]
+    float32 = FLOAT32 | (
+        {"made", "weights", "out"} if kernel.__name__ == "add_up_experts" else set()
+    )
     constexprs = {param.name: known[param.name] for param in kernel.params if param.is_constexpr}
     signature = {
-        name: "constexpr" if name in constexprs else kind(name, shape.dtype) for name in names
+        name: "constexpr" if name in constexprs else kind(name, shape.dtype, float32)
+        for name in names
     }
     aligned = {
         (index,): [["tt.divisibility", 16]]
@@ -118,6 +136,8 @@ def main() -> None:
         attention_kernels.attend_chunks,
         attention_kernels.attend_single_rows,
         attention_kernels.merge_splits,
+        expert_kernels.add_up_experts,
+        expert_kernels.multiply_experts,
         row_kernels.add_rms_norm_rows,
         row_kernels.silu_mul_rows,
         row_kernels.rotate_and_write_heads,

@@ -66,7 +66,7 @@ def requests():
     return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 4, 11)]
 
 
-@pytest.mark.parametrize("both", ["llama", "qwen3", "mistral"], indirect=True)
+@pytest.mark.parametrize("both", ["llama", "qwen3", "mistral", "qwen3_moe"], indirect=True)
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     outputs = []
     for node in (both.torch, both.cuda):

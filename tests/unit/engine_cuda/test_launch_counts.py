@@ -29,7 +29,12 @@ from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")
-NO_LAUNCH = {"aten.empty.memory_format", "aten.detach.default", "aten.lift_fresh.default"}
+NO_LAUNCH = {
+    "aten.empty.memory_format",
+    "aten.empty_like.default",
+    "aten.detach.default",
+    "aten.lift_fresh.default",
+}
 
 
 class Launches(TorchDispatchMode):
@@ -58,13 +63,13 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cuda_node(path: Path, num_layers: int, *, has_graphs: bool) -> Node:
+def cuda_node(path: Path, num_layers: int, family: str, *, has_graphs: bool) -> Node:
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.staging import Staging
     from pdserve.engine.cuda.triton_attention import TritonAttention
 
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    checkpoint = make_checkpoint(path, "qwen3", num_hidden_layers=num_layers, **sizes)
+    checkpoint = make_checkpoint(path, family, num_hidden_layers=num_layers, **sizes)
     config = load_model_config(resolve_checkpoint(str(checkpoint)))
     weights = random_weights(config, torch.float32, torch.device("cpu"))
     recorder = Recorded() if has_graphs else None
@@ -73,12 +78,17 @@ def cuda_node(path: Path, num_layers: int, *, has_graphs: bool) -> Node:
 
 
 def launches_of_a_layer(
-    tmp_path: Path, num_tokens: int, monkeypatch: pytest.MonkeyPatch, *, has_graphs: bool
+    tmp_path: Path,
+    num_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_graphs: bool,
+    family: str = "qwen3",
 ) -> Counter[str]:
     """Of one request's step: what a model of two layers launches, less what one of one does."""
     totals = []
     for num_layers in (1, 2):
-        node = cuda_node(tmp_path / str(num_layers), num_layers, has_graphs=has_graphs)
+        node = cuda_node(tmp_path / str(num_layers), num_layers, family, has_graphs=has_graphs)
         request = make_request(make_prompt(6))
         node.step([Scheduled(request, 6)])  # captures graphs, if there are any
         if num_tokens > 1:
@@ -98,11 +108,28 @@ LAYER = {
     "merge_splits": 1,
     "silu_mul_rows": 1,
 }
+EXPERTS = {  # what another layer has if it has experts
+    "aten.linear.default": 3,  # qkv, attention's output, router
+    "aten.sort.stable": 2,  # of experts by score, of rows by expert
+    "aten.logsumexp.default": 1,
+    "aten.sub.Tensor": 1,
+    "aten.exp.default": 1,
+    "aten.arange.default": 1,
+    "aten.scatter_.src": 1,
+    "aten.searchsorted.Tensor": 1,
+    "multiply_experts": 2,
+    "add_up_experts": 1,
+}
 
 
 def test_a_layer_of_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a graph: these are its nodes."""
     assert launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True) == LAYER
+
+
+def test_a_layer_with_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True, family="qwen3_moe")
+    assert found == {**LAYER, **EXPERTS}
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])

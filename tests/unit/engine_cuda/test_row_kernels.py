@@ -34,6 +34,15 @@ def test_silu_mul(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 40])
+@pytest.mark.parametrize("sizes", [(3, 2, 40, 24), (5, 1, 64, 70), (2, 2, 16, 5)])
+def test_experts(
+    checks, num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    checks.check_experts(num_rows, sizes, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (3, 1, 8, 1)])
 def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> None:

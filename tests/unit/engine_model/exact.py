@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.linear import PackedLinear, lanes_of_rows, unpack
-from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeMlp, NativeWeights
 from pdserve.engine.rope import inverse_frequencies
 
 Rounding = Callable[[Tensor], Tensor]
@@ -41,12 +41,28 @@ class ExactDecoder:
         for layer, window in zip(weights.layers, config.sliding_windows, strict=True):
             attended = self._attend(layer, self._norm(hidden, layer.attention_norm), window)
             hidden = hidden + _linear(attended, layer.attention_out)
-            gate, up = _linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + _linear(self._rounded(functional.silu(gate) * up), layer.down)
+            normed = self._norm(hidden, layer.mlp_norm)
+            if layer.experts is not None:
+                hidden = hidden + self._mixed(normed, layer.experts)
+            elif layer.mlp is not None:
+                hidden = hidden + self._mlp(normed, layer.mlp)
         return _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return self._rounded(_rms_norm(hidden, weight, self._config.rms_norm_eps))
+
+    def _mlp(self, normed: Tensor, mlp: NativeMlp) -> Tensor:
+        gate, up = _linear(normed, mlp.gate_up).chunk(2, dim=-1)
+        return _linear(self._rounded(functional.silu(gate) * up), mlp.down)
+
+    def _mixed(self, normed: Tensor, experts: NativeExperts) -> Tensor:
+        shares = _linear(normed, experts.router).softmax(dim=-1)
+        best = shares.topk(experts.num_chosen)
+        weights = torch.zeros_like(shares).scatter(1, best.indices, best.values)
+        if experts.normalizes_weights:
+            weights /= weights.sum(dim=-1, keepdim=True)
+        made = torch.stack([self._mlp(normed, mlp) for mlp in experts.mlps])
+        return torch.einsum("eth,te->th", made, weights)
 
     def _attend(self, layer: NativeLayer, normed: Tensor, window: int | None) -> Tensor:
         """[num_tokens, num_heads * head_dim]."""

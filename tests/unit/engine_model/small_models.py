@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.experts import Experts
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.decoder import Decoder
@@ -82,7 +83,13 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
 
     fill(weights.embedding, 1.0)
     for layer in weights.layers:
-        for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
+        linears = [layer.qkv, layer.attention_out]
+        if isinstance(layer.mlp, Experts):
+            for matrices in (layer.mlp.router, layer.mlp.gate_up, layer.mlp.down):
+                fill(matrices, 1.5 * matrices.shape[-1] ** -0.5)
+        else:
+            linears += [layer.mlp.gate_up, layer.mlp.down]
+        for linear in linears:
             fill(linear.weight, 1.5 * linear.weight.shape[1] ** -0.5)
             fill(linear.bias, 0.2)
         fill(layer.attention_norm, 0.1, 1.0)

@@ -44,6 +44,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "mixtral": ("mixtral", {}),
+    "mixtral with window": ("mixtral", {"sliding_window": 24}),
+    "qwen3 moe": ("qwen3_moe", {}),
+    "qwen3 moe with unnormalised weights": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3 moe with MLPs": (
+        "qwen3_moe",
+        {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
 }
 
 ROPES: dict[str, dict[str, Any]] = {

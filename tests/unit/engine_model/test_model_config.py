@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ LLAMA_2 = {
     "vocab_size": 32000,
     "eos_token_id": 2,
 }
+
+
+MIXTRAL: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE: dict[str, Any] = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+EXPERTS = {"MixtralForCausalLM": MIXTRAL, "Qwen3MoeForCausalLM": QWEN3_MOE}
 
 
 def parse(**changes: Any) -> ModelConfig:
@@ -94,8 +105,43 @@ def test_sliding_windows_follow_from_architecture_and_config() -> None:
     assert windows("Qwen2ForCausalLM", **qwen, use_sliding_window=True) == (None, 9, 9)
     assert windows("Qwen2ForCausalLM", use_sliding_window=True) == (None, None, None)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows("Qwen3MoeForCausalLM", **QWEN3_MOE, **qwen) == (None, None, None)
+    used = qwen | {"use_sliding_window": True}
+    assert windows("Qwen3MoeForCausalLM", **QWEN3_MOE, **used) == (9, 9, 9)
+    assert windows("MixtralForCausalLM", **MIXTRAL) == (None, None, None)
+    assert windows("MixtralForCausalLM", **MIXTRAL, sliding_window=9) == (9, 9, 9)
     qwen |= {"use_sliding_window": True, "layer_types": kinds}
     assert windows("Qwen3ForCausalLM", **qwen) == (9, None, 9)
+
+
+def test_experts_are_read_from_the_config() -> None:
+    assert parse().experts is None
+    mixtral = parse_as("MixtralForCausalLM", **MIXTRAL)
+    assert mixtral.experts is not None
+    assert (mixtral.experts.num_experts, mixtral.experts.num_chosen) == (8, 2)
+    assert mixtral.experts.intermediate_size == mixtral.intermediate_size
+    assert mixtral.experts.normalizes_weights
+    assert mixtral.experts.layers == frozenset(range(32))
+    assert mixtral.rope.theta == 1e6
+    qwen = parse_as("Qwen3MoeForCausalLM", **QWEN3_MOE).experts
+    assert qwen is not None
+    assert (qwen.num_experts, qwen.num_chosen, qwen.intermediate_size) == (128, 8, 768)
+    # As transformers 5 writes it, and with the default of a field.
+    renamed = QWEN3_MOE | {"num_experts": None, "num_local_experts": 128, "norm_topk_prob": None}
+    assert parse_as("Qwen3MoeForCausalLM", **renamed).experts == dataclasses.replace(
+        qwen, normalizes_weights=False
+    )
+
+
+def test_layers_with_experts() -> None:
+    def layers(**changes: Any) -> list[int]:
+        config = parse_as("Qwen3MoeForCausalLM", num_hidden_layers=6, **QWEN3_MOE, **changes)
+        assert config.experts is not None
+        return sorted(config.experts.layers)
+
+    assert layers() == [0, 1, 2, 3, 4, 5]
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[]) == [1, 3, 5]
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[0, 3]) == [1, 5]
 
 
 @pytest.mark.parametrize("names", [["FalconForCausalLM"], ["LlamaForSequenceClassification"], []])
@@ -137,13 +183,22 @@ def test_unknown_architecture(names: list[str]) -> None:
         ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 32}),
         ("Qwen3ForCausalLM", {"layer_types": ["full_attention"]}),
         ("Qwen3ForCausalLM", {"layer_types": ["chunked_attention"] * 32}),
+        ("LlamaForCausalLM", {"num_experts": 8}),
+        ("MistralForCausalLM", {"num_local_experts": 8}),
+        ("MixtralForCausalLM", {"attention_bias": True}),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 9}),
+        ("MixtralForCausalLM", {"num_experts": 7}),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": None}),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": 1}),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["0"]}),
+        ("Qwen3MoeForCausalLM", {"num_experts": 0}),
     ],
     ids=str,
 )
 def test_refused_fields_are_named(architecture: str, changes: dict[str, Any]) -> None:
     (field,) = changes
     with pytest.raises(ModelError, match=field):
-        parse(**({"architectures": [architecture]} | changes))
+        parse(**({"architectures": [architecture]} | EXPERTS.get(architecture, {}) | changes))
 
 
 def test_neutral_values_are_no_reason_to_refuse() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cache
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,10 +29,29 @@ from tests.unit.engine_model.small_models import (
     small_model,
 )
 
+EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+}
+
+
+class Case(NamedTuple):
+    dtype: torch.dtype
+    kind: WeightKind
+    has_experts: bool
+
+
 CASES = [
-    (torch.float32, WeightKind.FLOAT32),
-    (torch.bfloat16, WeightKind.BFLOAT16),
-    (torch.bfloat16, WeightKind.INT8),
+    Case(dtype, kind, has_experts)
+    for has_experts in (False, True)
+    for dtype, kind in (
+        (torch.float32, WeightKind.FLOAT32),
+        (torch.bfloat16, WeightKind.BFLOAT16),
+        (torch.bfloat16, WeightKind.INT8),
+    )
 ]
 BLOCK_SIZE = 16
 MAX_TOKENS = 160
@@ -46,49 +66,45 @@ def threads() -> Iterator[None]:
 
 
 @cache
-def model(dtype: torch.dtype) -> SmallModel:
-    """With a window in one layer, norms of heads, and sizes that fill no tile evenly."""
+def model(case: Case) -> SmallModel:
+    """With a window in one layer or experts, and sizes that fill no tile evenly."""
+    window = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+    fields = EXPERTS if case.has_experts else window
     return small_model(
-        dtype,
-        hidden_size=72,
-        intermediate_size=104,
-        use_sliding_window=True,
-        sliding_window=40,
-        max_window_layers=1,
-        attention_bias=True,
+        case.dtype, hidden_size=72, intermediate_size=104, attention_bias=True, **fields
     )
 
 
 @cache
-def decoder(dtype: torch.dtype, kind: WeightKind) -> NativeDecoder:
-    return model(dtype).native(kind)
+def decoder(case: Case) -> NativeDecoder:
+    return model(case).native(case.kind)
 
 
 @cache
-def alone(dtype: torch.dtype, kind: WeightKind, seed: int) -> Tensor:
+def alone(case: Case, seed: int) -> Tensor:
     """[MAX_TOKENS, vocab_size], the sequence of this seed by itself in one step."""
     _native.set_num_threads(1)
     tokens = random_tokens(MAX_TOKENS, seed)
-    return all_logits(decoder(dtype, kind), model(dtype).kv_cache(), tokens)
+    return all_logits(decoder(case), model(case).kv_cache(), tokens)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-@pytest.mark.parametrize(("dtype", "kind"), CASES)
+@pytest.mark.parametrize("case", CASES)
 @settings(max_examples=25)
 @given(data=st.data(), num_threads=st.sampled_from([1, 2, 3]))
 def test_bits_are_those_of_the_sequence_alone(
-    dtype: torch.dtype, kind: WeightKind, data: st.DataObject, num_threads: int
+    case: Case, data: st.DataObject, num_threads: int
 ) -> None:
     """Sequences that join, pause and go on in chunks of any size, in any steps together."""
     num_sequences = data.draw(st.integers(1, 4))
     tokens = [random_tokens(MAX_TOKENS, seed) for seed in range(num_sequences)]
-    kv_cache = model(dtype).kv_cache(num_sequences * MAX_BLOCKS + 1, BLOCK_SIZE)
+    kv_cache = model(case).kv_cache(num_sequences * MAX_BLOCKS + 1, BLOCK_SIZE)
     blocks = torch.randperm(kv_cache.num_blocks, generator=torch.Generator().manual_seed(1))
     tables = blocks[: num_sequences * MAX_BLOCKS].view(num_sequences, -1).tolist()
-    expected = [alone(dtype, kind, seed) for seed in range(num_sequences)]
+    expected = [alone(case, seed) for seed in range(num_sequences)]
     num_done = [0] * num_sequences
     _native.set_num_threads(num_threads)
     for _ in range(data.draw(st.integers(1, 5))):
@@ -101,61 +117,60 @@ def test_bits_are_those_of_the_sequence_alone(
                 rows.append(expected[i][num_done[i] : last])
                 num_done[i] = last
         if parts:
-            logits = decoder(dtype, kind).logits(make_batch(parts, BLOCK_SIZE), kv_cache.pool)
+            logits = decoder(case).logits(make_batch(parts, BLOCK_SIZE), kv_cache.pool)
             assert logits is not None
             assert same_bits(logits, torch.cat(rows))
 
 
-@pytest.mark.parametrize(("dtype", "kind"), CASES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("num_emitted", [1, 15, 16, 60])
 def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
-    dtype: torch.dtype, kind: WeightKind, num_emitted: int
+    case: Case, num_emitted: int
 ) -> None:
     """So a request that goes on elsewhere goes on with the same bits."""
     tokens, blocks = random_tokens(100 + num_emitted, 7), list(range(MAX_BLOCKS))
-    stepped, resumed = (model(dtype).kv_cache(MAX_BLOCKS, BLOCK_SIZE) for _ in range(2))
+    stepped, resumed = (model(case).kv_cache(MAX_BLOCKS, BLOCK_SIZE) for _ in range(2))
     ends = [100, *range(101, len(tokens) + 1)]
     last = Tensor()
     for begin, end in zip([0, *ends], ends, strict=False):
         batch = make_batch([Part(tokens, begin, end, blocks)], BLOCK_SIZE)
-        logits = decoder(dtype, kind).logits(batch, stepped.pool)
+        logits = decoder(case).logits(batch, stepped.pool)
         assert logits is not None
         last = logits[-1:].clone()  # the decoder uses its memory again
     at_once = make_batch([Part(tokens, 0, len(tokens), blocks)], BLOCK_SIZE)
-    logits = decoder(dtype, kind).logits(at_once, resumed.pool)
+    logits = decoder(case).logits(at_once, resumed.pool)
     assert logits is not None
     assert same_bits(last, logits[-1:])
     kv = [kv_cache.pool.view(torch.uint8) for kv_cache in (stepped, resumed)]
     assert torch.equal(*kv)
 
 
-@pytest.mark.parametrize(("dtype", "kind"), CASES)
+@pytest.mark.parametrize("case", CASES)
 @settings(max_examples=25)
 @given(sampled=st.sets(st.integers(0, 99), max_size=12))
-def test_the_last_layer_of_few_rows_is_that_of_all(
-    dtype: torch.dtype, kind: WeightKind, sampled: set[int]
-) -> None:
+def test_the_last_layer_of_few_rows_is_that_of_all(case: Case, sampled: set[int]) -> None:
     rows = sorted(sampled)
-    kv_cache = model(dtype).kv_cache(MAX_BLOCKS)
+    kv_cache = model(case).kv_cache(MAX_BLOCKS)
     part = Part(random_tokens(MAX_TOKENS), 0, 100, list(range(MAX_BLOCKS)))
-    logits = decoder(dtype, kind).logits(make_batch([part], sampled=rows), kv_cache.pool)
+    logits = decoder(case).logits(make_batch([part], sampled=rows), kv_cache.pool)
     if not rows:
         assert logits is None
     else:
         assert logits is not None
-        assert same_bits(logits, alone(dtype, kind, 0)[rows])
+        assert same_bits(logits, alone(case, 0)[rows])
     # All keys and values are there, whoever was sampled.
     assert not kv_cache.pool[:6].isnan().any()
     following = Part(random_tokens(MAX_TOKENS), 100, 110, list(range(MAX_BLOCKS)))
-    logits = decoder(dtype, kind).logits(make_batch([following]), kv_cache.pool)
+    logits = decoder(case).logits(make_batch([following]), kv_cache.pool)
     assert logits is not None
-    assert same_bits(logits, alone(dtype, kind, 0)[100:110])
+    assert same_bits(logits, alone(case, 0)[100:110])
 
 
-def test_many_threads_and_rows() -> None:
+@pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["mlp", "experts"])
+def test_many_threads_and_rows(fields: dict[str, Any]) -> None:
     """Steps large enough that every kernel is shared out."""
     tokens = random_tokens(1500)
-    small = small_model(torch.bfloat16, hidden_size=128, intermediate_size=256)
+    small = small_model(torch.bfloat16, hidden_size=128, intermediate_size=256, **fields)
     native = small.native()
     found = []
     for num_threads in (1, 2, 4):
@@ -166,12 +181,12 @@ def test_many_threads_and_rows() -> None:
 
 
 def test_busy_neighbours_change_no_bit_and_a_step_returns_the_core_that_was_lent_to_it() -> None:
-    dtype, kind = CASES[1]
-    expected, cores = alone(dtype, kind, 1), os.sched_getaffinity(0)
+    case = CASES[1]
+    expected, cores = alone(case, 1), os.sched_getaffinity(0)
     _native.set_num_threads(2)
     with BusyProcesses(2, sorted(cores)[:2]) as neighbours, neighbours.busy():
         for _ in range(50):
             tokens = random_tokens(MAX_TOKENS, 1)
-            logits = all_logits(decoder(dtype, kind), model(dtype).kv_cache(), tokens)
+            logits = all_logits(decoder(case), model(case).kv_cache(), tokens)
             assert same_bits(logits, expected)
             assert os.sched_getaffinity(0) == cores

@@ -108,7 +108,10 @@ def test_weights_of_another_architecture_are_refused(small: SmallModel) -> None:
     packed = small.packed()
     last = packed.layers[-1]
     for change, message in (
-        ({"gate_up": last.down}, r"layers\[2\].gate_up: expected a gated matrix of 192 x 64"),
+        (
+            {"mlp": dataclasses.replace(last.mlp, gate_up=last.mlp.down)},
+            r"layers\[2\].mlp.gate_up: expected a gated matrix of 192 x 64",
+        ),
         ({"attention_norm": torch.ones(63)}, r"layers\[2\].attention_norm: expected shape"),
         ({"mlp_norm": torch.ones(64).bfloat16()}, r"layers\[2\].mlp_norm: expected dtype float32"),
         ({"q_norm": None}, r"layers\[2\].k_norm: expected a norm if and only if q_norm"),
@@ -117,4 +120,4 @@ def test_weights_of_another_architecture_are_refused(small: SmallModel) -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             make_native(small, weights=dataclasses.replace(packed, layers=layers))
     with pytest.raises(ValueError, match="lm_head: expected a plain matrix of 320 x 64"):
-        make_native(small, weights=dataclasses.replace(packed, lm_head=last.down))
+        make_native(small, weights=dataclasses.replace(packed, lm_head=last.mlp.down))

@@ -150,7 +150,8 @@ def _worker_states() -> dict[str, list[str]]:
 def test_the_decoder_keeps_what_it_reads_alive_and_no_longer(small: SmallModel) -> None:
     packed = small.packed()
     held = [
-        weakref.ref(tensor) for tensor in (packed.lm_head.weights, packed.layers[1].down.weights)
+        weakref.ref(tensor)
+        for tensor in (packed.lm_head.weights, packed.layers[1].mlp.down.weights)
     ]
     native = make_native(small, weights=packed)
     del packed
@@ -168,7 +169,8 @@ def test_what_becomes_of_the_weights_object_makes_no_difference(small: SmallMode
 
     weights = loose(small.packed())
     weights.layers = [loose(layer) for layer in weights.layers]
-    down = weights.layers[1].down = loose(weights.layers[1].down)
+    mlp = weights.layers[1].mlp = loose(weights.layers[1].mlp)
+    down = mlp.down = loose(mlp.down)
     places = [
         (weights, "embedding"),
         (weights, "final_norm"),

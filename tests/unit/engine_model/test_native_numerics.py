@@ -19,6 +19,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "mlp_bias": True, "attention_bias": True},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
     "qwen3": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    # Where all experts are chosen, rounding changes no choice.
+    "qwen3 moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 3,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+}
+CHOOSY: dict[str, Any] = {  # in float32 it changes none in these tokens either
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
 }
 
 
@@ -27,9 +40,9 @@ def error_of(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).square().mean().sqrt() / exact.std())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_float32_logits_are_as_exact_as_float32_can_be(model: str) -> None:
-    small = small_model(**MODELS[model])
+@pytest.mark.parametrize("fields", [*MODELS.values(), CHOOSY], ids=[*MODELS, "mixtral"])
+def test_float32_logits_are_as_exact_as_float32_can_be(fields: dict[str, Any]) -> None:
+    small = small_model(**fields)
     tokens = random_tokens(150)
     exact = ExactDecoder(small.config, small.packed()).logits(tokens)
     assert error_of(all_logits(small.native(), small.kv_cache(), tokens), exact) < 2e-6

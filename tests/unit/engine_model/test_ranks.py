@@ -41,6 +41,8 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen2 with windows": Parallelism(pipeline=3),
     "qwen3 with bias": Parallelism(4),
     "qwen3 with windows": BOTH,
+    "mixtral": Parallelism(4),
+    "qwen3 moe with MLPs": BOTH,
 }
 Make = Callable[..., Path]
 

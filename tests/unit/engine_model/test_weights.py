@@ -66,6 +66,21 @@ def test_a_missing_tensor_is_named(model: Path, load: Load) -> None:
         load(model)
 
 
+def test_experts_in_one_tensor_are_refused_with_the_way_out(tmp_path: Path, load: Load) -> None:
+    path = make_checkpoint(tmp_path, "qwen3_moe")
+    experts = "model.layers.1.mlp.experts."
+
+    def fuse(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith(experts)]:
+            del tensors[name]
+        tensors[f"{experts}gate_up_proj"] = torch.zeros(8, 80, 64)
+        tensors[f"{experts}down_proj"] = torch.zeros(8, 64, 40)
+
+    edit(path, fuse)
+    with pytest.raises(ModelError, match=r"experts\.down_proj.*save_pretrained does by default"):
+        load(path)
+
+
 def test_missing_head_of_an_untied_model(model: Path, load: Load) -> None:
     edit(model, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(MissingTensor, match=r"lm_head\.weight"):

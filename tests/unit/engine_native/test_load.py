@@ -30,6 +30,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tie_word_embeddings": True, "intermediate_size": 104, "head_dim": 20}),
     ("qwen2", {}),
     ("qwen3", {"max_shard_size": "100KB"}),
+    ("mixtral", {}),
+    ("qwen3_moe", {"mlp_only_layers": [0]}),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pdserve.engine.models.config import parse_model_config
+from pdserve.engine.models.families import FAMILIES
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import tensor_shapes
 from pdserve.engine.native.sources import EMBEDDING, FINAL_NORM, head_source, layer_source
@@ -26,17 +27,26 @@ BIASES = {  # of those that leave them to config.json
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "Qwen3ForCausalLM": {"attention_bias": True},
 }
-ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"]
+EXPERTS = {
+    "MixtralForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+}
 
 
 @pytest.mark.parametrize(
     ("architecture", "is_tied", "has_bias"),
-    list(itertools.product(ARCHITECTURES, [False, True], [False, True])),
+    list(itertools.product(FAMILIES, [False, True], [False, True])),
 )
 def test_every_tensor_is_used_once_and_fits(
     architecture: str, is_tied: bool, has_bias: bool
 ) -> None:
     fields: dict[str, object] = {"architectures": [architecture], "tie_word_embeddings": is_tied}
+    fields |= EXPERTS.get(architecture, {})
     if has_bias:
         fields |= BIASES.get(architecture, {})
     config = parse_model_config(JsonFields(SIZES | fields, "config.json"))

@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from pdserve.engine.models.config import ModelConfig
+from pdserve.bench.checkpoints.random_checkpoint import config_of
+from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.engine.models.config import ModelConfig, parse_model_config
+from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.errors import ConfigError
 from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
@@ -46,6 +49,27 @@ def test_weights_are_counted_without_being_allocated() -> None:
     small = plan_model(NodeConfig(engine=EngineConfig(device="cpu"))).config
     slots = tensor_slots(allocate_weights(small, BF16, torch.device("cpu")), small)
     assert weight_bytes(small, BF16) == sum(slot.destination.nbytes for slot in slots.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "num_weights"), [("8x7b", 46.7e9), ("30b-a3b", 30.5e9), ("70b", 70.6e9)]
+)
+def test_all_experts_count(name: str, num_weights: float) -> None:
+    model = parse_model_config(JsonFields(config_of(SHAPES[name]), name))
+    assert weight_bytes(model, BF16) == pytest.approx(2 * num_weights, rel=0.01)
+
+
+def test_a_step_has_rows_for_each_expert_that_a_token_chooses() -> None:
+    few, many = (
+        parse_model_config(
+            JsonFields(config_of(SHAPES["30b-a3b"] | {"num_experts_per_tok": chosen}), "30b-a3b")
+        )
+        for chosen in (4, 8)
+    )
+    step = WorstStep(8192, 256)
+    # Gate, up and their product, and the result in float32.
+    extra_bytes = 4 * 8192 * (3 * 768 * 2 + 2048 * 4)
+    assert step_bytes(many, BF16, step) - step_bytes(few, BF16, step) == extra_bytes
 
 
 @pytest.mark.parametrize(("size_gib", "num_contexts"), [(24, 0), (80, 3), (139, 6)])

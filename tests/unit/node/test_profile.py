@@ -26,7 +26,7 @@ from tests.unit.engine.batches import CPU, assert_same
 from tests.unit.engine.fakes import FakeRunner
 
 BLOCK = 16
-LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=BLOCK)
+LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=BLOCK, vocab_size=320)
 COSTS = StepCosts(
     knot_tokens=[1, 64, 512],
     knot_s=[0.001, 0.002, 0.016],
@@ -63,7 +63,7 @@ class TimedRunner(FakeRunner):
 
     @property
     def timer(self) -> StepTimer:
-        return StepTimer(self, BLOCK, self.clock.now, waits=never)
+        return StepTimer(self, BLOCK, 320, self.clock.now, waits=never)
 
 
 limits = st.builds(
@@ -73,6 +73,7 @@ limits = st.builds(
     max_model_len=st.integers(2, 100_000),
     num_blocks=st.integers(1, 10_000),
     block_size=st.sampled_from([1, 8, 16, 64]),
+    vocab_size=st.just(320),
 )
 
 
@@ -146,7 +147,7 @@ def test_moments_that_are_bad_do_not_bend_the_costs() -> None:
         runner.clock.advance(next(pauses))
         return runner.clock.now()
 
-    timer = StepTimer(runner, BLOCK, now, waits=never)
+    timer = StepTimer(runner, BLOCK, 320, now, waits=never)
     costs = fit_costs(timer.sample(steps_to_profile(LIMITS), 30.0))
     assert costs.pair_s == pytest.approx(COSTS.pair_s, rel=0.1)
     assert costs.context_s == pytest.approx(COSTS.context_s, rel=0.1)
@@ -163,10 +164,30 @@ def test_a_noisy_minute_is_not_taken_for_what_steps_cost() -> None:
             runner.clock.advance(seconds * next(delays))
             return FakeRunner.execute(self, rows, progress)
 
-    timer = StepTimer(Noisy(), BLOCK, runner.clock.now, waits=never)
+    timer = StepTimer(Noisy(), BLOCK, 320, runner.clock.now, waits=never)
     perf = PerfModel(fit_costs(timer.sample(steps_to_profile(LIMITS), 3600.0)))
     for shape in (StepShape(64, 64, decode_context=6400), StepShape(512, 1, prefill_pairs=131_000)):
         assert perf.step_s(shape) < 1.3 * PerfModel(COSTS).step_s(shape)
+
+
+def test_rows_have_any_tokens_since_equal_ones_would_share_their_experts() -> None:
+    class Reading(TimedRunner):
+        def execute(
+            self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+        ) -> list[SampledToken | None]:
+            for row in rows:
+                request = row.request
+                tokens = request.prompt_token_ids + request.output_token_ids
+                newest.append(tokens[request.num_computed_tokens :])
+            return super().execute(rows, progress)
+
+    newest: list[list[int]] = []
+    timer = Reading().timer
+    timer.seconds((StepRow(1, 100, is_decoding=True),) * 64)
+    assert len({token for (token,) in newest}) > 32
+    timer.seconds((StepRow(200, 100),))
+    assert len(set(newest[-1])) > 100
+    assert all(0 <= token < 320 for tokens in newest for token in tokens)
 
 
 class LayingOut(TimedRunner):
@@ -205,7 +226,7 @@ def test_it_can_be_ended_between_two_steps() -> None:
         if len(runner.shapes) == 3:
             raise RequestCancelled("the node was stopped")
 
-    timer = StepTimer(runner, BLOCK, runner.clock.now, waits=never, before_each=stop)
+    timer = StepTimer(runner, BLOCK, 320, runner.clock.now, waits=never, before_each=stop)
     with pytest.raises(RequestCancelled):
         timer.sample(steps_to_profile(LIMITS), 3.0)
     assert len(runner.shapes) == 3
@@ -215,7 +236,7 @@ def test_what_others_take_of_the_cores_is_not_counted() -> None:
     runner, step = TimedRunner(), (StepRow(64, 0),)
     waited = iter([0.0, 0.25])
     timer = StepTimer(
-        runner, BLOCK, runner.clock.now, waits=lambda: nullcontext(lambda: next(waited))
+        runner, BLOCK, 320, runner.clock.now, waits=lambda: nullcontext(lambda: next(waited))
     )
     runner._first_s = 0.25  # a neighbour has its turn in the middle of the step
     assert timer.seconds(step) == pytest.approx(PerfModel(COSTS).step_s(StepShape.of(step)))

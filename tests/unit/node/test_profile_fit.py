@@ -20,7 +20,7 @@ from pdserve.node.profiling.steps import StepLimits, steps_to_profile
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
 
-LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=16)
+LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=16, vocab_size=320)
 TRUE = StepCosts(
     knot_tokens=[1, 32, 64, 512],
     knot_s=[0.0015, 0.0020, 0.0030, 0.0140],

@@ -1,0 +1,70 @@
+// Weights are softmax values, computed in float64, so that every machine rounds to the same float32.
+
+#include "expert_choice.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../thread_pool.h"
+
+namespace pdserve::decoder {
+
+namespace {
+
+using Chosen = ExpertChoice::Chosen;
+
+constexpr int64_t kRowsPerItem = 16;
+
+// The `count` best, best first. Comparisons with NaN are false, so whatever the scores are, each
+// expert is taken once at most.
+void take_best(const float* scores, int64_t num_experts, int64_t count, Chosen* best) {
+    int64_t num_taken = 0;
+    for (int64_t e = 0; e < num_experts; ++e) {
+        int64_t place = num_taken;
+        while (place > 0 && scores[e] > scores[best[place - 1].expert]) --place;
+        if (place == count) continue;
+        num_taken = std::min(num_taken + 1, count);
+        std::move_backward(best + place, best + num_taken - 1, best + num_taken);
+        best[place].expert = static_cast<int32_t>(e);
+    }
+}
+
+void weigh(const Experts& experts, const float* scores, Chosen* best) {
+    const float largest = scores[best[0].expert];
+    const auto share = [&](int64_t e) { return std::exp(double{scores[e]} - double{largest}); };
+    double sum = 0.0;
+    if (experts.normalizes_weights) {
+        for (int64_t i = 0; i < experts.num_chosen; ++i) sum += share(best[i].expert);
+    } else {
+        for (int64_t e = 0; e < experts.count(); ++e) sum += share(e);
+    }
+    for (int64_t i = 0; i < experts.num_chosen; ++i) {
+        best[i].weight = static_cast<float>(share(best[i].expert) / sum);
+    }
+}
+
+}  // namespace
+
+void ExpertChoice::choose(const Experts& experts, const float* scores, int64_t num_rows) {
+    const int64_t num_experts = experts.count();
+    num_chosen_ = experts.num_chosen;
+    chosen_.resize(num_rows * num_chosen_);
+    const int64_t num_items = (num_rows + kRowsPerItem - 1) / kRowsPerItem;
+    ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
+        const int64_t end = std::min(num_rows, (item + 1) * kRowsPerItem);
+        for (int64_t row = item * kRowsPerItem; row < end; ++row) {
+            Chosen* const best = chosen_.data() + row * num_chosen_;
+            take_best(scores + row * num_experts, num_experts, num_chosen_, best);
+            weigh(experts, scores + row * num_experts, best);
+            std::sort(best, best + num_chosen_,
+                [](const Chosen& a, const Chosen& b) { return a.expert < b.expert; });
+        }
+    });
+    starts_.assign(num_experts + 1, 0);
+    for (const Chosen& chosen : chosen_) ++starts_[chosen.expert + 1];
+    for (int64_t e = 0; e < num_experts; ++e) starts_[e + 1] += starts_[e];
+    next_ = starts_;
+    for (Chosen& chosen : chosen_) chosen.place = next_[chosen.expert]++;
+}
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,114 @@
+#include "mixture.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../thread_pool.h"
+
+namespace pdserve::decoder {
+
+using linear::Result;
+
+namespace {
+
+// Below this the work takes a few microseconds, and dividing it does not pay.
+constexpr int64_t kElementsPerItem = 16 * 1024;
+
+constexpr int64_t kTotals = 256;  // of a row at a time, in the L1 cache
+
+// Calls body(row) for all rows, divided among the threads.
+template <class Body>
+void for_rows(int64_t num_rows, int64_t row_elements, const Body& body) {
+    const int64_t at_once = std::max<int64_t>(1, kElementsPerItem / row_elements);
+    ThreadPool::instance().parallel_for((num_rows + at_once - 1) / at_once, [&](int64_t item) {
+        const int64_t end = std::min(num_rows, (item + 1) * at_once);
+        for (int64_t row = item * at_once; row < end; ++row) body(row);
+    });
+}
+
+}  // namespace
+
+void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
+    const linear::Product scores{
+        .matrix = &experts.router,
+        .x = buffers.normed,
+        .is_bfloat16 = model_.is_bfloat16,
+        .x_stride = model_.sizes.hidden,
+        .num_rows = num_rows,
+        .result = Result::kStoreFloat,
+        .out = buffers.scores,
+        .out_stride = experts.count(),
+    };
+    linear::multiply(scores, variant_);
+    choice_.choose(experts, buffers.scores, num_rows);
+    gather(buffers, num_rows);
+    multiply(experts, &Mlp::gate_up, buffers);
+    multiply(experts, &Mlp::down, buffers);
+}
+
+// Brings the rows of each expert together.
+void Mixture::gather(const Buffers& buffers, int64_t num_rows) {
+    const int64_t hidden = model_.sizes.hidden;
+    const size_t row_bytes = hidden * (model_.is_bfloat16 ? 2 : 4);
+    const auto* from = static_cast<const char*>(buffers.normed);
+    auto* to = static_cast<char*>(buffers.expert_rows);
+    for_rows(num_rows, hidden * choice_.num_chosen(), [&](int64_t row) {
+        const ExpertChoice::Chosen* chosen = choice_.of(row);
+        for (int64_t i = 0; i < choice_.num_chosen(); ++i) {
+            std::memcpy(to + chosen[i].place * row_bytes, from + row * row_bytes, row_bytes);
+        }
+    });
+}
+
+// Multiplies the rows of all experts by their gate and up, or by their down, whose results take the
+// place of the rows.
+void Mixture::multiply(
+    const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers) {
+    products_.clear();
+    for (int64_t e = 0; e < experts.count(); ++e) {
+        const int64_t start = choice_.starts()[e], count = choice_.starts()[e + 1] - start;
+        if (count == 0) continue;
+        const linear::PackedMatrix& weights = experts.mlps[e].*matrix;
+        const size_t element_bytes = model_.is_bfloat16 ? 2 : 4;
+        const bool is_gated = weights.is_gated;
+        auto* const x = static_cast<char*>(is_gated ? buffers.expert_rows : buffers.inner);
+        auto* const out = static_cast<char*>(is_gated ? buffers.inner : buffers.expert_rows);
+        const int64_t out_width = is_gated ? experts.inner() : weights.num_out;
+        products_.push_back({
+            .matrix = &weights,
+            .x = x + start * weights.num_in * element_bytes,
+            .is_bfloat16 = model_.is_bfloat16,
+            .x_stride = weights.num_in,
+            .num_rows = count,
+            .result = is_gated ? Result::kGatedSilu : Result::kStoreFloat,
+            .out = out + start * out_width * (is_gated ? element_bytes : sizeof(float)),
+            .out_stride = out_width,
+        });
+    }
+    linear::multiply_all(products_.data(), products_.size(), variant_);
+}
+
+void Mixture::sum(const Buffers& buffers, int64_t first_row, int64_t num_rows, Result result,
+    float* out) const {
+    const int64_t hidden = model_.sizes.hidden, num_chosen = choice_.num_chosen();
+    const auto* made = static_cast<const float*>(buffers.expert_rows);
+    for_rows(num_rows, hidden * num_chosen, [&](int64_t row) {
+        const ExpertChoice::Chosen* chosen = choice_.of(first_row + row);
+        float* target = out + row * hidden;
+        for (int64_t first = 0; first < hidden; first += kTotals, target += kTotals) {
+            const int64_t count = std::min(kTotals, hidden - first);
+            float totals[kTotals] = {};
+            for (int64_t c = 0; c < num_chosen; ++c) {
+                const float* from = made + chosen[c].place * hidden + first;
+                for (int64_t i = 0; i < count; ++i) totals[i] += chosen[c].weight * from[i];
+            }
+            if (result == Result::kAdd) {
+                for (int64_t i = 0; i < count; ++i) target[i] += totals[i];
+            } else {
+                std::memcpy(target, totals, count * sizeof(float));
+            }
+        }
+    });
+}
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,38 @@
+// The experts of a layer: each computes the rows that have chosen it, and a row becomes the weighted
+// sum of what its experts make of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../cpu.h"
+#include "../linear/linear.h"
+#include "buffers.h"
+#include "expert_choice.h"
+#include "model.h"
+
+namespace pdserve::decoder {
+
+class Mixture {
+public:
+    Mixture(const Model& model, Variant variant) : model_(model), variant_(variant) {}
+
+    // Chooses the experts of buffers.normed [num_rows, hidden], and lets them compute.
+    void compute(const Experts& experts, const Buffers& buffers, int64_t num_rows);
+
+    // Writes the sums of `num_rows` of these rows to out [num_rows, hidden], or adds them. A row's
+    // experts are summed in ascending order, so its bits do not depend on other rows.
+    void sum(const Buffers& buffers, int64_t first_row, int64_t num_rows, linear::Result result,
+        float* out) const;
+
+private:
+    void gather(const Buffers& buffers, int64_t num_rows);
+    void multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers);
+
+    const Model& model_;
+    const Variant variant_;
+    ExpertChoice choice_;
+    std::vector<linear::Product> products_;
+};
+
+}  // namespace pdserve::decoder

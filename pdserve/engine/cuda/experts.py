@@ -1,0 +1,118 @@
+"""A mixture of experts on a GPU: rows sorted by expert, and a product for the rows of each.
+
+How many rows an expert has is known to the GPU alone, so nothing waits for it, and the launches are
+the same whatever the rows choose: a step can be a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+
+from pdserve.engine.cuda.expert_kernels import add_up_experts, multiply_experts
+from pdserve.engine.cuda.rows import silu_mul
+from pdserve.engine.experts import Experts, choose_experts
+
+_LEAST_ROWS: Final = 16  # of a tile, whose products tensor cores compute
+_MOST_ROWS: Final = 64
+_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows are, side by side for each expert. A row is there once for each it chooses."""
+
+    order: Tensor  # [num_places] int64: place |-> row * num_chosen + which of its experts
+    starts: Tensor  # [num_experts + 1] int64: where the places of each expert begin
+    of_rows: Tensor  # [num_rows, num_chosen] int64, the inverse of `order`
+    num_chosen: int
+
+
+def mix_experts(x: Tensor, layer: Experts) -> Tensor:
+    """Return the weighted sums of what its experts make of each row.
+
+    Args:
+        x: [num_rows, hidden_size], contiguous, of the dtype of the experts.
+        layer: the experts.
+
+    Returns:
+        [num_rows, hidden_size] float32, contiguous.
+    """
+    if x.shape[1:] != layer.gate_up.shape[2:] or not x.is_contiguous():
+        raise ValueError(f"rows of shape {list(x.shape)} for experts {list(layer.gate_up.shape)}")
+    if x.dtype != layer.gate_up.dtype:
+        raise TypeError(f"rows of {x.dtype} for experts of {layer.gate_up.dtype}")
+    routing = choose_experts(x, layer.router, layer.config)
+    places = _sorted(routing.experts, layer.config.num_experts)
+    inner = silu_mul(_product(x, layer.gate_up, places, x.dtype, is_in_place=False))
+    made = _product(inner, layer.down, places, torch.float32, is_in_place=True)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    if len(x):
+        add_up_experts[(len(x), -(-x.shape[1] // _BLOCK))](
+            made,
+            routing.weights,
+            places.of_rows,
+            out,
+            SIZE=x.shape[1],
+            NUM_CHOSEN=places.num_chosen,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return out
+
+
+def _sorted(chosen: Tensor, num_experts: int) -> _Places:
+    experts, order = chosen.flatten().sort(stable=True)
+    numbers = torch.arange(max(len(order), num_experts + 1), device=chosen.device)
+    of_rows = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
+    starts = torch.searchsorted(experts, numbers[: num_experts + 1])
+    return _Places(order, starts, of_rows.view(chosen.shape), chosen.shape[1])
+
+
+def _product(
+    x: Tensor, weights: Tensor, places: _Places, dtype: torch.dtype, *, is_in_place: bool
+) -> Tensor:
+    """Multiply each row by the weights of its expert.
+
+    Args:
+        x: [num_rows, num_in], or with `is_in_place` [num_places, num_in].
+        weights: [num_experts, num_out, num_in].
+        places: of the rows.
+        dtype: of the result.
+        is_in_place: x is sorted already.
+
+    Returns:
+        [num_places, num_out].
+    """
+    num_experts, num_out, num_in = weights.shape
+    num_places = len(places.order)
+    out = torch.empty((num_places, num_out), dtype=dtype, device=x.device)
+    if num_places == 0:
+        return out
+    rows = triton.next_power_of_2(-(-num_places // num_experts))
+    block_m = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
+    # Each expert ends with a tile that may not be full.
+    num_tiles = min(num_places, num_places // block_m + num_experts)
+    block_n, block_k = (128, 64) if x.dtype.itemsize == 2 else (64, 32)
+    multiply_experts[(num_tiles, -(-num_out // block_n))](
+        x,
+        weights,
+        places.order,
+        places.starts,
+        out,
+        NUM_EXPERTS=num_experts,
+        NUM_CHOSEN=places.num_chosen,
+        NUM_OUT=num_out,
+        NUM_IN=num_in,
+        IS_IN_PLACE=is_in_place,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
+        num_warps=4,
+    )
+    return out

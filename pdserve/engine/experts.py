@@ -1,0 +1,56 @@
+"""A mixture of experts in plain torch: which experts a token has, and what they make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.models.expert_config import ExpertConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one layer."""
+
+    config: ExpertConfig
+    router: Tensor  # [num_experts, hidden_size] float32
+    gate_up: Tensor  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
+    down: Tensor  # [num_experts, hidden_size, intermediate_size]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
+        return _mixed(x, self, choose_experts(x, self.router, self.config))
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each token, the best one first."""
+
+    experts: Tensor  # [num_tokens, num_chosen] int64
+    weights: Tensor  # [num_tokens, num_chosen] float32
+
+
+def choose_experts(x: Tensor, router: Tensor, config: ExpertConfig) -> Routing:
+    """Score the tokens [num_tokens, hidden_size] in float32; of equals the first is chosen.
+
+    Waits for no GPU.
+    """
+    scores = functional.linear(x.float(), router)
+    best, experts = scores.sort(dim=-1, descending=True, stable=True)
+    best, experts = best[:, : config.num_chosen], experts[:, : config.num_chosen]
+    whole = best if config.normalizes_weights else scores
+    return Routing(experts, (best - whole.logsumexp(dim=-1, keepdim=True)).exp())
+
+
+def _mixed(x: Tensor, layer: Experts, routing: Routing) -> Tensor:
+    """Return the weighted sums, added in float32 in the experts' order."""
+    mixed = torch.zeros_like(x, dtype=torch.float32)
+    for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+        rows, places = torch.where(routing.experts == expert)
+        gate, up = functional.linear(x[rows], gate_up).chunk(2, dim=-1)
+        made = functional.linear(functional.silu(gate).mul_(up), down)
+        mixed.index_add_(0, rows, made * routing.weights[rows, places, None])
+    return mixed.to(x.dtype)
