@@ -19,7 +19,7 @@ from pdserve.engine.prompt_results.fan_out import fan_in, fan_out
 from pdserve.engine.prompt_results.pooling import pool, wanted_states
 from pdserve.engine.prompt_results.scores import LOGITS_BYTES, is_scored, scored_parts
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.sampling import sample
+from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.lifecycle import Lifecycle
@@ -98,22 +98,29 @@ class ModelRunner:
     def _compute(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> list[SampledToken | None]:
+        sampling = self._begin_sampling(batch.sampled_requests)
+        if sampling is not None and sampling.cargo is not None:
+            batch = replace(batch, cargo=sampling.cargo)
         logits = self._all_logits(rows, batch, progress)
-        if logits is None:
+        if logits is None or sampling is None:
             if self._model.device.type == "cuda":
                 # Once the step is over, its KV is announced and its blocks may be reassigned, so
                 # the GPU must be done. With sampling there is a wait for the GPU anyway.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        logits, answers = fan_out(logits, batch.sampled_requests)
-        masks = self._grammars.masks(answers)
-        sampled = fan_in(
-            sample(logits, answers, self._eos_token_ids, masks), batch.sampled_requests
-        )
+        sampled = fan_in(sampling.tokens(logits), batch.sampled_requests)
         if len(sampled) == len(rows):
             return [*sampled]
         tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
+
+    def _begin_sampling(self, requests: Sequence[Request]) -> StepSampling | None:
+        """Prepare the sampling of a step that is not computed yet; None if nothing is sampled."""
+        if not requests:
+            return None
+        answers, owners = fan_out(requests)
+        masks = self._grammars.masks(answers)
+        return self._model.sampler.begin(Draws(answers, owners, masks, self._eos_token_ids))
 
     def _all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None

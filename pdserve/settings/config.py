@@ -86,7 +86,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "none"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     attention: Annotated[
-        AttentionName, Meta(description="of prompts on GPUs; auto: the first of these that works")
+        AttentionName, Meta(description="on GPUs; auto: what is measured to be the fastest")
     ] = "auto"
     cuda_graphs: Annotated[bool, Meta(description="replay decode steps as CUDA graphs")] = True
     kernels: Annotated[

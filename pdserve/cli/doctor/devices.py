@@ -26,7 +26,7 @@ def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Fin
 
 
 def attention_findings() -> list[Finding]:
-    """All attention backends for GPUs, best first: a model uses the first that supports it."""
+    """All attention backends for GPUs: a node uses the fastest of those that support its model."""
     try:
         catalog = importlib.import_module("pdserve.engine.cuda.catalog")
     except ImportError as error:

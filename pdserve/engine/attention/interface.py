@@ -24,6 +24,7 @@ class AttentionBatch:
     context_lens: Tensor  # [num_requests] int32, KV tokens present after this step's write_kv
     block_tables: Tensor  # [num_requests, max_blocks] int32; entries past the context are ignored
     slot_mapping: Tensor  # [num_tokens] int64, block_id * block_size + offset
+    on_host: AttentionBatch | None = None  # the same on the host, if this is on another device
 
 
 class AttentionBackend(Protocol):

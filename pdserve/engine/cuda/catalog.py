@@ -1,17 +1,22 @@
-"""The attention backends for GPUs, by name, best first, and which of them can be used."""
+"""The attention backends for GPUs, by name, and which of them can be used."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
+from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.errors import ConfigError
+
+if TYPE_CHECKING:  # they need Triton
+    from pdserve.engine.cuda.flash_attention import FlashAttention
+    from pdserve.engine.cuda.triton_attention import TritonAttention
 
 _INSTALL: Final = "pip install 'pdserve[cuda]'"
 _HEAD_DIMS: Final = frozenset({64, 128, 256})  # supported by FlashInfer and FlashAttention 3
@@ -23,6 +28,28 @@ class AttentionNeeds:
 
     dtype: torch.dtype
     head_dim: int
+    num_heads: int = 4
+    num_kv_heads: int = 2
+
+
+class DecodeAttention(Protocol):
+    """Attention for decode steps that a CUDA graph can capture: it does nothing on the host."""
+
+    @property
+    def name(self) -> str:
+        """That of its backend."""
+
+    def attend_decode(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend; every request has one row, and perhaps no context yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +62,8 @@ class AttentionKind:
     # Returns why it does not support a model; None if it does.
     unfit: Callable[[AttentionNeeds], str | None]
     open: Callable[[torch.device], AttentionBackend]
+    # The same for graphs; None: it cannot be captured.
+    open_captured: Callable[[torch.device], DecodeAttention] | None = None
 
     def obstacle(self, needs: AttentionNeeds | None) -> str | None:
         """Return why the backend cannot be used; None if it can."""
@@ -74,13 +103,13 @@ def _flashinfer(device: torch.device) -> AttentionBackend:
     return FlashInferAttention(importlib.import_module("flashinfer"), device)
 
 
-def _flash_attn(_: torch.device) -> AttentionBackend:
+def _flash_attn(_: torch.device) -> FlashAttention:
     from pdserve.engine.cuda.flash_attention import FlashAttention
 
     return FlashAttention(importlib.import_module("flash_attn_interface"))
 
 
-def _triton(_: torch.device) -> AttentionBackend:
+def _triton(_: torch.device) -> TritonAttention:
     from pdserve.engine.cuda.triton_attention import TritonAttention
 
     return TritonAttention()
@@ -96,7 +125,7 @@ def _both(module: str, remedy: str, capability: tuple[int, int]) -> Callable[[],
     return lambda: _module_missing(module, remedy, capability) or triton_missing()
 
 
-KINDS: Final = (  # best first
+KINDS: Final = (  # the last one is for want of others
     AttentionKind(
         "flashinfer",
         _both("flashinfer", "pip install flashinfer-python", (8, 0)),
@@ -108,14 +137,15 @@ KINDS: Final = (  # best first
         _both("flash_attn_interface", "build FlashAttention 3 from its source", (9, 0)),
         _half_precision_only,
         _flash_attn,
+        _flash_attn,
     ),
-    AttentionKind("triton", triton_missing, _fits_all, _triton),
+    AttentionKind("triton", triton_missing, _fits_all, _triton, _triton),
     AttentionKind("reference", lambda: None, _fits_all, lambda _: ReferenceAttention()),
 )
 
 
 def choose_kind(name: str, needs: AttentionNeeds | None) -> AttentionKind:
-    """Return the backend with this name; without a name, the best one that can be used.
+    """Return the backend with this name; without a name, the first one that can be used.
 
     Raises:
         ConfigError: the name is unknown, or this backend cannot be used here.

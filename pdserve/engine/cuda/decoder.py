@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.cuda.catalog import DecodeAttention
 from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
+from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.layer_progress import LayerProgress
@@ -31,24 +33,28 @@ class CudaDecoder:
         staging: Staging,
         recorder: Recorder | None,
         buckets: tuple[int, ...] = BUCKETS,
+        decode_attention: DecodeAttention | None = None,
     ) -> None:
         """Assemble a decoder.
 
         Args:
             config: the architecture.
             weights: on a GPU, all of one dtype.
-            attention: for steps with chunks of prompts. Decode steps in graphs use our kernels.
+            attention: for steps that no graph takes, such as those with chunks of prompts.
             staging: uploads batches from the host.
             recorder: captures CUDA graphs; None disables graphs.
             buckets: numbers of rows of the graphs, ascending.
+            decode_attention: of the graphs; None for our kernels.
         """
         self.config = config
         self._weights = weights
         self._attention = attention
+        self._decode_attention = decode_attention or TritonAttention()
         self._staging = staging
         self._recorder = recorder
         self._buckets = buckets
         self._forward = Forward(config, weights)
+        self.sampler = CudaSampler(staging, config.vocab_size)
         self._graphs: DecodeGraphs | None = None
         self._graphs_pool = 0  # address of the KV pool that the graphs were captured with
 
@@ -66,7 +72,7 @@ class CudaDecoder:
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
-        """See Decoder.logits. A batch on the host is uploaded.
+        """See Decoder.logits. The batch is on the host.
 
         The first call captures the graphs, which takes seconds, so it should be a warm-up.
         """
@@ -78,11 +84,10 @@ class CudaDecoder:
     def _logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
     ) -> Tensor | None:
-        if batch.token_ids.device != self.device or batch.sampled_rows.device != self.device:
-            batch = self._staging.upload(batch)
         graphs = self._graphs_over(kv_pool)
         if progress is None and graphs is not None and graphs.takes(batch):
-            return graphs.logits(batch)
+            return graphs.logits(batch, self._staging)
+        batch = self._staging.upload(batch)
         inputs = StepInputs(
             batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
         )
@@ -93,13 +98,14 @@ class CudaDecoder:
         """Return the graphs for this pool, capturing them again if the pool is another one."""
         if self._recorder is None or self._graphs_pool == kv_pool.data_ptr():
             return self._graphs
-        max_blocks = -(-self.config.max_model_len // kv_pool.shape[4])
+        block_size = kv_pool.shape[4]
+        max_blocks = -(-self.config.max_model_len // block_size)
         inputs = DecodeInputs(self._buckets[-1], max_blocks, self.device)
         logits = torch.zeros(
             (self._buckets[-1], self.config.vocab_size), dtype=torch.float32, device=self.device
         )
-        graphs = DecodeGraphs(self._recorder, inputs, logits, self._buckets)
-        attend = TritonAttention().attend_decode
+        graphs = DecodeGraphs(self._recorder, inputs, logits, block_size, self._buckets)
+        attend = self._decode_attention.attend_decode
 
         def step(rows: StepInputs) -> Tensor:
             found = self._forward.logits(rows, kv_pool, attend)

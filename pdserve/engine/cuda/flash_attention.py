@@ -42,6 +42,32 @@ class FlashAttention:
         sliding_window: int | None,
     ) -> Tensor:
         """See AttentionBackend.attend."""
+        # An upper bound known without waiting for the GPU; programs past a request's rows exit.
+        return self._attend(query, kv_pool, layer, batch, scale, sliding_window, len(query))
+
+    def attend_decode(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See DecodeAttention.attend_decode."""
+        return self._attend(query, kv_pool, layer, batch, scale, sliding_window, 1)
+
+    def _attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        sliding_window: int | None,
+        most_rows: int,
+    ) -> Tensor:
         out: Tensor = self._library.flash_attn_with_kvcache(
             query,
             kv_pool[:, layer, 0].transpose(1, 2),
@@ -49,8 +75,7 @@ class FlashAttention:
             cache_seqlens=batch.context_lens,
             page_table=batch.block_tables,
             cu_seqlens_q=batch.query_start,
-            # An upper bound known without waiting for the GPU; programs past a request's rows exit.
-            max_seqlen_q=len(query),
+            max_seqlen_q=most_rows,
             softmax_scale=scale,
             causal=True,
             # Our window includes the query's own token, theirs does not.

@@ -22,7 +22,7 @@ _WORKSPACE_BYTES: Final = 128 << 20  # what FlashInfer's own documentation advis
 class FlashInferAttention:
     """AttentionBackend on FlashInfer's paged prefill kernels, which handle decode rows as well.
 
-    FlashInfer plans on the host, once per batch and window, so the first layer waits for the GPU.
+    FlashInfer plans on the host, once per batch and window, from the host's copy of the batch.
     """
 
     name = "flashinfer"
@@ -71,10 +71,11 @@ class FlashInferAttention:
         sliding_window: int | None,
     ) -> Any:
         num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
-        starts, block_ids, last_lens = ragged_blocks(batch, block_size)
+        on_host = batch.on_host or batch
+        starts, block_ids, last_lens = ragged_blocks(on_host, block_size)
         wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
         wrapper.plan(
-            batch.query_start.cpu(),
+            on_host.query_start.cpu(),
             starts,
             block_ids.to(query.device),
             last_lens,
@@ -94,7 +95,7 @@ class FlashInferAttention:
 
 
 def ragged_blocks(batch: AttentionBatch, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the block tables in ragged form, without padding, on the host.
+    """Return the block tables in ragged form, without padding, on the host. Waits for a GPU's.
 
     Returns:
         [num_requests + 1] int32, where each request's blocks begin;

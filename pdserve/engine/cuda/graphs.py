@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one launch per step instead of a dozen per layer.
 
-A graph replays the captured work on the same memory, so inputs are copied into persistent tensors,
-and batches are padded to one of a few sizes. A padding row has no context and no slot: it neither
+A graph replays the captured work on the same memory, so batches are copied straight into persistent
+tensors, and are padded to one of a few sizes. A padding row has no context and no slot: it neither
 reads nor writes the pool, and its logits are dropped.
 """
 
@@ -17,12 +17,23 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.cuda.forward import StepInputs
+from pdserve.engine.cuda.packing import Packing
+from pdserve.engine.cuda.rows import spread_tables
+from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.steps.batch import Batch
 
 BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows
 MAX_GRAPH_BYTES: Final = 2 << 30
+CARGO_BYTES: Final = 16 << 20  # room for what goes with a batch: a mask is 19 KB at 152k tokens
 
 _log = logging.getLogger(__name__)
+
+
+def buckets_for(most_rows: int) -> tuple[int, ...]:
+    """Return the numbers of rows of the graphs for steps of up to `most_rows`."""
+    if most_rows >= BUCKETS[-1]:
+        return BUCKETS
+    return (*(bucket for bucket in BUCKETS if bucket < most_rows), most_rows)
 
 
 class Recording(Protocol):
@@ -39,54 +50,83 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """The part of CUDA that graphs need; tests use a recorder that computes on the CPU."""
 
-    def record(self, work: Callable[[], None]) -> Recording:
+    def record(self, work: Callable[[], object]) -> Recording:
         """Run the work at least once, and capture it. The work must not wait for the GPU."""
 
 
 class DecodeInputs:
-    """The tensors that the graphs read. Smaller graphs use the first rows of the same tensors."""
+    """The tensors that the graphs read. Smaller graphs use the first rows of the same tensors.
+
+    What goes up with a step is one piece of memory: the rows' numbers, then their block tables as
+    wide as the batch's, then what else the step needs. Tables of one width for all steps would be
+    far more to copy, so a kernel of the graph spreads them (`spread_tables`).
+    """
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
         self.max_blocks = max_blocks  # of one request
-        self._token_ids = zeros(max_rows, dtype=torch.int64)
-        self._positions = zeros(max_rows, dtype=torch.int64)
-        self._slots = zeros(max_rows, dtype=torch.int64)
+        numbers = Packing(
+            [((max_rows,), torch.int64)] * 3 + [((max_rows,), torch.int32), ((1,), torch.int32)]
+        )
+        self._numbers = torch.zeros(numbers.num_bytes, dtype=torch.uint8)
+        on_host = [view.numpy() for view in numbers.views(self._numbers)]
+        self._token_ids, self._positions, self._slots, self._context_lens, self._width = on_host
+        num_tables = max_rows * max_blocks
+        self._memory = torch.zeros(
+            numbers.num_bytes + num_tables * 4 + CARGO_BYTES, dtype=torch.uint8, device=device
+        )
+        self._there = numbers.views(self._memory)
+        begin = numbers.num_bytes
+        self._tables = self._memory[begin : begin + num_tables * 4].view(torch.int32)
+        self._block_tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device)
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._context_lens = zeros(max_rows, dtype=torch.int32)
-        self._block_tables = zeros(max_rows, max_blocks, dtype=torch.int32)
-        self.clear(0, max_rows)
 
-    def clear(self, first: int, last: int) -> None:
-        """Turn the rows [first, last) into padding rows."""
-        self._slots[first:last] = -1
-        self._context_lens[first:last] = 0
+    def clear(self) -> None:
+        """Turn all rows on the device into padding rows."""
+        _, _, slots, context_lens, _ = self._there
+        slots.fill_(-1)
+        context_lens.zero_()
 
-    def fill(self, batch: Batch, num_rows: int) -> None:
-        """Copy in a batch that is on the same device, and pad it to `num_rows`."""
-        count, width = batch.attention.block_tables.shape
-        self._token_ids[:count].copy_(batch.token_ids)
-        self._positions[:count].copy_(batch.positions)
-        self._slots[:count].copy_(batch.attention.slot_mapping)
-        self._context_lens[:count].copy_(batch.attention.context_lens)
-        self._block_tables[:count, :width].copy_(batch.attention.block_tables)
-        self.clear(count, num_rows)
+    def send(self, batch: Batch, num_rows: int, staging: Staging) -> None:
+        """Copy a batch to the device, padded to `num_rows`, and its cargo with it."""
+        attention, cargo = batch.attention, batch.cargo
+        count, width = attention.block_tables.shape
+        self._token_ids[:count] = batch.token_ids.numpy()
+        self._positions[:count] = batch.positions.numpy()
+        self._slots[:count] = attention.slot_mapping.numpy()
+        self._slots[count:num_rows] = -1
+        self._context_lens[:count] = attention.context_lens.numpy()
+        self._context_lens[count:num_rows] = 0
+        self._width[0] = width
+        tensors = [self._numbers, attention.block_tables]
+        others = [] if cargo is None else cargo.tensors
+        if Packing.of([*tensors, *others]).num_bytes > len(self._memory):
+            staging.send(tensors, self._memory)
+            there = staging.send(others)  # such as penalties for millions of tokens
+        else:
+            _, _, *there = staging.send([*tensors, *others], self._memory)
+        if cargo is not None:
+            cargo.arrived = there
 
     def rows(self, num_rows: int) -> StepInputs:
         """Return the first rows, as a step in which every row is sampled."""
+        token_ids, positions, slots, context_lens, _ = self._there
         return StepInputs(
-            token_ids=self._token_ids[:num_rows],
-            positions=self._positions[:num_rows],
+            token_ids=token_ids[:num_rows],
+            positions=positions[:num_rows],
             attention=AttentionBatch(
                 query_start=self._starts[: num_rows + 1],
-                context_lens=self._context_lens[:num_rows],
+                context_lens=context_lens[:num_rows],
                 block_tables=self._block_tables[:num_rows],
-                slot_mapping=self._slots[:num_rows],
+                slot_mapping=slots[:num_rows],
             ),
             sampled_rows=None,
         )
+
+    def spread(self, num_rows: int, block_size: int) -> None:
+        """Launch the first work of a graph: the first rows' block tables, as wide as may be."""
+        *_, context_lens, width = self._there
+        tables = self._block_tables[:num_rows]
+        spread_tables(self._tables, width, context_lens[:num_rows], tables, block_size)
 
 
 class DecodeGraphs:
@@ -97,6 +137,7 @@ class DecodeGraphs:
         recorder: Recorder,
         inputs: DecodeInputs,
         logits: Tensor,
+        block_size: int,
         buckets: tuple[int, ...] = BUCKETS,
         max_bytes: int = MAX_GRAPH_BYTES,
     ) -> None:
@@ -106,12 +147,14 @@ class DecodeGraphs:
             recorder: captures the graphs.
             inputs: with room for at least the largest bucket.
             logits: [largest bucket, vocab_size] float32, the output of every graph.
+            block_size: tokens in a block of the pool.
             buckets: numbers of rows, ascending.
             max_bytes: once captured graphs take this much memory, no larger ones are captured.
         """
         self._recorder = recorder
         self._inputs = inputs
         self._logits = logits
+        self._block_size = block_size
         self._buckets = buckets
         self._max_bytes = max_bytes
         self._recordings: list[Recording] = []  # one per bucket, for the first buckets
@@ -122,7 +165,7 @@ class DecodeGraphs:
         Args:
             step: launches a decode step, and returns logits [num_rows, vocab_size] of every row.
         """
-        self._inputs.clear(0, self._buckets[-1])
+        self._inputs.clear()
         num_bytes = 0
         for bucket in self._buckets:
             if num_bytes >= self._max_bytes:
@@ -152,11 +195,11 @@ class DecodeGraphs:
         has_room = 0 < num_rows <= self.largest and width <= self._inputs.max_blocks
         return is_decode and batch.states is None and has_room
 
-    def logits(self, batch: Batch) -> Tensor:
-        """Return [num_requests, vocab_size] float32 for a batch on the device; see `takes`."""
+    def logits(self, batch: Batch, staging: Staging) -> Tensor:
+        """Return [num_requests, vocab_size] float32 for a batch on the host; see `takes`."""
         num_rows = len(batch.token_ids)
         index = bisect_left(self._buckets, num_rows)
-        self._inputs.fill(batch, self._buckets[index])
+        self._inputs.send(batch, self._buckets[index], staging)
         self._recordings[index].replay()
         return self._logits[:num_rows]
 
@@ -164,6 +207,7 @@ class DecodeGraphs:
         inputs = self._inputs.rows(bucket)
 
         def work() -> None:
+            self._inputs.spread(bucket, self._block_size)
             self._logits[:bucket].copy_(step(inputs))
 
         return work

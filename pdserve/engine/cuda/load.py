@@ -3,64 +3,74 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Final
 
 import torch
 
-from pdserve.engine.attention.interface import AttentionBackend
-from pdserve.engine.cuda.catalog import KINDS, AttentionNeeds, choose_kind, triton_missing
-from pdserve.engine.cuda.probe import check_attention
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.cuda.catalog import AttentionNeeds, choose_kind, triton_missing
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 
 _log = logging.getLogger(__name__)
+MOST_ROWS: Final = 256  # of a graph, if nobody limits a step's requests
 
 
 def cuda_decoder(
-    config: ModelConfig, weights: DecoderWeights, attention: str = "", *, has_graphs: bool = True
+    config: ModelConfig,
+    weights: DecoderWeights,
+    attention: str = "",
+    *,
+    has_graphs: bool = True,
+    most_rows: int = MOST_ROWS,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
     Args:
         config: the architecture.
         weights: on a GPU.
-        attention: name of an attention backend; empty for the best one that works.
+        attention: name of an attention backend; empty for the fastest that works.
         has_graphs: whether decode steps become CUDA graphs.
+        most_rows: the most requests of a step; there are graphs for as many.
 
     Raises:
         ConfigError: the named backend cannot be used.
     """
-    embedding = weights.embedding
-    needs = AttentionNeeds(embedding.dtype, config.head_dim)
-    if attention:
-        backend = choose_kind(attention, needs).open(embedding.device)
-    else:
-        backend = best_attention(needs, embedding.device)
+    device = weights.embedding.device
+    needs = AttentionNeeds(
+        weights.embedding.dtype, config.head_dim, config.num_heads, config.num_kv_heads
+    )
+    named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
+        backend = ReferenceAttention() if named is None else named.open(device)
         return TorchDecoder(config, weights, backend)
+    from pdserve.engine.cuda.attention_race import CudaStopwatch, Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
+    from pdserve.engine.cuda.graphs import buckets_for
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
 
-    _log.info("attention on %s: %s", embedding.device, backend.name)
-    staging = Staging(CudaCopies(embedding.device))
-    recorder = CudaRecorder(embedding.device) if has_graphs else None
-    return CudaDecoder(config, weights, backend, staging, recorder)
-
-
-def best_attention(needs: AttentionNeeds, device: torch.device) -> AttentionBackend:
-    """Return the first backend that computes what it should on this GPU."""
-    for kind in KINDS:
-        if kind.obstacle(needs) is not None:
-            continue
-        try:
-            backend = kind.open(device)
-            check_attention(backend, needs, device)
-        except Exception:  # noqa: BLE001 - a library raises what its compiler does
-            _log.exception("attention by %s does not work here: the next is tried", kind.name)
+    new_recorder = partial(CudaRecorder, device) if has_graphs else None
+    with torch.cuda.device(device):
+        if named is None:
+            chosen = fastest_attention(needs, device, CudaStopwatch(device), new_recorder)
         else:
-            return backend
-    raise AssertionError("plain torch always works")
+            captured = named.open_captured
+            chosen = Fastest(named.open(device), None if captured is None else captured(device))
+        _log.info("attention on %s: %s", device, chosen.prompts.name)
+        decoder = CudaDecoder(
+            config,
+            weights,
+            chosen.prompts,
+            Staging(CudaCopies(device)),
+            None if new_recorder is None else new_recorder(),
+            buckets_for(most_rows),
+            chosen.decodes,
+        )
+        decoder.sampler.warm_up(device)
+    return decoder

@@ -28,7 +28,7 @@ class CudaRecorder:
             self._memory = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(self, work: Callable[[], None]) -> CudaRecording:
+    def record(self, work: Callable[[], object]) -> CudaRecording:
         """See Recorder.record."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)

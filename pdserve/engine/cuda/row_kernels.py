@@ -132,3 +132,23 @@ def write_kv_heads(
     if slot >= 0:
         tl.store(kv_layer + offset + at, k, mask=is_there)
         tl.store(values + offset + at, v, mask=is_there)
+
+
+@triton.jit
+def spread_table_rows(
+    tables,  # [num_rows, width] int32
+    width,  # pointer to the number of columns
+    context_lens,  # [num_rows] int32
+    out,  # [num_rows, out_stride] int32
+    out_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: the blocks of one row's context, and no others."""
+    row = tl.program_id(0).to(tl.int64)
+    stride = tl.load(width)
+    num_blocks = tl.cdiv(tl.load(context_lens + row), BLOCK_SIZE)
+    for first in range(0, num_blocks, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        block_ids = tl.load(tables + row * stride + at, mask=at < num_blocks)
+        tl.store(out + row * out_stride + at, block_ids, mask=at < num_blocks)

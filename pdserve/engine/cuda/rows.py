@@ -16,10 +16,12 @@ from pdserve.engine.cuda.row_kernels import (
     add_rms_norm_rows,
     rotate_and_write_heads,
     silu_mul_rows,
+    spread_table_rows,
     write_kv_heads,
 )
 
 _SILU_BLOCK: Final = 1024
+_TABLE_BLOCK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,35 @@ def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mappi
             BLOCK=int(triton.next_power_of_2(head_dim)),
             enable_fp_fusion=True,
             num_warps=1,
+        )
+
+
+def spread_tables(
+    tables: Tensor, width: Tensor, context_lens: Tensor, out: Tensor, block_size: int
+) -> None:
+    """Copy block tables to rows of another length, without what is behind each context.
+
+    Args:
+        tables: int32, [num_rows, width] in its first elements.
+        width: [1] int32, on the GPU like all others; at most that of `out`.
+        context_lens: [num_rows] int32, in tokens.
+        out: [num_rows, max_blocks] int32, written; only the last dimension need be contiguous.
+        block_size: tokens in a block.
+    """
+    if not tables.dtype == width.dtype == context_lens.dtype == out.dtype == torch.int32:
+        raise TypeError("block tables, their width and context lengths must be int32")
+    if len(out) != len(context_lens) or out.stride(1) != 1:
+        raise ValueError(f"{list(out.shape)} for {len(context_lens)} rows, each contiguous")
+    if len(out):
+        spread_table_rows[(len(out),)](
+            tables,
+            width,
+            context_lens,
+            out,
+            out.stride(0),
+            BLOCK_SIZE=block_size,
+            BLOCK=min(_TABLE_BLOCK, int(triton.next_power_of_2(out.shape[1]))),
+            num_warps=4,
         )
 
 

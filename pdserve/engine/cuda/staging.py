@@ -1,20 +1,22 @@
-"""Uploads batches from the host to the GPU: one asynchronous copy from one pinned buffer.
+"""Moves what a step needs between host and GPU: one asynchronous copy each way.
 
-There are two buffers, so that the next batch can be laid out while the last one is still being
-copied. A buffer is reused only after the event recorded behind its copy.
+What goes up is gathered in one of two pinned buffers, so that the next batch can be laid out while
+the last one is still being copied. A buffer is reused only after the event recorded behind its
+copy. What comes down is waited for: the only wait of a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from pdserve.engine.cuda.packing import Packing
 from pdserve.engine.steps.batch import Batch
 
-_ALIGNMENT: Final = 16  # bytes, of each tensor in the buffer
 _NUM_BUFFERS: Final = 2
 
 
@@ -31,8 +33,14 @@ class HostCopies(Protocol):
     def pinned(self, num_bytes: int) -> Tensor:
         """Allocate host memory for asynchronous copies: uint8[num_bytes]."""
 
-    def start(self, source: Tensor) -> tuple[Tensor, Mark]:
-        """Start copying pinned bytes; return the destination, and a mark behind the copy."""
+    def start(self, source: Tensor, destination: Tensor | None) -> tuple[Tensor, Mark]:
+        """Start copying pinned bytes; return the destination, and a mark behind the copy.
+
+        The destination is on the GPU and of the same size; None is for new memory.
+        """
+
+    def fetch(self, source: Tensor, destination: Tensor) -> Mark:
+        """Start copying from the GPU to pinned bytes, and return a mark behind the copy."""
 
 
 class CudaCopies:
@@ -45,10 +53,22 @@ class CudaCopies:
         """See HostCopies.pinned."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def start(self, source: Tensor) -> tuple[Tensor, Mark]:
+    def start(self, source: Tensor, destination: Tensor | None) -> tuple[Tensor, Mark]:
         """See HostCopies.start. The caching allocator makes no call to CUDA in steady state."""
-        copy = source.to(self._device, non_blocking=True)
-        return copy, torch.cuda.current_stream(self._device).record_event()
+        if destination is None:
+            destination = source.to(self._device, non_blocking=True)
+        else:
+            destination.copy_(source, non_blocking=True)
+        return destination, self._mark()
+
+    def fetch(self, source: Tensor, destination: Tensor) -> Mark:
+        """See HostCopies.fetch."""
+        destination.copy_(source, non_blocking=True)
+        return self._mark()
+
+    def _mark(self) -> Mark:
+        mark: Mark = torch.cuda.current_stream(self._device).record_event()
+        return mark
 
 
 @dataclass(slots=True)
@@ -58,18 +78,19 @@ class _Buffer:
 
 
 class Staging:
-    """Uploads batches, one after the other."""
+    """Uploads batches, one after the other, and fetches results. For one stream of work."""
 
     def __init__(self, copies: HostCopies) -> None:
         self._copies = copies
         self._buffers = [_Buffer(copies.pinned(0)) for _ in range(_NUM_BUFFERS)]
+        self._results = copies.pinned(0)
 
     def upload(self, batch: Batch) -> Batch:
-        """Return the batch on the GPU. The copy may still be in progress.
+        """Return the batch on the GPU, and its cargo beside it. The copy may still be in progress.
 
         The batch's own tensors may be overwritten as soon as this returns.
         """
-        attention = batch.attention
+        attention, cargo = batch.attention, batch.cargo
         tensors = [
             batch.token_ids,
             batch.positions,
@@ -79,7 +100,10 @@ class Staging:
             attention.context_lens,
             attention.block_tables,
         ]
-        token_ids, positions, sampled_rows, slots, starts, lens, tables = self._copy(tensors)
+        there = self.send(tensors if cargo is None else [*tensors, *cargo.tensors])
+        token_ids, positions, sampled_rows, slots, starts, lens, tables, *others = there
+        if cargo is not None:
+            cargo.arrived = others
         return replace(
             batch,
             token_ids=token_ids,
@@ -91,21 +115,39 @@ class Staging:
                 context_lens=lens,
                 block_tables=tables,
                 slot_mapping=slots,
+                on_host=attention,
             ),
         )
 
-    def _copy(self, tensors: list[Tensor]) -> list[Tensor]:
-        offsets, end = [], 0
-        for tensor in tensors:
-            offsets.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = self._next(end)
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            _part(buffer.memory, offset, tensor).copy_(tensor)
-        there, buffer.copied = self._copies.start(buffer.memory[:end])
-        return [
-            _part(there, offset, tensor) for tensor, offset in zip(tensors, offsets, strict=True)
-        ]
+    def send(self, tensors: Sequence[Tensor], memory: Tensor | None = None) -> list[Tensor]:
+        """Copy tensors to the GPU, one behind the other.
+
+        Args:
+            tensors: on the host; they may be overwritten as soon as this returns.
+            memory: where to put them: uint8 on the GPU, with room for them; None for new memory.
+
+        Returns:
+            The tensors on the GPU. The copy may still be in progress.
+        """
+        packing = Packing.of(tensors)
+        size = packing.num_bytes
+        buffer = self._next(size)
+        for view, tensor in zip(packing.views(buffer.memory), tensors, strict=True):
+            view.copy_(tensor)
+        there, buffer.copied = self._copies.start(
+            buffer.memory[:size], None if memory is None else memory[:size]
+        )
+        return packing.views(there)
+
+    def fetch(self, source: Tensor) -> Tensor:
+        """Return bytes of the GPU, once all work before this is done; valid until the next call."""
+        if len(self._results) < source.nbytes:
+            self._results = self._copies.pinned(2 * source.nbytes)
+        results = self._results[: source.nbytes]
+        self._copies.fetch(source, results).synchronize()
+        for buffer in self._buffers:  # the copies out of them came before
+            buffer.copied = None
+        return results
 
     def _next(self, num_bytes: int) -> _Buffer:
         """Return the least recently used buffer, after waiting for the copy out of it."""
@@ -117,8 +159,3 @@ class Staging:
         if len(buffer.memory) < num_bytes:
             buffer.memory = self._copies.pinned(2 * num_bytes)
         return buffer
-
-
-def _part(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    """Return a view of the memory from `offset` on, with the shape and dtype of `like`."""
-    return memory[offset : offset + like.nbytes].view(like.dtype).view(like.shape)

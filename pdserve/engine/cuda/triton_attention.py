@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -27,13 +28,18 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonAttention:
-    """AttentionBackend for GPUs. Launches do not depend on tensor contents, as CUDA graphs need.
+    """AttentionBackend for GPUs. Launches do not depend on contents of the GPU's memory.
 
     A row's result depends, bit for bit, only on the row, its request's KV, and on whether the
     request has one row or several in the step.
     """
 
     name = "triton"
+
+    def __init__(self) -> None:
+        # The batch that the layers before this one had, and what it consists of.
+        self._batch: AttentionBatch | None = None
+        self._content = _EVERYTHING
 
     def write_kv(
         self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
@@ -54,8 +60,11 @@ class TritonAttention:
         """See AttentionBackend.attend. Lengths and block ids are not checked."""
         out = _empty_like(query)
         call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
-        if query.numel():
+        if batch is not self._batch:
+            self._batch, self._content = batch, _content_of(batch)
+        if query.numel() and self._content.has_chunks:
             _launch_chunks(call, out)
+        if query.numel() and self._content.has_single_rows:
             _launch_single_rows(call, out)
         return out
 
@@ -80,6 +89,25 @@ class TritonAttention:
         if query.numel():
             _launch_single_rows(call, out)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """Which of the two kinds of requests a batch has."""
+
+    has_chunks: bool  # of several rows
+    has_single_rows: bool
+
+
+_EVERYTHING: Final = _Content(has_chunks=True, has_single_rows=True)
+
+
+def _content_of(batch: AttentionBatch) -> _Content:
+    """Return what the host knows of the batch; without that, it may be anything."""
+    if batch.on_host is None:
+        return _EVERYTHING
+    num_rows = np.diff(batch.on_host.query_start.numpy())
+    return _Content(bool((num_rows > 1).any()), bool((num_rows == 1).any()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.sampling.interface import Sampler
 from pdserve.engine.steps.batch import Batch
 
 
@@ -31,6 +32,10 @@ class Decoder(Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of activations and KV."""
 
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses tokens from the logits, where they are."""
+
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
@@ -40,8 +45,7 @@ class Decoder(Protocol):
         written when this returns.
 
         Args:
-            batch: the step's rows, on the host or on the device; token ids below vocab_size,
-                sampled rows ascending.
+            batch: the step's rows, on the host; token ids below vocab_size, sampled rows ascending.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
             progress: told of its layers when their keys and values have been written (on a GPU:
                 when the kernel that writes them has been launched).

@@ -16,6 +16,7 @@ from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.rope import Rope, rotate
+from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 
 
@@ -26,6 +27,7 @@ class TorchDecoder:
         self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend
     ) -> None:
         self.config = config
+        self.sampler = PlainSampler()
         self._weights = weights
         self._attention = attention
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)

@@ -17,6 +17,7 @@ from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.rope import inverse_frequencies
+from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
@@ -51,6 +52,7 @@ class NativeDecoder:
         self.config = config
         self.device = torch.device("cpu")
         self.dtype = weights.dtype
+        self.sampler = PlainSampler()
         self._shard = shard
         self._steps = steps
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)

@@ -1,7 +1,7 @@
 """Token 1 of several answers to one prompt, all sampled from the logits of its last token.
 
-A request's siblings are not rows of a step. Once the logits of the request's row are computed, they
-are copied for the siblings, so the model computes nothing twice.
+A request's siblings are not rows of a step. They are sampled from the logits of the request's row,
+so the model computes nothing twice.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from itertools import islice
 from operator import attrgetter
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from pdserve.engine.request import Request, SampledToken
 
 _SIBLINGS = attrgetter("siblings")  # evaluated for each row of each step, so not in Python
 
 
-def fan_out(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Sequence[Request]]:
-    """Repeat logits for siblings: [num_requests, vocab_size] -> [num_answers, vocab_size].
+def fan_out(requests: Sequence[Request]) -> tuple[Sequence[Request], list[int] | None]:
+    """Return all answers to sample: of each request its own, then its siblings'.
 
-    Also returns the request that each row of the result belongs to.
+    Also returns for each answer the row of logits, as an index into `requests`; None if there are
+    no siblings.
     """
     if not any(map(_SIBLINGS, requests)):
-        return logits, requests
+        return requests, None
     owners = [row for row, request in enumerate(requests) for _ in request.answers]
-    return logits[owners], [answer for request in requests for answer in request.answers]
+    return [answer for request in requests for answer in request.answers], owners
 
 
 def fan_in(sampled: list[SampledToken], requests: Sequence[Request]) -> list[SampledToken]:

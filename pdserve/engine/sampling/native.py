@@ -5,7 +5,6 @@ The extension checks all arguments.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -13,14 +12,12 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
-from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
+from pdserve.engine.row_edits import RowEdits
+from pdserve.engine.sampling.limits import nothing_to_choose
 from pdserve.engine.sampling.logprobs import listed_beside
-from pdserve.engine.sampling.permitted import edits_of
-from pdserve.protocol import SamplingParams, TokenLogprobs
-
-# temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
-_PARAMS = struct.Struct("=dddqQQq")
-_GREEDY = _PARAMS.pack(0.0, 1.0, 0.0, 0, 0, 0, -1)
+from pdserve.engine.sampling.params import pack_params
+from pdserve.engine.sampling.permitted import edited_rows
+from pdserve.protocol import TokenLogprobs
 
 
 def sample_natively(
@@ -39,27 +36,12 @@ def sample_natively(
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
         masks: tokens that are allowed, for rows in which not all are.
     """
-    # The common case is inlined: a call per row would be half of a step's sampling time.
-    wanted = [request.sampling for request in requests]
-    params = b"".join(
-        [
-            _GREEDY if s.temperature < GREEDY_BELOW and s.logprobs is None else _packed(request)
-            for s, request in zip(wanted, requests, strict=True)
-        ]
-    )
     edits = [
-        _edits(row, requests[row], eos_token_ids)
-        for row, s in enumerate(wanted)
-        if s.logit_bias
-        or s.bad_words
-        or s.repetition_penalty != 1.0
-        or s.frequency_penalty
-        or s.presence_penalty
-        or (s.min_tokens and len(requests[row].output_token_ids) < s.min_tokens)
+        _edits(row, requests[row], changes) for row, changes in edited_rows(requests, eos_token_ids)
     ]
     token_ids, logprobs = _native.sample(
         logits,
-        params,
+        pack_params(requests),
         edits,
         variant,
         None if masks is None else masks.words_of(logits.shape[1]),
@@ -70,7 +52,7 @@ def sample_natively(
         raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
     for row, chosen, top_ids, top_logprobs in logprobs:
-        wanted_ids = wanted[row].logprob_token_ids
+        wanted_ids = requests[row].sampling.logprob_token_ids
         if wanted_ids:
             listed = listed_beside(logits[row].numpy(), token_ids[row], chosen, wanted_ids)
         else:
@@ -79,34 +61,13 @@ def sample_natively(
     return tokens
 
 
-def _packed(request: Request) -> bytes:
-    sampling = request.sampling
-    return _PARAMS.pack(
-        0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.top_k,
-        sampling.seed % 2**64,
-        request.num_tokens,
-        _num_ranked(sampling),
-    )
-
-
-def _num_ranked(sampling: SamplingParams) -> int:
-    """Return how many of the likeliest tokens to find; -1: no log-probabilities at all."""
-    if sampling.logprobs is None:
-        return -1
-    return 0 if sampling.logprob_token_ids else sampling.logprobs
-
-
-def _edits(row: int, request: Request, eos_token_ids: frozenset[int]) -> _native.Edits:
-    edits = edits_of(request, eos_token_ids)
+def _edits(row: int, request: Request, changes: RowEdits) -> _native.Edits:
     return (
         row,
-        edits.forbidden(request.output_token_ids),
-        edits.bias_ids,
-        edits.bias_amounts,
-        edits.seen,
+        changes.forbidden(request.output_token_ids),
+        changes.bias_ids,
+        changes.bias_amounts,
+        changes.seen,
         request.sampling.repetition_penalty,
-        *edits.output,
+        *changes.output,
     )

@@ -23,6 +23,23 @@ def edits_of(request: Request, eos_token_ids: frozenset[int]) -> RowEdits:
     return edits
 
 
+def edited_rows(
+    requests: Sequence[Request], eos_token_ids: frozenset[int]
+) -> list[tuple[int, RowEdits]]:
+    """Return the rows whose logits change before a token is chosen, and what changes them."""
+    return [
+        (row, edits_of(request, eos_token_ids))
+        for row, request in enumerate(requests)
+        for s in (request.sampling,)
+        if s.logit_bias
+        or s.bad_words
+        or s.repetition_penalty != 1.0
+        or s.frequency_penalty
+        or s.presence_penalty
+        or (s.min_tokens and len(request.output_token_ids) < s.min_tokens)
+    ]
+
+
 def with_allowed_ids(
     masks: TokenMasks | None, requests: Sequence[Request], vocab_size: int
 ) -> TokenMasks | None:

@@ -10,11 +10,13 @@ torch; log-probabilities may differ by rounding between the two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.sampling.interface import Draws
 from pdserve.engine.sampling.native import sample_natively
 from pdserve.engine.sampling.permitted import with_allowed_ids
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
@@ -45,3 +47,26 @@ def sample(
     if logits.device.type == "cpu":
         return sample_natively(logits, requests, eos_token_ids, masks=masks)
     return sample_by_torch(logits, requests, eos_token_ids, masks)
+
+
+class PlainSampler:
+    """Sampler that begins only once the logits are there, by `sample`."""
+
+    def begin(self, draws: Draws) -> PlainSampling:
+        """See Sampler.begin."""
+        return PlainSampling(draws)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSampling:
+    """See StepSampling."""
+
+    draws: Draws
+    cargo: None = None
+
+    def tokens(self, logits: Tensor) -> list[SampledToken]:
+        """See StepSampling.tokens."""
+        draws = self.draws
+        if draws.rows is not None:
+            logits = logits[draws.rows]
+        return sample(logits, draws.requests, draws.eos_token_ids, draws.masks)

@@ -26,6 +26,17 @@ class WantedStates:
         return WantedStates(self.rows[first:last] - begin, self.out[first:last])
 
 
+@dataclass(slots=True, eq=False)
+class Cargo:
+    """Tensors of the host that the rest of the step needs on the device: they go with the batch.
+
+    A decoder that uploads a batch uploads its cargo as well, in the same copy.
+    """
+
+    tensors: list[Tensor]
+    arrived: list[Tensor] | None = None  # the same on the device, once they are there
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
@@ -36,6 +47,7 @@ class Batch:
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
     states: WantedStates | None = None  # final states that are needed as well
+    cargo: Cargo | None = None  # what else goes to the device
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, or itself if it is already there."""

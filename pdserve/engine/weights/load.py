@@ -40,6 +40,7 @@ def load_decoder(
     kernels: str = "",
     attention: str = "",
     has_graphs: bool = True,
+    most_rows: int = 256,
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -52,8 +53,9 @@ def load_decoder(
         is_int8: quantise the matrices to 8 bits; on a CPU only.
         cache: where packed weights are kept between starts; None keeps none.
         kernels: a build of `_native.kernel_variants()`; "" is the first. On a CPU only.
-        attention: name of an attention backend; "" is the first that works. On a GPU only.
+        attention: name of an attention backend; "" is the fastest that works. On a GPU only.
         has_graphs: whether decode steps become CUDA graphs. On a GPU only.
+        most_rows: the most requests of a step, for as many of which there are graphs.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -66,7 +68,7 @@ def load_decoder(
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
         weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-        return cuda_decoder(config, weights, attention, has_graphs=has_graphs)
+        return cuda_decoder(config, weights, attention, has_graphs=has_graphs, most_rows=most_rows)
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)

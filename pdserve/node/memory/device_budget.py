@@ -14,7 +14,7 @@ from pdserve.errors import ConfigError
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
 _FLOAT_BYTES: Final = 4
-_LOGITS_COPIES: Final = 4  # float32: as computed, with penalties, sorted, and their indices
+_LOGITS_COPIES: Final = 5  # as computed and with penalties; what filters and ranks keep of them
 
 
 @dataclass(frozen=True, slots=True)

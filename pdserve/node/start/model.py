@@ -65,6 +65,7 @@ class NodeModel:
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
+    max_batch_size: int = 64  # the most requests of a step
 
     @property
     def first_layer(self) -> int:
@@ -137,6 +138,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
         share,
+        engine.max_batch_size,
     )
 
 
@@ -246,6 +248,7 @@ def _load_alone(
         kernels="" if model.kernels is None else model.kernels.variant,
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
+        most_rows=model.max_batch_size,
     )
 
 

@@ -1,6 +1,6 @@
-"""Compiles every Triton kernel for GPUs that need not be there.
+"""Compiles every Triton kernel for a GPU that need not be there, of the given compute capability.
 
-Prints a JSON list of what came out, one entry a GPU, kernel and shape. A process of its own: in the
+Prints a JSON list of what came out, one entry a kernel and shape. A process of its own: in the
 tests' process the kernels are interpreted.
 """
 
@@ -16,12 +16,25 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pdserve.engine.cuda import attention_kernels, expert_kernels, row_kernels
+from pdserve.engine.cuda.sampling import choice_kernels, edit_kernels, rank_kernels
 from pdserve.engine.cuda.triton_attention import MIN_SPLIT_KEYS, NUM_SPLITS
 
-INT64 = {"slot_mapping", "order", "starts", "places"}
-FLOAT32 = {"residual", "partial_out", "partial_sums", "cos", "sin"}
-INT32 = {"query_start", "context_lens", "block_tables"}
-SCALARS = {"eps": "fp32", "scale_log2": "fp32", "num_requests": "i32", "window": "i32"}
+POINTERS = {
+    "i64": "slot_mapping params order places",
+    "fp64": "summaries",
+    "fp32": "residual partial_out partial_sums cos sin logits changed amounts factors top_logits "
+    "listed_logits",
+    "i32": "query_start context_lens block_tables rows masks words starts token_ids candidates "
+    "ranked listed_starts listed_ids keys key_ids top_ids",
+}
+OF_KERNELS = {  # where a name means something else
+    "spread_table_rows": {"tables": "*i32", "width": "*i32", "out": "*i32"},
+    "multiply_experts": {"starts": "*i64"},
+    "add_up_experts": {"made": "*fp32", "weights": "*fp32", "out": "*fp32"},
+}
+SCALARS = {"eps": "fp32", "scale_log2": "fp32"} | dict.fromkeys(
+    ("num_requests", "window", "num_words", "vocab_size", "kind", "width"), "i32"
+)
 POWER_OF_TWO = {"block_stride", "token_stride"}  # divisible by 16, as Triton finds when launching
 
 
@@ -37,16 +50,16 @@ class Shape:
 SHAPES = {
     80: [Shape("bf16", 80, 5, 64)],
     90: [Shape("bf16", 128, 4, 64), Shape("fp32", 64, 2, 64)],
+    100: [Shape("bf16", 128, 4, 64)],
 }
 
 
-def kind(name: str, dtype: str, float32: set[str]) -> str:
-    if name in INT64:
-        return "*i64"
-    if name in INT32:
-        return "*i32"
-    if name in float32:
-        return "*fp32"
+def kind(kernel: str, name: str, dtype: str) -> str:
+    if name in (own := OF_KERNELS.get(kernel, {})):
+        return own[name]
+    for pointed, names in POINTERS.items():
+        if name in names.split():
+            return f"*{pointed}"
     if name in SCALARS or name.endswith("_stride"):
         return SCALARS.get(name, "i32")
     return f"*{dtype}"
@@ -76,6 +89,9 @@ def constants(kernel: str, shape: Shape) -> dict[str, Any]:
         "NUM_IN": 768,
         "IS_IN_PLACE": False,
         "BLOCK_EXPERTS": 128,
+        "HAS_MASKS": True,
+        "HAS_ROWS": True,
+        "SEARCH_BLOCK": 512,
     }
     if kernel == "multiply_experts":  # as the launcher of experts.py has it
         is_half = shape.dtype != "fp32"
@@ -87,12 +103,24 @@ def constants(kernel: str, shape: Shape) -> dict[str, Any]:
     return known
 
 
+SAMPLING = {"mask_rows": 8, "edit_rows": 4, "choose_tokens": 16, "rank_logits": 16}  # warps
+LANES = {
+    "silu_mul_rows": 1024,
+    "add_up_experts": 1024,
+    "spread_table_rows": 1024,
+    "mask_rows": 4096,
+    "edit_rows": 512,
+    "choose_tokens": 4096,
+    "rank_logits": 4096,
+}
+
+
 def block(kernel: str, shape: Shape) -> int:
     """What the launchers of rows.py and experts.py give as BLOCK."""
     if kernel == "add_rms_norm_rows":
         return int(triton.next_power_of_2(8 * shape.group * shape.head_dim))
-    if kernel in ("silu_mul_rows", "add_up_experts"):
-        return 1024
+    if kernel in LANES:
+        return LANES[kernel]
     half = kernel == "rotate_and_write_heads"
     return int(triton.next_power_of_2(shape.head_dim // 2 if half else shape.head_dim))
 
@@ -100,12 +128,9 @@ def block(kernel: str, shape: Shape) -> int:
 def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
     known = constants(kernel.__name__, shape) | {"BLOCK": block(kernel.__name__, shape)}
     names = [param.name for param in kernel.params]
-    float32 = FLOAT32 | (
-        {"made", "weights", "out"} if kernel.__name__ == "add_up_experts" else set()
-    )
     constexprs = {param.name: known[param.name] for param in kernel.params if param.is_constexpr}
     signature = {
-        name: "constexpr" if name in constexprs else kind(name, shape.dtype, float32)
+        name: "constexpr" if name in constexprs else kind(kernel.__name__, name, shape.dtype)
         for name in names
     }
     aligned = {
@@ -115,19 +140,20 @@ def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
     one_warp = kernel.__name__ in ("rotate_and_write_heads", "write_kv_heads", "merge_splits")
+    is_sampling = kernel.__name__ in SAMPLING
     options = {
-        "num_warps": 1 if one_warp else 4,
-        "num_stages": 2,
-        "enable_fp_fusion": True,
+        "num_warps": 1 if one_warp else SAMPLING.get(kernel.__name__, 4),
+        "num_stages": 1 if is_sampling else 2,
+        "enable_fp_fusion": not is_sampling,
     }
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return {
-        "capability": capability,
         "kernel": kernel.__name__,
         "shape": str(shape),
         "shared_bytes": result.metadata.shared,
         "cubin_bytes": len(result.asm["cubin"]),
         "uses_tensor_cores": "mma" in result.asm["ptx"],
+        "fuses": "fma.rn.f" in result.asm["ptx"],
     }
 
 
@@ -142,12 +168,18 @@ def main() -> None:
         row_kernels.silu_mul_rows,
         row_kernels.rotate_and_write_heads,
         row_kernels.write_kv_heads,
+        row_kernels.spread_table_rows,
+        edit_kernels.mask_rows,
+        edit_kernels.edit_rows,
+        choice_kernels.choose_tokens,
+        rank_kernels.rank_logits,
     ]
+    capability = int(sys.argv[1])
+    shapes = SHAPES[capability]
     results = [
         compiled(kernel, shape, capability)
-        for capability, shapes in SHAPES.items()
         for kernel in kernels
-        for shape in shapes
+        for shape in (shapes[:1] if kernel.__name__ in SAMPLING else shapes)
     ]
     sys.stdout.write(json.dumps(results))
 

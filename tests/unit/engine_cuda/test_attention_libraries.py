@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.cuda.flash_attention import FlashAttention
 from pdserve.engine.cuda.flash_infer import FlashInferAttention, ragged_blocks
 from tests.kernels.cases import Shape, make_case
@@ -32,6 +35,15 @@ def test_the_result_is_the_reference_s(open_backend, requests, window, block_siz
     check_attention(open_backend(), case, window, layer=1)
 
 
+def test_flash_attention_s_decode_steps() -> None:
+    case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(1, 40), (1, 3)])
+    backend = FlashAttention(libraries)
+    found = backend.attend_decode(
+        case.query, case.kv_pool, 0, case.batch, scale=case.shape.scale, sliding_window=7
+    )
+    assert torch.equal(found, attend(backend, case, 7))
+
+
 def test_a_batch_is_planned_once_for_each_window() -> None:
     case = make_case(Shape(dtype=torch.bfloat16), [(5, 40), (1, 3)])
     other = make_case(Shape(dtype=torch.bfloat16), [(5, 40), (1, 3)], seed=1)
@@ -45,6 +57,15 @@ def test_a_batch_is_planned_once_for_each_window() -> None:
     assert libraries.BatchPrefillWithPagedKVCacheWrapper.num_plans == before + 3
     check_attention(backend, other, None)
     assert torch.equal(attend(backend, other), first)
+
+
+def test_plans_read_the_host_s_copy_of_the_batch() -> None:
+    """Nothing is fetched from the GPU: there is nothing."""
+    case = make_case(Shape(dtype=torch.bfloat16), [(5, 40), (1, 3)])
+    gone = torch.empty(0, dtype=torch.int32, device="meta")
+    on_gpu = AttentionBatch(gone, gone, gone, gone, on_host=case.batch)
+    expected = attend(flashinfer(), case)
+    assert torch.equal(attend(flashinfer(), replace(case, batch=on_gpu)), expected)
 
 
 def test_blocks_without_the_places_behind_each_context() -> None:

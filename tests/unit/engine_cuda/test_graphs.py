@@ -12,13 +12,24 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pdserve.engine.cuda.forward import StepInputs
-from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.cuda.graphs import (
+    BUCKETS,
+    CARGO_BYTES,
+    DecodeGraphs,
+    DecodeInputs,
+    buckets_for,
+)
+from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.steps.batch import Batch, Cargo
+from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_staging import make_batch
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 CPU = torch.device("cpu")
 VOCAB = 3
+BLOCK_SIZE = 8
 
 
 class Step:
@@ -39,14 +50,24 @@ def make_graphs(
     recorder, step = Recorded(), Step()
     inputs = DecodeInputs(buckets[-1], 5, CPU)
     logits = torch.full((buckets[-1], VOCAB), float("nan"))
-    graphs = DecodeGraphs(recorder, inputs, logits, buckets, max_bytes)
+    graphs = DecodeGraphs(recorder, inputs, logits, BLOCK_SIZE, buckets, max_bytes)
     graphs.record(step)
     return graphs, recorder, step
 
 
 def decode_batch(num_requests: int, seed: int = 1, width: int = 4) -> Batch:
+    """Of contexts that fill one block more each."""
     batch = make_batch(num_requests, num_requests, width, seed)
-    return replace(batch, sampled_rows=torch.arange(num_requests))
+    lens = (torch.arange(num_requests, dtype=torch.int32) % width + 1) * BLOCK_SIZE - 3
+    return replace(
+        batch,
+        attention=replace(batch.attention, context_lens=lens),
+        sampled_rows=torch.arange(num_requests),
+    )
+
+
+def staging() -> Staging:
+    return Staging(PromptCopies())
 
 
 def test_capturing_touches_no_block() -> None:
@@ -65,23 +86,41 @@ def test_a_batch_goes_to_the_smallest_graph_that_has_room(num_requests: int, buc
     graphs, recorder, step = make_graphs()
     batch = decode_batch(num_requests)
     assert graphs.takes(batch)
-    found = graphs.logits(batch)
+    found = graphs.logits(batch, staging())
     columns = [batch.token_ids, batch.positions, batch.attention.slot_mapping]
     assert torch.equal(found, torch.stack(columns, dim=1).float())
     assert [r.num_replays for r in recorder.recordings] == [int(i == bucket) for i in range(3)]
     given = step.inputs[-1].attention
     assert torch.equal(given.context_lens[:num_requests], batch.attention.context_lens)
-    assert torch.equal(given.block_tables[:num_requests, :4], batch.attention.block_tables)
+    for row in range(num_requests):
+        blocks = batch.attention.block_tables[row, : row % 4 + 1]
+        assert torch.equal(given.block_tables[row, : len(blocks)], blocks)
 
 
 def test_rows_of_the_batch_before_are_gone() -> None:
     graphs, _, step = make_graphs()
-    graphs.logits(decode_batch(4))
-    graphs.logits(decode_batch(3, seed=2))
+    graphs.logits(decode_batch(4), staging())
+    graphs.logits(decode_batch(3, seed=2), staging())
     given = step.inputs[-1].attention
     assert len(given.context_lens) == 4
     assert int(given.context_lens[3]) == 0
     assert int(given.slot_mapping[3]) == -1
+
+
+@pytest.mark.parametrize(("num_bytes", "num_copies"), [(40, 1), (CARGO_BYTES + 999, 2)])
+def test_cargo_goes_with_the_batch(num_bytes: int, num_copies: int) -> None:
+    """In one copy, as long as there is room where the graph has its inputs."""
+    graphs, _, step = make_graphs()
+    copies = PromptCopies()
+    cargo = Cargo([torch.arange(3), torch.full((num_bytes,), 7, dtype=torch.uint8)])
+    batch = replace(decode_batch(2), cargo=cargo)
+    graphs.logits(batch, Staging(copies))
+    assert len(copies.started) == num_copies
+    assert cargo.arrived is not None
+    for found, wanted in zip(cargo.arrived, cargo.tensors, strict=True):
+        assert torch.equal(found, wanted)
+        assert found.data_ptr() != wanted.data_ptr()
+    assert torch.equal(step.inputs[-1].token_ids[:2], batch.token_ids)
 
 
 def test_what_no_graph_takes() -> None:
@@ -101,6 +140,13 @@ def test_memory_bounds_the_graphs_from_the_largest_down() -> None:
     assert graphs.largest == 2
     assert graphs.takes(decode_batch(2))
     assert not graphs.takes(decode_batch(3))
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "expected"), [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (1000, BUCKETS)]
+)
+def test_no_graph_is_larger_than_a_step(most_rows: int, expected: tuple[int, ...]) -> None:
+    assert buckets_for(most_rows) == expected
 
 
 def test_buckets_waste_at_most_half_of_a_graph_s_rows() -> None:

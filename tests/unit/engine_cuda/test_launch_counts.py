@@ -1,4 +1,5 @@
-"""What a step costs on a GPU in launches, as exact counts: kernels of ours, and torch's operations.
+"""What a step costs on a GPU, as exact counts: launches of our kernels and of torch's operations,
+copies up and down, and waits.
 
 Views and new tensors are launches of nothing, and are not counted. A count that has gone up says
 what has come into the step; one that has gone down is to be written down here.
@@ -7,9 +8,11 @@ what has come into the step; one that has gone down is to be written down here.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,14 +21,16 @@ pytest.importorskip("triton")
 
 from triton.runtime.interpreter import GridExecutor
 
+from pdserve.engine.grammar import GrammarProgress, TokenMasks
+from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.request import Scheduled
+from pdserve.engine.request import Request, Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
+from tests.unit.engine_cuda.replayed import Recorded, Replayed
 from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -40,30 +45,50 @@ NO_LAUNCH = {
 class Launches(TorchDispatchMode):
     """Counts what would be launched: operations that are no view, and our kernels by their names.
 
-    What the interpreter itself asks of torch is not counted.
+    What the interpreter itself asks of torch is not counted, nor what is done to pinned memory:
+    that is the host's. What reads a tensor's numbers would be a wait, and is counted by its name.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, copies: PromptCopies, *, sees_nodes: bool
+    ) -> None:
+        """`sees_nodes`: a graph counts as what it consists of, and not as one replay."""
         super().__init__()
         self.counts: Counter[str] = Counter()
-        self._is_interpreting = False
-        run = GridExecutor.__call__
+        self._copies = copies
+        self._is_inside = False  # of what is counted as one
+        self._count(monkeypatch, GridExecutor, "__call__", lambda call: call.fn.__name__)
+        if not sees_nodes:
+            self._count(monkeypatch, Replayed, "replay", lambda _: "replay")
+        for name in ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__"):
+            self._count(monkeypatch, torch.Tensor, name, lambda _, name=name: name)
 
-        def counted(executor: Any, *args: Any, **kwargs: Any) -> None:
-            self.counts[executor.fn.__name__] += 1
-            self._is_interpreting = True
-            run(executor, *args, **kwargs)
-            self._is_interpreting = False
+    def _count(
+        self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, named: Callable[[Any], str]
+    ) -> None:
+        run = getattr(owner, name)
 
-        monkeypatch.setattr(GridExecutor, "__call__", counted)
+        def counted(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return run(instance, *args, **kwargs)
+            self.counts[named(instance)] += 1
+            self._is_inside = True
+            result = run(instance, *args, **kwargs)
+            self._is_inside = False
+            return result
+
+        monkeypatch.setattr(owner, name, counted)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (self._is_interpreting or func.is_view or str(func) in NO_LAUNCH):
+        is_launch = not (self._is_inside or func.is_view or str(func) in NO_LAUNCH)
+        if is_launch and not self._copies.is_pinned(args[0] if args else None):
             self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
-def cuda_node(path: Path, num_layers: int, family: str, *, has_graphs: bool) -> Node:
+def cuda_node(
+    path: Path, num_layers: int, copies: PromptCopies, family: str = "qwen3", *, has_graphs: bool
+) -> Node:
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.staging import Staging
     from pdserve.engine.cuda.triton_attention import TritonAttention
@@ -73,7 +98,7 @@ def cuda_node(path: Path, num_layers: int, family: str, *, has_graphs: bool) -> 
     config = load_model_config(resolve_checkpoint(str(checkpoint)))
     weights = random_weights(config, torch.float32, torch.device("cpu"))
     recorder = Recorded() if has_graphs else None
-    staging = Staging(PromptCopies())
+    staging = Staging(copies)
     return make_node(CudaDecoder(config, weights, TritonAttention(), staging, recorder, (1, 4)))
 
 
@@ -88,26 +113,27 @@ def launches_of_a_layer(
     """Of one request's step: what a model of two layers launches, less what one of one does."""
     totals = []
     for num_layers in (1, 2):
-        node = cuda_node(tmp_path / str(num_layers), num_layers, family, has_graphs=has_graphs)
+        copies, folder = PromptCopies(), tmp_path / str(num_layers)
+        node = cuda_node(folder, num_layers, copies, family, has_graphs=has_graphs)
         request = make_request(make_prompt(6))
         node.step([Scheduled(request, 6)])  # captures graphs, if there are any
         if num_tokens > 1:
             request = make_request(make_prompt(num_tokens))
-        with monkeypatch.context() as patch, Launches(patch) as launches:
+        with monkeypatch.context() as patch, Launches(patch, copies, sees_nodes=True) as launches:
             node.step([Scheduled(request, num_tokens)])
         totals.append(launches.counts)
     assert not totals[0] - totals[1], "another layer saves nothing"
     return totals[1] - totals[0]
 
 
-LAYER = {
+TOKENWISE = {
     "add_rms_norm_rows": 2,
     "aten.linear.default": 4,  # qkv, attention's output, gate and up, down
     "rotate_and_write_heads": 1,
-    "attend_single_rows": 1,
-    "merge_splits": 1,
     "silu_mul_rows": 1,
 }
+OF_DECODES = {"attend_single_rows": 1, "merge_splits": 1}
+OF_PROMPTS = {"attend_chunks": 1}
 EXPERTS = {  # what another layer has if it has experts
     "aten.linear.default": 3,  # qkv, attention's output, router
     "aten.sort.stable": 2,  # of experts by score, of rows by expert
@@ -124,17 +150,71 @@ EXPERTS = {  # what another layer has if it has experts
 
 def test_a_layer_of_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a graph: these are its nodes."""
-    assert launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True) == LAYER
+    found = launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True)
+    assert found == {**TOKENWISE, **OF_DECODES}
 
 
 def test_a_layer_with_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True, family="qwen3_moe")
-    assert found == {**LAYER, **EXPERTS}
+    assert found == {**TOKENWISE, **OF_DECODES, **EXPERTS}
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5])
+@pytest.mark.parametrize(("num_tokens", "attention"), [(1, OF_DECODES), (5, OF_PROMPTS)])
 def test_a_layer_of_a_step_without_a_graph(
-    tmp_path: Path, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, num_tokens: int, attention: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is launched for a kind of rows that the step does not have."""
     found = launches_of_a_layer(tmp_path, num_tokens, monkeypatch, has_graphs=False)
-    assert found == {**LAYER, "attend_chunks": 1}
+    assert found == {**TOKENWISE, **attention}
+
+
+# What is launched behind a graph, by what is asked for.
+CHOOSE = {"choose_tokens": 1}
+SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "greedy": ({}, CHOOSE),
+    "filters": ({"temperature": 1.0, "seed": 7, "top_k": 9, "top_p": 0.9, "min_p": 0.01}, CHOOSE),
+    "logprobs": ({"logprobs": 5}, {**CHOOSE, "rank_logits": 1}),
+    "allowed": ({"allowed_token_ids": [4, 5, 6]}, {**CHOOSE, "mask_rows": 1}),
+    "grammar": ({"grammar": "the test's"}, {**CHOOSE, "mask_rows": 1}),
+    "bias": ({"logit_bias": {3: 1.0}}, {**CHOOSE, "mask_rows": 1, "edit_rows": 1}),
+    "penalties": (
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.1, "min_tokens": 9},
+        {**CHOOSE, "mask_rows": 1, "edit_rows": 3},
+    ),
+}
+
+
+class EvenTokens(GrammarProgress):
+    """Allows every second token, wherever there is a grammar."""
+
+    def masks(self, requests: Sequence[Request]) -> TokenMasks | None:
+        rows = [row for row, request in enumerate(requests) if request.sampling.grammar]
+        bits = np.full((len(rows), 16), 0x55555555, np.int32)
+        return TokenMasks(rows, bits) if rows else None
+
+
+def test_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy up, one graph, the sampling behind it, one copy down, and one wait for that."""
+    copies = PromptCopies()
+    node = cuda_node(tmp_path, 1, copies, has_graphs=True)
+    node.runner = ModelRunner(node.model, node.kv_cache, grammars=EvenTokens())
+    requests = {asked: make_request(make_prompt(3), **of) for asked, (of, _) in SAMPLINGS.items()}
+    node.step([Scheduled(request, 3) for request in requests.values()])
+    for request in requests.values():  # pinned memory grows
+        node.step([Scheduled(request, 1)])
+    for asked, (_, launched) in SAMPLINGS.items():
+        copies.forget()
+        with monkeypatch.context() as patch, Launches(patch, copies, sees_nodes=False) as launches:
+            node.step([Scheduled(requests[asked], 1)])
+        assert launches.counts == {"aten.copy_.default": 1, "replay": 1, **launched}, asked
+        assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1], asked
+
+
+def test_a_mixed_step_is_copied_and_waited_for_once_as_well(tmp_path: Path) -> None:
+    copies = PromptCopies()
+    node = cuda_node(tmp_path, 1, copies, has_graphs=True)
+    decoding, prompt = make_request(make_prompt(6)), make_request(make_prompt(5), logprobs=2)
+    node.step([Scheduled(decoding, 6)])
+    copies.forget()
+    node.step([Scheduled(decoding, 1), Scheduled(prompt, 5)])
+    assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1]

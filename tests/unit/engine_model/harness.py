@@ -113,7 +113,7 @@ class Node:
         batch = build_batch(
             [Scheduled(request, len(token_ids))],
             self.kv_cache.layout.block_size,
-            self.model.device,
+            CPU,
         )
         every_row = replace(batch, sampled_rows=torch.arange(len(token_ids)))
         with torch.inference_mode():

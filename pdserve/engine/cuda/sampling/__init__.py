@@ -1,0 +1,1 @@
+"""Sampling on GPUs, by kernels."""

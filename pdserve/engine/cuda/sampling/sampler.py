@@ -1,0 +1,95 @@
+"""Sampling on a GPU, without a wait before its end.
+
+What it needs of the host goes up with the batch, the kernels choose among the logits as soon as
+these are there, and all results come down in one copy. The tokens are those that csrc/sampling
+chooses from the same logits. The masks of grammars are computed before the step is launched, since
+they go up with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.cuda.sampling import launches
+from pdserve.engine.cuda.sampling.inputs import SamplingInputs, lay_out
+from pdserve.engine.cuda.sampling.results import Results, logprobs_of, packing_of
+from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.sampling.interface import Draws
+from pdserve.engine.sampling.limits import nothing_to_choose
+from pdserve.engine.steps.batch import Cargo
+from pdserve.errors import RequestsFailed
+from pdserve.lifecycle import Lifecycle
+from pdserve.protocol import SamplingParams
+
+
+class CudaSampler:
+    """Implements `sampling.interface.Sampler`."""
+
+    def __init__(self, staging: Staging, vocab_size: int) -> None:
+        """Sample from rows of `vocab_size` logits; `staging` is that of the logits' stream."""
+        self._staging = staging
+        self._vocab_size = vocab_size
+
+    def begin(self, draws: Draws) -> CudaSampling:
+        """See Sampler.begin."""
+        return CudaSampling(draws, self._vocab_size, self._staging)
+
+    def warm_up(self, device: torch.device) -> None:
+        """Launch every kernel, so that no request waits for a compiler."""
+        logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=device)
+        for sampling in (
+            SamplingParams(logprobs=1),
+            SamplingParams(logit_bias={0: 1.0}),
+            SamplingParams(allowed_token_ids=[0]),
+        ):
+            request = Request("warm-up", [0], sampling, Lifecycle(received_s=0.0))
+            self.begin(Draws([request], None, None, frozenset())).tokens(logits)
+
+
+class CudaSampling:
+    """Implements `sampling.interface.StepSampling`."""
+
+    def __init__(self, draws: Draws, vocab_size: int, staging: Staging) -> None:
+        self._draws = draws
+        self._staging = staging
+        self._inputs, self._kinds = lay_out(draws, vocab_size)  # on the host
+        self.cargo = Cargo(self._inputs.tensors())
+
+    def tokens(self, logits: Tensor) -> list[SampledToken]:
+        """See StepSampling.tokens."""
+        there = self.cargo.arrived
+        if there is None:  # the batch went up in parts, without cargo
+            there = self._staging.send(self.cargo.tensors)
+        packing = packing_of(self._inputs)
+        memory = torch.empty(packing.num_bytes, dtype=torch.uint8, device=logits.device)
+        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # Triton's launches
+            self._launch(logits, self._inputs.moved(there), Results(*packing.views(memory)))
+        results = Results(*packing.views(self._staging.fetch(memory)))
+        token_ids: list[int] = results.token_ids.numpy().tolist()
+        if -1 in token_ids:
+            raise self._nothing_to_choose(logits, token_ids)
+        tokens = [SampledToken(token_id) for token_id in token_ids]
+        if self._inputs.ranks is not None:
+            requests = self._draws.requests
+            for draw, logprobs in logprobs_of(results, self._inputs.ranks, requests):
+                tokens[draw] = SampledToken(token_ids[draw], logprobs)
+        return tokens
+
+    def _launch(self, logits: Tensor, inputs: SamplingInputs, results: Results) -> None:
+        """Launch it all; `inputs` and `results` are on the GPU."""
+        rows, params, masks, edits, ranks = inputs
+        if masks is None and edits is None:
+            launches.choose(logits, rows, params, results.token_ids)
+        else:
+            changed = launches.change(logits, rows, masks, edits, self._kinds)
+            launches.choose(changed, None, params, results.token_ids)
+        if ranks is not None:
+            launches.rank(logits, rows, ranks, results)
+
+    def _nothing_to_choose(self, logits: Tensor, token_ids: list[int]) -> RequestsFailed:
+        draws = self._draws
+        failed = [draw for draw, token_id in enumerate(token_ids) if token_id < 0]
+        rows = failed if draws.rows is None else [draws.rows[draw] for draw in failed]
+        return nothing_to_choose(logits[rows], [draws.requests[draw] for draw in failed])
