@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 Action = Callable[[], None]
 
@@ -40,11 +41,13 @@ class Events:
         """Schedule an action now, after all others that are due."""
         self._due.append(action)
 
-    def run(self) -> None:
-        """Run all events, including those scheduled meanwhile."""
+    def run(self, until_s: float = inf) -> None:
+        """Run the events up to this time, including those scheduled meanwhile."""
         due, calendar = self._due, self._calendar
         while (due or calendar) and not self.is_stopped:
             if not due or (calendar and calendar[0][0] <= self.now_s):
+                if calendar[0][0] > until_s:
+                    return
                 self.now_s, _, action = heappop(calendar)
             else:
                 action = due.popleft()

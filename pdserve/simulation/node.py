@@ -176,10 +176,7 @@ class Node:
     def _begin_step(self) -> None:
         if self._is_stepping:
             return
-        if self.core.queues.is_empty:
-            self.core.queues.nothing_planned()
-            return
-        rows = self.core.begin_step()
+        rows = self._planned()
         if not rows:
             if self._cores is not None:
                 self._cores.release()
@@ -204,6 +201,13 @@ class Node:
             self._cores.begin(rows, shape, seconds, ended)
         else:
             self._events.after(seconds, partial(ended, seconds))
+
+    def _planned(self) -> list[Scheduled]:
+        queues = self.core.queues
+        if queues.is_empty:  # often, since many wake it: the policy is not asked
+            queues.nothing_planned()
+            return []
+        return self.core.begin_step()
 
     def _end_step(self, rows: list[Scheduled], shape: StepShape, seconds: float) -> None:
         assert self.world is not None, "a node is alone in the world"

@@ -80,7 +80,7 @@ class SplitCores:
         numbers = range(1, self.num_cores + 1)
         slowdowns = Slowdowns(numbers, [all_s / self._decode_speed(n) for n in numbers])
         streams = StreamDemand(
-            machine.perf(1 / all_s), slowdowns, self.num_cores, events.clock, policy.default_tpot_s
+            machine.perf(1 / all_s), slowdowns, self.num_cores, events, policy.default_tpot_s
         )
         self._demands: dict[NodeRole, Demand] = {
             NodeRole.PREFILL: RestDemand(),

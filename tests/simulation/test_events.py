@@ -23,6 +23,8 @@ def test_events_run_in_order_of_time_and_then_as_scheduled() -> None:
     events.at(2.0, at_two)
     events.at(2.0, partial(note, "second at 2"))
     events.at(1.0, partial(note, "at 1"))
+    events.run(until_s=1.5)
+    assert seen == [("at 1", 1.0)]
     events.run()
     assert seen == [
         ("at 1", 1.0),
