@@ -34,7 +34,7 @@ def measure_slowdowns(
         return Slowdowns.proportional(num_cores)
     decodes = [step for step in steps_to_profile(limits) if StepShape.of(step).is_decode]
     steps = [decodes[0], decodes[len(decodes) // 2]]
-    timer = StepTimer(runner, limits.block_size, before_each=before_each)
+    timer = StepTimer(runner, limits.block_size, limits.vocab_size, before_each=before_each)
     ladder = core_ladder(num_cores)
     times: dict[int, list[float]] = {}
     before = _native.num_threads()

@@ -16,7 +16,12 @@ from pdserve.node.profiling.slowdowns import core_ladder, measure_slowdowns, slo
 from pdserve.node.profiling.steps import StepLimits
 
 LIMITS = StepLimits(
-    token_budget=64, max_batch_size=8, max_model_len=256, num_blocks=64, block_size=16
+    token_budget=64,
+    max_batch_size=8,
+    max_model_len=256,
+    num_blocks=64,
+    block_size=16,
+    vocab_size=320,
 )
 
 
