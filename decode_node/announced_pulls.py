@@ -53,6 +53,8 @@ class AnnouncedPulls:
     ) -> ReceivedHandoff:
         """Pull all of a request's KV; `first` is the first notice of its subscription.
 
+        A stream ends on its node, and its record comes, once what it has completed is here.
+
         Raises:
             MalformedMessage: the handoff record does not match the leg or the announcements.
             PdserveError: the handoff ended, or a pull failed; as Arrival.pull.
@@ -66,6 +68,10 @@ class AnnouncedPulls:
                 continue
             if isinstance(message, Announcement) and message.is_restart:
                 arrival.restart()
+            if isinstance(message, HandoffRecord):
+                arrival.ends_with(message)
+            elif not message.ticket:
+                subscription.take_over()
             if message.ticket:
                 transfer_s = self._timeouts.transfer_s
                 try:
@@ -83,7 +89,7 @@ class AnnouncedPulls:
                     transport = session.link.transport
                     self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
             if isinstance(message, HandoffRecord):
-                _check_record(message, arrival)
+                _check_announced(message, arrival)
                 return ReceivedHandoff(message, self._prefill_end_s(message, notice, session))
             notice = await subscription.next()
 
@@ -98,16 +104,10 @@ class AnnouncedPulls:
         return min(record.prefill_end_s, notice.received_s)
 
 
-def _check_record(record: HandoffRecord, arrival: Arrival) -> None:
-    """Check that the record matches the leg and the announcements before it."""
-    num_tokens = arrival.num_tokens
-    if record.num_tokens != num_tokens or len(record.token_ids) != 1:
-        raise MalformedMessage(
-            f"{record.request_id} was handed off with {record.num_tokens} prompt tokens and "
-            f"{len(record.token_ids)} of output, not {num_tokens} and 1"
-        )
-    if arrival.num_announced_tokens != num_tokens:
+def _check_announced(record: HandoffRecord, arrival: Arrival) -> None:
+    """Check that the announcements before the record have left nothing out."""
+    if arrival.num_announced_tokens != record.num_tokens:
         raise MalformedMessage(
             f"{record.request_id} was announced up to token {arrival.num_announced_tokens}, its "
-            f"handoff record says {num_tokens}"
+            f"handoff record says {record.num_tokens}"
         )

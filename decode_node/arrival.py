@@ -12,24 +12,33 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Span
 from pdserve.node.sessions.client import Session
+from pdserve.protocol import HandoffRecord
 
 
 class Arrival:
     """Owns the room's blocks until `adopt` or `release`, one of which must be called."""
 
     def __init__(
-        self, request_id: str, num_tokens: int, room: Room, session: Session, pool: BlockPool
+        self,
+        request_id: str,
+        num_tokens: int,
+        room: Room,
+        session: Session,
+        pool: BlockPool,
+        most_tokens: int | None = None,
     ) -> None:
         """
         Args:
             request_id: the request whose KV arrives.
-            num_tokens: number of prompt tokens.
-            room: the blocks reserved for the prompt and token 1.
+            num_tokens: of it that are known here: the prompt, and a stream's output so far.
+            room: the blocks reserved for these tokens and the next one.
             session: the session with the exporter.
             pool: the pool that the room's blocks belong to.
+            most_tokens: that may come with KV, if it is a stream, which goes on meanwhile.
         """
         self.block_table = room.block_table
-        self.num_tokens = num_tokens
+        self.num_tokens = most_tokens or num_tokens  # with KV; exact from `ends_with` on
+        self._num_known = num_tokens
         self.copies: list[Span] = []  # when KV was copied
         self._request_id = request_id
         self._session = session
@@ -50,6 +59,27 @@ class Arrival:
         """Note that the exporter announces from the beginning again; KV already pulled is kept."""
         self._announced = Progress(self._session.link.welcome.layout.num_layers)
 
+    def ends_with(self, record: HandoffRecord) -> None:
+        """Note where the KV ends, before its last part is pulled.
+
+        Raises:
+            MalformedMessage: the record does not match what is known of the request.
+        """
+        num_tokens, num_new = record.num_tokens, len(record.token_ids)
+        if not 0 < num_new == num_tokens - self._num_known + 1 or num_tokens > self.num_tokens:
+            raise MalformedMessage(
+                f"{record.request_id} was handed off with {num_tokens} tokens and {num_new} that "
+                f"are not known here; {self._num_known} tokens are known, and {self.num_tokens} "
+                "may come"
+            )
+        self.num_tokens = num_tokens
+        num_blocks = -(-num_tokens // self._pool.block_size)
+        if self._num_complete == num_tokens and self._num_valid < num_blocks:
+            last = self.block_table[self._num_valid : num_blocks]  # no more of it has to be read
+            self._states.move(last, PullerMove.PULL)
+            self._states.move(last, PullerMove.VALIDATE)
+            self._num_valid = num_blocks
+
     async def pull(
         self, puller: Pulls, ticket: bytes, clock: Clock, timeout_s: float
     ) -> PullResult:
@@ -57,10 +87,12 @@ class Arrival:
 
         Raises:
             MalformedMessage: the part does not follow the previous one.
+            OutOfBlocks: the stream has grown beyond its room, and there is no more.
             PdserveError: the pull failed; as Puller.pull.
         """
         part = self._next_part(ticket)
         block_size = self._pool.block_size
+        self._grow(-(-part.end_token // block_size))
         first = max(part.first_token, self._num_complete)
         blocks = self.block_table[first // block_size : -(-part.end_token // block_size)]
         if first >= part.end_token:
@@ -94,12 +126,19 @@ class Arrival:
         self._states.check_ended()
         self._pool.release(self.block_table)
 
+    def _grow(self, num_blocks: int) -> None:
+        num_missing = num_blocks - len(self.block_table)
+        if num_missing > 0:
+            blocks = self._pool.allocate(num_missing)
+            self._states.move(blocks, PullerMove.RESERVE)
+            self.block_table += blocks
+
     def _next_part(self, ticket: bytes) -> KvPart:
         opened = read_ticket(ticket)
         part = KvPart(opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
         if part.end_token > self.num_tokens:
             raise MalformedMessage(
-                f"{self._request_id} has {self.num_tokens} prompt tokens, not {part.end_token}"
+                f"{self._request_id} has at most {self.num_tokens} tokens, not {part.end_token}"
             )
         self._announced.take(part)
         return part

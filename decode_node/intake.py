@@ -7,6 +7,10 @@ Subscribing tells the prefill node that the blocks will be pulled, and this node
 if the handoff ends without KV to pull. The KV stays on the prefill node until the decode policy has
 a place for the request and the pool has room. Tickets that have become old by then are renewed.
 
+A stream that another node still decodes is taken over in the same way: its complete blocks are
+pulled while it goes on there, then it ends there, and the rest comes with its record. Nothing is
+left to compute here but its next token.
+
 Beside the prefill, the request is prepared (`pdserve.node.preparation`): its grammar is compiled,
 and this node's own host tier is searched for blocks of the prompt, which then need not be pulled.
 That is awaited before room is: a grammar may have to wait for its turn, and would keep blocks and a
@@ -72,8 +76,12 @@ class Intake:
         request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
         return request
 
-    async def take(self, request: Request, prompt_id: str, source: NodeAddress) -> None:
+    async def take(
+        self, request: Request, prompt_id: str, source: NodeAddress, takes_over: str = ""
+    ) -> None:
         """Pull the request's KV from `source` and hand it to the engine.
+
+        `takes_over` is the leg at the source whose stream is taken over; empty: it is a prefill.
 
         However this ends, no block is leaked or written to later: `Puller.pull` does not return or
         raise while anything may still write to its destination.
@@ -86,7 +94,11 @@ class Intake:
             session = await self._sessions.get(source)
             is_follower = prompt_id in self._turns
             async with (
-                session.subscribed(request.request_id, at_end=is_follower) as subscription,
+                session.subscribed(
+                    takes_over or request.request_id,
+                    at_end=is_follower,
+                    num_emitted=request.num_emitted_before,
+                ) as subscription,
                 self._turns.turn(prompt_id, subscription),
             ):
                 await self._receive(request, session, subscription, preparing)
@@ -101,13 +113,15 @@ class Intake:
         subscription: Subscription,
         preparing: asyncio.Task[Fetched] | None,
     ) -> None:
-        """Receive the prompt's KV, and token 1 with it, into blocks of this node."""
+        """Receive the KV into blocks here, and token 1 or a stream's newest tokens with it."""
         first = await subscription.next()
         if preparing is not None:
             await subscription.result_of(preparing)
         room = await self._room.take(subscription, request)
+        num_emitted = request.num_emitted_before
+        most = request.num_prompt_tokens + request.sampling.max_tokens if num_emitted else None
         arrival = Arrival(
-            request.request_id, request.num_prompt_tokens, room, session, self._engine.pool
+            request.request_id, request.num_tokens, room, session, self._engine.pool, most
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
@@ -123,7 +137,7 @@ class Intake:
         request.lifecycle.room_wait = room.waited
         request.lifecycle.copies = arrival.copies
         record = handoff.record
-        request.output_token_ids = list(record.token_ids)
-        self._scores.add(request.request_id, 0, record.logprobs)
+        request.output_token_ids += record.token_ids
+        self._scores.add(request.request_id, num_emitted, record.logprobs)
         request.num_computed_tokens = record.num_tokens
         request.num_cached_tokens = record.cached_tokens

@@ -7,7 +7,8 @@
 4. The last token carries the phase times; the engine frees the blocks.
 
 The KV of a preempted request is fetched or computed again, and the request joins the batch as
-before; so does a request that was interrupted on another node and comes with its output. A cancel,
+before; so does a request that was interrupted on another node and comes with its output. One that
+still runs there has a source, and is taken over when its KV is here. A cancel,
 a failed pull or step, or a lost coordinator ends a request at any of these points; one that can be
 claimed outlives its coordinator for a while (`pdserve.node.orphans`). A node accepts decode legs
 whatever its role (`pdserve.node.services`).
@@ -77,7 +78,7 @@ class DecodeNode:
             self._parts.preparation.submit(request, leg.prefix_sources)
         else:
             request = self._intake.expected(leg, leg.source)
-            intake = self._intake.take(request, leg.prompt_id, leg.source)
+            intake = self._intake.take(request, leg.prompt_id, leg.source, leg.takes_over)
             self._parts.preparation.take_over(request, intake, self._intake_done)
 
     def cancel(self, request_id: str, reason: str) -> None:

@@ -169,7 +169,7 @@ class CoordinatorMetrics(_Registry):
         )
         self.move_pause = self._histogram(
             "request_move_seconds",
-            "A stream is taken from its node, to move -> its next token from another one",
+            "A stream's last token from its node, to move -> its next one from another node",
             FINE_BUCKETS_S,
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests")

@@ -1,5 +1,7 @@
 """The handoff of one request: the KV that is held for it, and who is told of it.
 
+The request is a prefill, or a stream that another node is to take over.
+
 It holds its own reference to every announced block, so the request itself may end. All
 announcements are repeated, with fresh tickets, for a subscriber that comes later (during the
 prefill, or after a first decode node died), and for one that waited until its tickets became old.
@@ -29,7 +31,9 @@ class Handoff:
     held: HeldKv
     is_open: bool = False  # its prefill leg has arrived
     was_pulled: bool = False  # by a subscriber
-    record: HandoffRecord | None = None  # once the prefill is over
+    record: HandoffRecord | None = None  # once the request has ended here
+    stream: Request | None = None  # that decodes here, to be taken over; None: a prefill
+    num_emitted: int = 0  # output tokens of the stream that its subscriber knows
     # |-> whether it receives each part as it comes, instead of all at the end
     subscribers: dict[Subscriber, bool] = field(default_factory=dict)
     _lease: asyncio.TimerHandle | None = None
@@ -38,6 +42,11 @@ class Handoff:
     def is_followed(self) -> bool:
         """Whether a subscriber receives each part as it comes."""
         return any(self.subscribers.values())
+
+    @property
+    def goes_on_here(self) -> bool:
+        """Whether it is of a stream that nobody has taken over yet."""
+        return self.stream is not None and self.record is None
 
     @property
     def is_leased(self) -> bool:
@@ -61,11 +70,19 @@ class Handoff:
         if self.held.num_bytes(parts) >= least_bytes:
             self.announce(request, parts)
 
+    def announce_complete(self, stream: Request) -> bool:
+        """Announce what the stream has completed, and that this is all; False: there is nothing."""
+        parts = self.held.missing(stream, stream.num_computed_tokens, self.held.num_layers)
+        self.announce(stream, parts)
+        if parts:
+            self._tell_followers(self._all_so_far())
+        return len(parts) > 0
+
     def publish(self, request: Request, record: HandoffRecord) -> None:
         """Announce the rest, its last part together with `record`."""
         self.record = record
         held = self.held
-        *earlier, last = held.missing(request, request.num_prompt_tokens, held.num_layers)
+        *earlier, last = held.missing(request, request.num_computed_tokens, held.num_layers)
         self.announce(request, earlier)
         held.announce(request, last)
         if self.is_followed:
@@ -81,6 +98,8 @@ class Handoff:
             subscriber(Announcement(request_id=request_id, ticket=ticket, is_restart=index == 0))
         if self.record is not None:
             subscriber(self.record)
+        elif self.stream is not None:
+            subscriber(self._all_so_far())
 
     def start_lease(self, lease_s: float, expired: Callable[[], None]) -> None:
         """Call `expired` after `lease_s`, unless the lease is stopped or started again."""
@@ -96,8 +115,11 @@ class Handoff:
     def end(self, reason: PdserveError | None = None) -> None:
         """Release the blocks; subscribers that are left are told the reason.
 
-        All of this is tried, whatever fails; the last failure is raised.
+        A stream that nobody has taken over goes on here. All of this is tried, whatever fails; the
+        last failure is raised.
         """
+        if self.stream is not None and self.record is None:
+            self.stream.leg_token_limit = None
         with ExitStack() as ending:
             if reason is not None:
                 request_id, code, message = self.held.request_id, reason.code, reason.message
@@ -106,6 +128,9 @@ class Handoff:
                     ending.callback(subscriber, ended)
             ending.callback(self.held.release)
             ending.callback(self.stop_lease)
+
+    def _all_so_far(self) -> Announcement:
+        return Announcement(request_id=self.held.request_id, ticket=b"")
 
     def _tell_followers(self, message: HandoffMessage) -> None:
         for subscriber, is_follower in self.subscribers.items():

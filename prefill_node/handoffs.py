@@ -11,6 +11,13 @@ ends. A subscriber that asks for everything at the end receives nothing before t
 KV is normally announced at the end of the step that computes it. If that is much KV, it is
 announced layer by layer while the step runs, so that little is left to pull after the last token.
 
+A stream that decodes here can be handed off, too. It goes on while its complete blocks are pulled;
+when its subscriber has them, it ends with its next token, as a prefill ends with token 1:
+
+    subscribe ──► announced ──take over──► ends with its next token ──publish──► published ──► ...
+                     ▲           │ │
+                     └─more──────┘ └──the subscriber leaves, or fails──► goes on here
+
 Whatever goes wrong while KV is announced ends that handoff alone: neither the node nor the session
 that it is announced to.
 """
@@ -25,9 +32,9 @@ from functools import partial
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError, TransferTimeout
+from pdserve.errors import PdserveError, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
-from pdserve.protocol import HandoffRecord
+from pdserve.protocol import HandoffEnded, HandoffRecord
 from prefill_node.handoff import Handoff
 from prefill_node.held_kv import HeldKv, PinnedBlocks
 
@@ -41,7 +48,8 @@ class Handoffs:
 
     `on_settled` is called for handoffs that every subscriber is done with, `on_failed` for those
     that nobody subscribed to within `lease_s`, or whose KV could not be announced. During a step,
-    KV is announced from `announce_bytes` on; with 0, never.
+    KV is announced from `announce_bytes` on; with 0, never. `find` returns the request of an id
+    that the engine has, if there is one.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Handoffs:
         on_failed: Callable[[str, PdserveError], None],
         lease_s: float,
         announce_bytes: int,
+        find: Callable[[str], Request | None] = lambda request_id: None,
     ) -> None:
         self._exporter = exporter
         self._pinned = PinnedBlocks(pool)
@@ -62,6 +71,8 @@ class Handoffs:
         self._announce_bytes = announce_bytes
         self._num_layers = exporter.layout.num_layers
         self._handoffs: dict[str, Handoff] = {}
+        self._find = find
+        self._streams: dict[str, Request] = {}  # those to be taken over, by request id
 
     @property
     def num_pinned_blocks(self) -> int:
@@ -70,6 +81,10 @@ class Handoffs:
 
     def __len__(self) -> int:
         return len(self._handoffs)
+
+    def taker_knows(self, request_id: str) -> int | None:
+        """How many output tokens the node knows that takes this stream over; None: nobody does."""
+        return self._handoffs[request_id].num_emitted if request_id in self._streams else None
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._handoffs
@@ -144,12 +159,19 @@ class Handoffs:
         What goes wrong in doing so is only logged: what ends has no more use for it.
         """
         handoff = self._handoffs.pop(request_id, None)
+        self._streams.pop(request_id, None)
         if handoff is None:
             return
         try:
             handoff.end(reason)
         except Exception:  # a broken subscriber, or books that a former failure has left wrong
             log.exception("the handoff of %s could not be ended cleanly", request_id)
+
+    def end_streams(self) -> None:
+        """End the handoffs of streams that have ended by themselves before they were taken over."""
+        for request_id, stream in list(self._streams.items()):
+            if stream.is_done and self._handoffs[request_id].goes_on_here:
+                self.end(request_id, RequestEnded("it has ended on the node where it was"))
 
     # ---- the sessions' side --------------------------------------------------------------------
 
@@ -166,6 +188,39 @@ class Handoffs:
         elif not handoff.is_leased:
             self._start_lease(request_id, handoff)  # bounds the wait for a leg that never comes
 
+    def subscribe_to_stream(
+        self, request_id: str, subscriber: Subscriber, num_emitted: int
+    ) -> None:
+        """As Announcer.subscribe_to_stream."""
+        stream = self._find(request_id)
+        is_taken = request_id in self._handoffs
+        if stream is None or is_taken or not _can_leave(stream, num_emitted):
+            error = PdserveError("it does not decode here, or is being taken over by somebody else")
+            code, message = error.code, error.message
+            subscriber(HandoffEnded(request_id=request_id, code=code, message=message))
+            return
+        handoff = self._get_or_make(request_id)
+        handoff.stream, handoff.num_emitted = stream, num_emitted
+        handoff.is_open = True
+        handoff.subscribers[subscriber] = False  # it is told everything at once
+        self._streams[request_id] = stream
+        with self._containing(handoff):
+            handoff.announce_complete(stream)
+            handoff.repeat(subscriber)
+            handoff.subscribers[subscriber] = True
+
+    def take_over(self, request_id: str, subscriber: Subscriber) -> None:
+        """As Announcer.take_over."""
+        handoff, stream = self._handoffs.get(request_id), self._streams.get(request_id)
+        if handoff is None or stream is None or subscriber not in handoff.subscribers:
+            return
+        if not stream.is_decoding:
+            self.end(request_id, PdserveError("it was preempted"))
+            return
+        with self._containing(handoff):
+            if not handoff.announce_complete(stream) and stream.leg_token_limit is None:
+                stream.leg_token_limit = len(stream.output_token_ids) + 1
+
     def renew(self, request_id: str, subscriber: Subscriber) -> None:
         """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""
         handoff = self._handoffs.get(request_id)
@@ -178,8 +233,8 @@ class Handoffs:
         handoff = self._leave(request_id, subscriber)
         if handoff is None or handoff.subscribers:
             return
-        if handoff.was_pulled:  # another subscriber has the KV, and this was the last one
-            self._settle(request_id)
+        if handoff.was_pulled or handoff.stream is not None:
+            self._settle(request_id)  # another one has the KV, and this was the last; or none comes
         else:
             self._start_lease(request_id, handoff)
 
@@ -218,8 +273,10 @@ class Handoffs:
             log.exception("the handoff of %s failed", request_id)
             if not isinstance(error, PdserveError):
                 error = PdserveError(f"the handoff failed: {type(error).__name__}: {error}")
+            goes_on = handoff.goes_on_here
             self.end(request_id, error)
-            self._on_failed(request_id, error)
+            if not goes_on:
+                self._on_failed(request_id, error)
 
     def _get_or_make(self, request_id: str) -> Handoff:
         handoff = self._handoffs.get(request_id)
@@ -237,9 +294,11 @@ class Handoffs:
 
     def _settle(self, request_id: str) -> None:
         handoff = self._handoffs.pop(request_id)
+        self._streams.pop(request_id, None)
         log.debug("handoff of %s settled, pulled: %s", request_id, handoff.was_pulled)
         handoff.end()
-        self._on_settled(request_id)
+        if not handoff.goes_on_here:
+            self._on_settled(request_id)
 
     def _start_lease(self, request_id: str, handoff: Handoff) -> None:
         handoff.start_lease(self._lease_s, partial(self._expire, request_id))
@@ -252,3 +311,9 @@ class Handoffs:
         self.end(request_id, error)
         if handoff.is_open:
             self._on_failed(request_id, error)
+
+
+def _can_leave(stream: Request, num_emitted: int) -> bool:
+    """Whether a stream can be taken over by a node that knows so many of its output tokens."""
+    knows_some = 0 < num_emitted <= len(stream.output_token_ids)
+    return knows_some and stream.is_decoding and not (stream.is_prefill_leg or stream.is_done)

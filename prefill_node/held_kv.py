@@ -54,12 +54,13 @@ class HeldKv:
     def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
         """Return the parts to announce once `num_computed` tokens have `num_layers` layers of KV.
 
-        Ends at the last complete block, to which nothing will be written any more. (A step that
-        fails for another request is repeated, and writes the same KV again, up to rounding.)
+        Ends at the last complete block, to which nothing will be written any more, or where the
+        request ends here. (A step that fails for another request is repeated, and writes the same
+        KV again, up to rounding.)
         """
-        end_token = min(num_computed, request.num_prompt_tokens)
-        if end_token < request.num_prompt_tokens:
-            end_token -= end_token % self._layout.block_size
+        end_token = request.handed_off_at
+        if end_token is None or num_computed < end_token:
+            end_token = num_computed - num_computed % self._layout.block_size
         return self._in_tickets(self._progress.until(end_token, num_layers))
 
     def announce(self, request: Request, part: KvPart) -> None:

@@ -8,6 +8,9 @@
    is published (`step_done`). The engine drops the request; the handoff still holds its blocks.
 4. The decode node pulls and settles (`handoffs.settle`): the blocks are freed.
 
+A stream that decodes here, and that another node takes over, ends here in the same way: its last
+token here is to it what token 1 is to a prefill (`handoffs.take_over`).
+
 A cancel, a failed step or a lost coordinator ends a request at any of these points. A node accepts
 prefill legs whatever its role (`pdserve.node.services`).
 """
@@ -42,6 +45,7 @@ class PrefillNode:
             on_failed=self._handoff_failed,
             lease_s=parts.config.timeouts.lease_s,
             announce_bytes=handoff.announce_bytes,
+            find=parts.engine.find,
         )
         self.policy = make_prefill_policy(
             config.policy,
@@ -94,11 +98,14 @@ class PrefillNode:
         self.handoffs.layers_done(rows, num_layers)
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Send token 1 at once, since TTFT depends on it."""
+        """Send token 1 at once, since TTFT depends on it; or a stream's last token here."""
         for request, token in sampled:
             if token is not None or request.is_done:
                 times = request.lifecycle.phase_times()
-                self._parts.legs.add_event(token_event(request, token, times))
+                event = token_event(request, token, times)
+                if self._is_taken_over(request):
+                    event = replace(event, is_taken_over=True)
+                self._parts.legs.add_event(event)
                 for sibling, first in _siblings(request, token):
                     # Without times: the prompt that they share is counted once.
                     self._parts.legs.add_event(token_event(sibling, first, None))
@@ -107,6 +114,7 @@ class PrefillNode:
         """Announce each request's new blocks, or publish its handoff record."""
         for request, token in sampled:
             self._advance_handoff(request, token)
+        self.handoffs.end_streams()
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """End the handoffs of the failed requests."""
@@ -149,6 +157,11 @@ class PrefillNode:
         self._parts.preparation.cancel(request_id)
         self._parts.legs.fail(request_id, error)
 
+    def _is_taken_over(self, request: Request) -> bool:
+        """Whether another node goes on with a stream whose last token here has been sampled."""
+        is_stream = self.handoffs.taker_knows(request.request_id) is not None
+        return is_stream and request.finish_reason is None
+
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:
         if not request.is_done:
             self.handoffs.announce(request)
@@ -156,10 +169,39 @@ class PrefillNode:
         for answer, first in ((request, token), *_siblings(request, token)):
             if first and answer.finish_reason is None and answer.request_id in self.handoffs:
                 # The leg stays open until the handoff is settled.
-                self.handoffs.publish(request, _handoff_record(answer, first))
+                self.handoffs.publish(request, self._record(answer, first))
             else:
-                self.handoffs.end(answer.request_id, RequestEnded("token 1 was the last one"))
+                self.handoffs.end(answer.request_id, RequestEnded("that token was the last one"))
                 self._parts.legs.close(answer.request_id)
+
+    def _record(self, request: Request, token: SampledToken) -> HandoffRecord:
+        num_known = self.handoffs.taker_knows(request.request_id)
+        if num_known is not None:
+            return self._stream_record(request, num_known)
+        prefill_end_s = request.lifecycle.first_token_s
+        assert prefill_end_s is not None, "token 1 has been sampled"
+        return HandoffRecord(
+            request_id=request.request_id,
+            num_tokens=request.num_prompt_tokens,
+            token_ids=list(request.output_token_ids),
+            logprobs=[token.logprobs] if token.logprobs else [],
+            cached_tokens=request.num_cached_tokens,
+            prefill_end_s=prefill_end_s,
+        )
+
+    def _stream_record(self, stream: Request, num_known: int) -> HandoffRecord:
+        """What its next node does not know of it; log-probabilities only if they are kept."""
+        ended_s, output = stream.lifecycle.finished_s, stream.output_token_ids
+        assert ended_s is not None, "it has ended here"
+        kept = self._parts.legs.scores.of(stream.request_id)
+        return HandoffRecord(
+            request_id=stream.request_id,
+            num_tokens=stream.num_computed_tokens,
+            token_ids=output[num_known:],
+            logprobs=kept.within(num_known, len(output)) if kept is not None else [],
+            cached_tokens=stream.num_cached_tokens,
+            prefill_end_s=ended_s,
+        )
 
 
 def _siblings(
@@ -167,16 +209,3 @@ def _siblings(
 ) -> Iterator[tuple[Request, SampledToken]]:
     """Yield each sibling with its token 1."""
     return zip(request.siblings, token.siblings if token else (), strict=True)
-
-
-def _handoff_record(request: Request, token: SampledToken) -> HandoffRecord:
-    prefill_end_s = request.lifecycle.first_token_s
-    assert prefill_end_s is not None, "token 1 has been sampled"
-    return HandoffRecord(
-        request_id=request.request_id,
-        num_tokens=request.num_prompt_tokens,
-        token_ids=list(request.output_token_ids),
-        logprobs=[token.logprobs] if token.logprobs else [],
-        cached_tokens=request.num_cached_tokens,
-        prefill_end_s=prefill_end_s,
-    )

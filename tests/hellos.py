@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, TransportReach
+from pdserve.protocol.version import PROTOCOL
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
@@ -26,5 +27,6 @@ def node_hello(node_id: str, role: NodeRole = NodeRole.DECODE, **changes: object
         max_model_len=64,
         introduction_key=bytes(32),
         transports=[TransportReach(name="tcp")],
+        protocol=PROTOCOL,
     )
     return replace(hello, **changes)

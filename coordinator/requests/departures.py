@@ -46,6 +46,7 @@ class Departures:
 
     def _changed(self, member: Member) -> None:
         if member.load.state is NodeState.SICK:
+            self._moves.lost(member)
             self._interrupt(member, "node_sick", member.hello.incarnation)
         self._moves.changed(member, is_wanted=self._is_wanted(member))
         self._resumes.changed(member)

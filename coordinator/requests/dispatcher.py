@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from time import perf_counter
+from typing import Final
 
 from msgspec import structs
 
@@ -11,12 +14,14 @@ from coordinator.admission.promises import left_of
 from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member
-from coordinator.requests.legs import send_legs, send_sibling_leg
+from coordinator.requests.legs import send_legs, send_sibling_leg, send_takeover_leg
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Prefetch, Slo
+from pdserve.protocol import CancelLeg, Prefetch, Slo
+
+_MOVES: Final = "it goes on elsewhere"
 
 
 class Dispatcher:
@@ -29,7 +34,8 @@ class Dispatcher:
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
-        self.by_leg: dict[str, RunningRequest] = {}  # what is on nodes, by its id there
+        # What is on nodes, by its id there; a stream that is being taken over is there twice.
+        self.by_leg: dict[str, RunningRequest] = {}
         self._router = router
         self._admission = admission
         self._metrics = metrics
@@ -107,7 +113,7 @@ class Dispatcher:
         """Take a stream from its node, and have `target` go on with it."""
         assert running.dispatch is not None
         slo = running.dispatch.slo
-        self.withdraw(running, "it goes on elsewhere")
+        self.withdraw(running, _MOVES)
         placement = self._router.place_on(running.request, running.prompt, target)
         self.dispatch(running, placement, self.slo_left(running, slo))
 
@@ -130,8 +136,57 @@ class Dispatcher:
         for answer in (running, *running.depending):
             answer.journey.interrupted(reason, now_s)
             del self.by_leg[answer.request.request_id]
+            self.end_takeover(answer, reason)
             self._admission.interrupted(answer.request_id)
             answer.interrupt(reason)
+
+    # ---- a stream is taken over, while it runs -------------------------------------------------
+
+    def begin_takeover(
+        self, running: RunningRequest, placement: Placement, timer: asyncio.TimerHandle
+    ) -> None:
+        """Have the node of this placement take a stream over; it goes on where it is till then.
+
+        It is booked on both nodes meanwhile.
+        """
+        dispatch = running.dispatch
+        assert dispatch is not None
+        assert dispatch.decode is not None
+        request, _ = running.rest()
+        slo = self.slo_left(running, dispatch.slo)
+        # There is nothing to compute but its next token.
+        placement = replace(
+            placement, uncached_tokens=0, shares_prefill=True, ttft_s=placement.tpot_s
+        )
+        booking = self._router.dispatched(request, placement)
+        running.begin_successor(Dispatch(booking, self._clock.now(), slo), timer)
+        self.by_leg[request.request_id] = running
+        takes_over = running.request.request_id
+        send_takeover_leg(request, placement, slo, dispatch.decode, takes_over, self._router)
+
+    def taken_over(self, running: RunningRequest) -> None:
+        """Go on with a stream as its successor: it has ended on its former node."""
+        successor = running.successor
+        assert successor is not None
+        successor.timer.cancel()
+        del self.by_leg[running.request.request_id]
+        running.journey.interrupted(_MOVES, self._clock.now())
+        self._admission.interrupted(running.request_id)
+        dispatch = running.succeed()
+        self._sent(running, dispatch.booking.placement)
+
+    def end_takeover(self, running: RunningRequest, reason: str) -> None:
+        """Have nobody take a stream over any more, if somebody was to."""
+        successor, running.successor = running.successor, None
+        if successor is None:
+            return
+        successor.timer.cancel()
+        request_id = successor.request.request_id
+        del self.by_leg[request_id]
+        successor.dispatch.booking.end(by_itself=False)
+        successor.target.send(CancelLeg(request_id=request_id, reason=reason))
+
+    # ---- parts ---------------------------------------------------------------------------------
 
     def _book(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
@@ -139,10 +194,13 @@ class Dispatcher:
         self.by_leg[request.request_id] = running
         if running.request_id not in self._admission:  # else it is still the same request
             self._admission.dispatched(running.request_id, slo, placement, now_s)
+        self._sent(running, placement)
+
+    def _sent(self, running: RunningRequest, placement: Placement) -> None:
         self._metrics.placements.labels(side=placement.side).inc()
         running.journey.sent(
             placement.prefill.node_id if placement.prefill else "",
             placement.decode.node_id if placement.decode else "",
-            now_s,
+            self._clock.now(),
             is_resumed=running.has_token_one,
         )

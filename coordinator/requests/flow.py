@@ -24,7 +24,7 @@ from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.journey import Journey
-from coordinator.requests.leg_errors import error_of, is_of_the_request
+from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LineKeeper
 from coordinator.requests.moves import Moves
 from coordinator.requests.resumes import Resumes
@@ -252,7 +252,10 @@ class Flow:
             if event.times is not None:
                 self._observe_times(event.times, running.dispatch, sender)
                 running.journey.reported(event.times, sender.node_id)
-            running.deliver(event, sender)
+            if event.is_taken_over:
+                self._taken_over(event, running, sender)
+            else:
+                running.deliver(event, sender)
         self._metrics.output_tokens.inc(num_tokens)
 
     def kv_events(self, events: KvEvents, sender: Member) -> None:
@@ -269,6 +272,10 @@ class Flow:
         if running is None or running.dispatch is None:
             return
         error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
+        if failure.request_id != running.request.request_id:
+            log.info("%s stays where it is for now: %s", running.request_id, error)
+            self._moves.failed(running)
+            return
         if (pair := running.dispatch.handed_off) is not None:
             self._router.health.failed(*pair, error)
         log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
@@ -312,10 +319,19 @@ class Flow:
         self._line_keeper.look()
         self._first_tokens.arrived(event, running, dispatch, sender)
 
+    def _taken_over(self, event: TokenEvent, running: RunningRequest, sender: Member) -> None:
+        """Handle a stream's last token on the node where it was."""
+        if self._moves.taken_over(event, running, sender):
+            return
+        running.deliver(event, sender)
+        if not running.has_ended:  # whoever was to take it over has been lost since
+            self._resumes.interrupted(running, lost(has_token_one=True), "move_failed")
+
     def _ended(self, running: RunningRequest, by_itself: bool) -> None:
         request_id = running.request_id
         del self._running[request_id]
         self._by_leg.pop(running.request.request_id, None)
+        self._dispatcher.end_takeover(running, "the request has ended")
         self._resumes.ended(running)
         self._claims.ended(running)
         self._admission.line.leave(request_id)

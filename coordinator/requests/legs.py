@@ -47,6 +47,22 @@ def send_sibling_leg(
         decode.send(structs.replace(leg, sibling_of=first_id))
 
 
+def send_takeover_leg(
+    request: GenerationRequest,
+    placement: Placement,
+    slo: Slo,
+    source: Member,
+    takes_over: str,
+    router: Router,
+) -> None:
+    """Send the leg that takes a stream over: it runs at `source`, as the leg `takes_over`."""
+    target = placement.decode
+    assert target is not None
+    leg = _decode_leg(request, placement, target, slo, router)
+    address = source.address_for(target)
+    target.send(structs.replace(leg, source=address, prefix_sources=[], takes_over=takes_over))
+
+
 def _prefill_leg(
     request: GenerationRequest, placement: Placement, prefill: Member, slo: Slo, router: Router
 ) -> PrefillLeg:

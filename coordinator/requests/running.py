@@ -6,7 +6,8 @@ tokens.
 
     start ──► waiting ──► dispatched ──► token 1 (prefill node) ──► tokens 2.. (decode node) ──► end
                  │            ├───────────────────┴──► failed | cancelled, both legs told
-                 │            └──► interrupted ──► dispatched again, to go on where it was
+                 │            ├──► interrupted ──► dispatched again, to go on where it was
+                 │            └──► taken over by another node, while it runs
                  └──► failed | cancelled
 """
 
@@ -67,6 +68,23 @@ class Dispatch:
         return [member for member in (self.prefill, self.decode) if member is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """The leg that is to take a stream over from the node where it still runs."""
+
+    request: GenerationRequest
+    prompt: PromptHashes
+    dispatch: Dispatch
+    timer: asyncio.TimerHandle  # after which it is not waited for any longer
+
+    @property
+    def target(self) -> Member:
+        """The node that takes the stream over."""
+        target = self.dispatch.decode
+        assert target is not None
+        return target
+
+
 class RunningRequest:
     """A request in flight (`coordinator.generation.Generation`)."""
 
@@ -100,10 +118,13 @@ class RunningRequest:
             span=request.span,
         )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
+        self.successor: Successor | None = None  # None: its stream is not being taken over
+        self.shuns_takeovers = False  # one has failed
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
         self._logprobs: list[TokenLogprobs] = []  # of these, if it is claimable
         self.num_interruptions = 0
+        self._num_attempts = 0  # legs after the first one
         self.waits_to_resume = False  # by itself, whatever becomes of its siblings
         self.on_further: Callable[[], object] | None = None  # called once, with its next tokens
         self._started_s = started_s
@@ -209,7 +230,21 @@ class RunningRequest:
         dispatch.booking.end(by_itself=False)
         self._early.clear()
         self.request, self.prompt = self.rest()
+        self._num_attempts += 1
         self.num_interruptions += 1
+
+    def succeed(self) -> Dispatch:
+        """Go on as its successor, whose dispatch is returned; its former node has told its last.
+
+        What the successor has said already is shown after that.
+        """
+        dispatch, successor = self.dispatch, self.successor
+        assert dispatch is not None, "only what runs can be taken over"
+        assert successor is not None, "nobody takes it over"
+        dispatch.booking.end(by_itself=False)
+        self.request, self.prompt = successor.request, successor.prompt
+        self.dispatch, self.successor = successor.dispatch, None
+        return successor.dispatch
 
     def take_over(self, event: TokenEvent) -> None:
         """Begin with what was emitted for a coordinator that is lost, before any dispatch."""
@@ -222,6 +257,7 @@ class RunningRequest:
             self._leave(by_itself=True)
             return
         self.request, self.prompt = self.rest()
+        self._num_attempts += 1
         self.num_interruptions += 1
 
     def rest(self) -> tuple[GenerationRequest, PromptHashes]:
@@ -231,13 +267,20 @@ class RunningRequest:
             sampling = structs.replace(sampling, prompt_logprobs=None)
         request = replace(
             self.request,
-            request_id=leg_id(self.request_id, self.num_interruptions + 1, self._life),
+            request_id=leg_id(self.request_id, self._num_attempts + 1, self._life),
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
             output_logprobs=list(self._logprobs),
         )
         is_reusable = sampling.reuses_prefix
         return request, PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
+
+    def begin_successor(self, dispatch: Dispatch, timer: asyncio.TimerHandle) -> Successor:
+        """Have another leg take its stream over; the id of a leg is never used again."""
+        request, prompt = self.rest()
+        self._num_attempts += 1
+        self.successor = Successor(request, prompt, dispatch, timer)
+        return self.successor
 
     def end(self, error: PdserveError) -> None:
         """Fail or cancel the request: the client gets `error`, and both nodes a CancelLeg.

@@ -45,7 +45,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # hash chain, one per full block
     num_matched_blocks: int = 0  # while waiting: leading blocks found in the prefix cache ...
     matched_version: int = -1  # ... at this `BlockPool.cache_version`
-    leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
+    leg_token_limit: int | None = None  # it ends here after so many output tokens: a prefill leg
+    # after token 1, a stream that another node takes over with its next one
     targets: Targets = NO_TARGETS
     num_preemptions: int = 0
     flows: bool = False  # as DecodeLeg.flows
@@ -101,8 +102,15 @@ class Request:
 
     @property
     def is_prefill_leg(self) -> bool:
-        """Whether it ends here with token 1: another node decodes it, or nobody does."""
+        """Whether it ends here with its next token: another node decodes it, or nobody does."""
         return self.leg_token_limit is not None
+
+    @property
+    def handed_off_at(self) -> int | None:
+        """How many tokens have KV when it ends here and goes on elsewhere; None: it stays."""
+        if self.leg_token_limit is None:
+            return None
+        return len(self.prompt_token_ids) + self.leg_token_limit - 1
 
     @property
     def decodes_here(self) -> bool:

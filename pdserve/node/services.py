@@ -223,8 +223,10 @@ class Services:
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if not request.is_cancelled:
-                is_prefill = request.leg_token_limit is not None  # `is_prefill_leg`, inlined
-                (prefills if is_prefill else decodes).append((request, token))
+                # A stream may have been told to end after a step that is reported only now.
+                limit = request.leg_token_limit  # `is_prefill_leg` and `is_done`, inlined
+                ends = limit is not None and (limit == 1 or len(request.output_token_ids) >= limit)
+                (prefills if ends else decodes).append((request, token))
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
         self.legs.flush()
@@ -305,7 +307,13 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         leg.output_logprobs.check()
     if isinstance(leg, DecodeLeg) and leg.output_token_ids:
         token_ids = token_ids + leg.output_token_ids
-        if leg.source is not None or len(leg.output_token_ids) >= leg.sampling.max_tokens:
-            raise InvalidRequest("a request that goes on has no source, and tokens left to emit")
+        has_no_stream = leg.source is not None and not leg.takes_over
+        if has_no_stream or len(leg.output_token_ids) >= leg.sampling.max_tokens:
+            raise InvalidRequest(
+                "a request that goes on has a source only if it takes a stream over, and tokens "
+                "left to emit"
+            )
+    elif isinstance(leg, DecodeLeg) and leg.takes_over:
+        raise InvalidRequest("a stream that is taken over has output")
     if not 0 <= min(token_ids) <= max(token_ids) < parts.vocab_size:
         raise InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}")

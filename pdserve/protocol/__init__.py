@@ -72,6 +72,7 @@ from pdserve.protocol.session import (
     Renew,
     Settle,
     Subscribe,
+    TakeOver,
     TransportOffer,
 )
 
@@ -117,6 +118,7 @@ __all__ = [
     "Slo",
     "StepCosts",
     "Subscribe",
+    "TakeOver",
     "TokenBatch",
     "TokenEvent",
     "TokenLogprobs",

@@ -77,7 +77,9 @@ class DecodeLeg(Message, frozen=True):
 
     Without a `source` the node computes the prompt itself, and streams from token 1 on. If the
     request was interrupted on another node, `output_token_ids` are the tokens that were emitted
-    there: their KV is computed along with the prompt's, and the stream goes on after them.
+    there: their KV is computed along with the prompt's, and the stream goes on after them. If it
+    still runs at the `source`, as the leg `takes_over`, its KV is pulled while it goes on there. It
+    ends there when this node has all complete blocks, and goes on here after its last token there.
     """
 
     request_id: str
@@ -88,11 +90,12 @@ class DecodeLeg(Message, frozen=True):
     prefix_sources: list[PrefixSource] = []  # for a prompt that is computed here
     slo: Slo = Slo()
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
-    output_token_ids: list[int] = []  # emitted on other nodes; only without a `source`
+    output_token_ids: list[int] = []  # emitted on other nodes; a `source` may know more of them
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
     traceparent: str = ""  # as PrefillLeg.traceparent
     flows: bool = False  # it moves on before it is late: prompts beside it need not spare it
     output_logprobs: PromptLogprobs | None = None  # of these, if it asks for them and is claimable
+    takes_over: str = ""  # see above; empty: nothing
 
     @property
     def prompt_id(self) -> str:
@@ -176,6 +179,7 @@ class TokenEvent(Message, frozen=True):
     prompt_logprobs: PromptLogprobs | None = None  # if asked for; sent with token 1
     embedding: bytes = b""  # mean of the pooled states, float32 little-endian; sent at the end
     times: PhaseTimes | None = None  # sent with the node's last event of this request
+    is_taken_over: bool = False  # the leg ends with it, and its stream goes on at another node
 
 
 class TokenBatch(Message, frozen=True):

@@ -44,11 +44,16 @@ class ExporterWelcome(Message, frozen=True):
 
 
 class Subscribe(Message, frozen=True):
-    """Subscribe to a request's KV, from its first block on. May arrive before its prefill leg."""
+    """Subscribe to a request's KV, from its first block on. May arrive before its prefill leg.
+
+    With `num_emitted` it is a stream that runs on the exporter: its complete blocks are announced,
+    then an announcement without a ticket, and the rest after `TakeOver`.
+    """
 
     request_id: str
     subscription_id: str  # unique for the puller; repeated in every answer
     at_end: bool = False  # announce everything at the end, together with the handoff record
+    num_emitted: int = 0  # output tokens that the puller knows; 0: the request is a prefill
 
 
 class Settle(Message, frozen=True):
@@ -60,6 +65,15 @@ class Settle(Message, frozen=True):
 
 class Renew(Message, frozen=True):
     """The tickets of this subscription may have expired: announce everything again."""
+
+    subscription_id: str
+
+
+class TakeOver(Message, frozen=True):
+    """Everything announced of a stream has been pulled: end it with its next token.
+
+    Answered with its record; if it has completed further blocks, first with their announcement.
+    """
 
     subscription_id: str
 
@@ -92,20 +106,20 @@ class Announcement(Message, frozen=True):
     """
 
     request_id: str
-    ticket: bytes
+    ticket: bytes  # empty: this is all that a stream has completed so far
     is_restart: bool = False  # begins again at token 0; earlier announcements are void
     subscription_id: str = ""  # filled in by the session, here and below
 
 
 class HandoffRecord(Message, frozen=True):
-    """Everything that decode needs besides the announced KV. Sent after the last chunk.
+    """Everything that decode needs besides the announced KV. Sent when the request ends there.
 
     Penalty counts and the sampler's state are not included: they follow from the tokens.
     """
 
     request_id: str
-    num_tokens: int  # prompt tokens with KV
-    token_ids: list[int]  # output so far: token 1
+    num_tokens: int  # with KV: all but the last one
+    token_ids: list[int]  # output that the puller does not know: token 1, or a stream's newest ones
     logprobs: list[TokenLogprobs] = []
     cached_tokens: int = 0
     prefill_end_s: float = 0.0  # exporter's CLOCK_MONOTONIC; comparable on one host only

@@ -11,7 +11,8 @@ from typing import Final
 
 from pdserve.errors import ConfigError
 
-PROTOCOL: Final = 1  # 0: builds from before it was told
+PROTOCOL: Final = 2  # 0: builds from before it was told
+TAKES_OVER: Final = 2  # the first one in which a node takes a stream over while it runs
 
 
 def check_protocol(theirs: int, who: str) -> None:

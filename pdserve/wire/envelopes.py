@@ -39,6 +39,7 @@ FROM_PULLER = Envelope(
         "settle": protocol.Settle,
         "renew": protocol.Renew,
         "prefix_query": protocol.PrefixQuery,
+        "take_over": protocol.TakeOver,
     },
 )
 FROM_EXPORTER = Envelope(

@@ -196,7 +196,7 @@ class Sibling(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs", "takes_over")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class DecodeLeg(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     FLOWS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_OVER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -223,7 +224,8 @@ class DecodeLeg(_message.Message):
     traceparent: str
     flows: bool
     output_logprobs: PromptLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    takes_over: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., takes_over: _Optional[str] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources")
@@ -446,7 +448,7 @@ class KvEvents(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., evicted: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id", "cached_tokens", "prompt_logprobs", "embedding", "times")
+    __slots__ = ("request_id", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id", "cached_tokens", "prompt_logprobs", "embedding", "times", "is_taken_over")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +459,7 @@ class TokenEvent(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    IS_TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -467,7 +470,8 @@ class TokenEvent(_message.Message):
     prompt_logprobs: PromptLogprobs
     embedding: bytes
     times: PhaseTimes
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[bytes] = ..., times: _Optional[_Union[PhaseTimes, _Mapping]] = ...) -> None: ...
+    is_taken_over: bool
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[bytes] = ..., times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., is_taken_over: bool = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("events", "request_ids", "indices", "token_ids")
@@ -546,14 +550,16 @@ class ExporterWelcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request_id", "subscription_id", "at_end")
+    __slots__ = ("request_id", "subscription_id", "at_end", "num_emitted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     AT_END_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     subscription_id: str
     at_end: bool
-    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ...) -> None: ...
+    num_emitted: int
+    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ..., num_emitted: _Optional[int] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("subscription_id", "pulled")
@@ -564,6 +570,12 @@ class Settle(_message.Message):
     def __init__(self, subscription_id: _Optional[str] = ..., pulled: bool = ...) -> None: ...
 
 class Renew(_message.Message):
+    __slots__ = ("subscription_id",)
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    subscription_id: str
+    def __init__(self, subscription_id: _Optional[str] = ...) -> None: ...
+
+class TakeOver(_message.Message):
     __slots__ = ("subscription_id",)
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     subscription_id: str

@@ -20,18 +20,20 @@ class ExporterMessages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ExporterMessage, _Mapping]]] = ...) -> None: ...
 
 class PullerMessage(_message.Message):
-    __slots__ = ("hello", "subscribe", "settle", "renew", "prefix_query")
+    __slots__ = ("hello", "subscribe", "settle", "renew", "prefix_query", "take_over")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     PREFIX_QUERY_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     hello: _messages_pb2.PullerHello
     subscribe: _messages_pb2.Subscribe
     settle: _messages_pb2.Settle
     renew: _messages_pb2.Renew
     prefix_query: _messages_pb2.PrefixQuery
-    def __init__(self, hello: _Optional[_Union[_messages_pb2.PullerHello, _Mapping]] = ..., subscribe: _Optional[_Union[_messages_pb2.Subscribe, _Mapping]] = ..., settle: _Optional[_Union[_messages_pb2.Settle, _Mapping]] = ..., renew: _Optional[_Union[_messages_pb2.Renew, _Mapping]] = ..., prefix_query: _Optional[_Union[_messages_pb2.PrefixQuery, _Mapping]] = ...) -> None: ...
+    take_over: _messages_pb2.TakeOver
+    def __init__(self, hello: _Optional[_Union[_messages_pb2.PullerHello, _Mapping]] = ..., subscribe: _Optional[_Union[_messages_pb2.Subscribe, _Mapping]] = ..., settle: _Optional[_Union[_messages_pb2.Settle, _Mapping]] = ..., renew: _Optional[_Union[_messages_pb2.Renew, _Mapping]] = ..., prefix_query: _Optional[_Union[_messages_pb2.PrefixQuery, _Mapping]] = ..., take_over: _Optional[_Union[_messages_pb2.TakeOver, _Mapping]] = ...) -> None: ...
 
 class ExporterMessage(_message.Message):
     __slots__ = ("welcome", "announcement", "record", "ended", "prefix_answer")

@@ -18,6 +18,7 @@ import pytest
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, PullerHello, Settle, TokenBatch
+from pdserve.protocol.version import PROTOCOL
 from pdserve.wire.envelopes import FROM_NODE, FROM_PULLER
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client
@@ -123,6 +124,7 @@ def node_hello(**changes: object) -> NodeHello:
         "num_blocks": 10,
         "max_model_len": 10,
         "introduction_key": bytes(32),
+        "protocol": PROTOCOL,
     }
     return NodeHello(**(fields | changes))
 
@@ -134,6 +136,7 @@ def puller_hello(**changes: object) -> PullerHello:
         "exporter_incarnation": "1",
         "fingerprint": "x",
         "layout": LAYOUT,
+        "protocol": PROTOCOL,
     }
     return PullerHello(**(fields | changes))
 

@@ -14,6 +14,7 @@ from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Welcome
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode
 from pdserve.settings.timeouts import CoordinatorTimeouts
 from pdserve.wire import coordinator_pb2_grpc
@@ -56,7 +57,7 @@ class CoordinatorProcess(Process):
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
         revisions = Revisions(self.registry, self.router.can_route, {})
-        welcome = Welcome(coordinator_id=ADDRESS, incarnation="1")
+        welcome = Welcome(coordinator_id=ADDRESS, incarnation="1", protocol=PROTOCOL)
         service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
         self._server = Server(self._network)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)

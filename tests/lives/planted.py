@@ -28,6 +28,7 @@ from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.services import Services
 from pdserve.node.sessions.client import Session
 from prefill_node.handoffs import Handoffs
+from prefill_node.service import PrefillNode
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ BUGS = {
         400,
     ),
     "a stream that moves is not taken from its node": Bug(
-        Dispatcher, "move", 'self.withdraw(running, "it goes on elsewhere")', "pass", 150
+        Dispatcher, "move", "self.withdraw(running, _MOVES)", "pass", 150
+    ),
+    "a stream that is taken over ends untold": Bug(
+        PrefillNode, "add_tokens", "is_taken_over=True", "is_taken_over=False", 600
     ),
     "who fails at once again is sent at once": Bug(
         Resumes, "interrupted", "self._back_off(trouble)", "pass", 400

@@ -147,6 +147,7 @@ class PrefillSide:
             lifecycle=Lifecycle(received_s=0.0),
             block_table=table,
             num_computed_tokens=num_reused * BLOCK,
+            leg_token_limit=1,
         )
         self.running[request_id] = request
         self._loop.do(lambda: self.handoffs.open(request_id))

@@ -1,8 +1,8 @@
 """A stream that resumes and moves, searched to the last; and protocols that are wrong, found.
 
 What is searched: one stream, two nodes and their coordinator; every order of steps, prefetches,
-copies, tokens, crashes, nodes taken for lost that go on, refusals, restarts and cancels, while
-other requests come and go. Nothing wrong is ever read as KV, every token is shown once and in
+copies, takeovers, tokens, crashes, nodes taken for lost that go on, refusals, restarts and cancels,
+while other requests come and go. Nothing wrong is ever read as KV, every token is shown once and in
 order, nobody emits beside the stream's owner without being told, every block comes back.
 """
 
@@ -25,6 +25,11 @@ WORLDS = [
     Config("the stream moves, and a node is lost", moves=1, crashes=1, in_order=True),
     Config("the stream moves, and a node refuses it", moves=1, refusals=1, in_order=True),
     Config("the stream moves, and a node is taken for lost", moves=1, cuts=1, in_order=True),
+    Config("messages arrive in any order, and the stream is taken over", takeovers=1, cancels=True),
+    Config("the stream is taken over, and a node is lost", takeovers=1, crashes=1, in_order=True),
+    Config("the stream is taken over, and a node refuses", takeovers=1, refusals=1),
+    Config("the stream is taken over again and again", takeovers=2, in_order=True),
+    Config("the stream is taken over, and a node cut off", takeovers=1, cuts=1, in_order=True),
 ]
 
 CASES = {
@@ -45,6 +50,10 @@ CASES = {
         Config("", moves=1, crashes=1, in_order=True),
         "still counts as interrupted",
     ),
+    Mutation.TAKEN_IN_STEP: (Config("", takeovers=1, in_order=True), "reads wrong KV"),
+    Mutation.END_UNTOLD: (Config("", takeovers=1, in_order=True), "never come back"),
+    Mutation.END_UNHEEDED: (Config("", takeovers=1, in_order=True), "never come back"),
+    Mutation.USED_AGAIN: (Config("", takeovers=2, refusals=1), "a token of node 1 is shown"),
 }
 
 

@@ -36,6 +36,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
+from pdserve.protocol.version import TAKES_OVER
 from pdserve.settings.timeouts import NodeTimeouts
 
 _LAYOUT = KvLayout(
@@ -221,6 +222,7 @@ class SimulatedNode:
             max_model_len=_MAX_MODEL_LEN,
             introduction_key=self._introduction_key,
             transports=[TransportReach(name="tcp")],
+            protocol=TAKES_OVER - 1,  # there is no KV, so no stream can be taken over
         )
 
     def _load(self) -> LoadReport:

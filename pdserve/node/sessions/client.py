@@ -62,11 +62,12 @@ class Session:
 
     @asynccontextmanager
     async def subscribed(
-        self, request_id: str, *, at_end: bool = False
+        self, request_id: str, *, at_end: bool = False, num_emitted: int = 0
     ) -> AsyncIterator[Subscription]:
         """Subscribe to a request's handoff; it is settled when the context ends.
 
-        With `at_end`, nothing is announced until all of it can be pulled.
+        With `at_end`, nothing is announced until all of it can be pulled. With `num_emitted`, it is
+        a stream that runs there, and so many of its output tokens are known here.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -77,7 +78,12 @@ class Session:
         subscription = Subscription(subscription_id, self._outbox.send)
         self._subscriptions[subscription_id] = subscription
         self._outbox.send(
-            Subscribe(request_id=request_id, subscription_id=subscription_id, at_end=at_end)
+            Subscribe(
+                request_id=request_id,
+                subscription_id=subscription_id,
+                at_end=at_end,
+                num_emitted=num_emitted,
+            )
         )
         try:
             yield subscription

@@ -24,6 +24,7 @@ from pdserve.protocol import (
     Renew,
     Settle,
     Subscribe,
+    TakeOver,
 )
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
@@ -47,6 +48,19 @@ class Announcer(Protocol):
         With `at_end`, they are sent together with the handoff record. The request may be unknown
         so far.
         """
+        ...
+
+    def subscribe_to_stream(
+        self, request_id: str, subscriber: Subscriber, num_emitted: int
+    ) -> None:
+        """Send announcements of what a stream that runs here has completed, and one without ticket.
+
+        The subscriber is about to take the stream over, and knows `num_emitted` of its tokens.
+        """
+        ...
+
+    def take_over(self, request_id: str, subscriber: Subscriber) -> None:
+        """The subscriber has pulled all: send what is new, or end the stream (`TakeOver`)."""
         ...
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
@@ -140,8 +154,16 @@ class _Subscriptions:
             why = "this node hands nothing off" if self._announcer is None else "the id is in use"
             raise MalformedMessage(f"cannot subscribe as {message.subscription_id!r}: {why}")
         subscriber = partial(self._send_to, message.subscription_id)
-        self._opened[message.subscription_id] = message.request_id, subscriber
-        self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
+        request_id = message.request_id
+        self._opened[message.subscription_id] = request_id, subscriber
+        if message.num_emitted:
+            self._announcer.subscribe_to_stream(request_id, subscriber, message.num_emitted)
+        else:
+            self._announcer.subscribe(request_id, subscriber, at_end=message.at_end)
+
+    def take_over(self, subscription_id: str) -> None:
+        if self._announcer is not None and subscription_id in self._opened:
+            self._announcer.take_over(*self._opened[subscription_id])
 
     def renew(self, subscription_id: str) -> None:
         if self._announcer is not None and subscription_id in self._opened:
@@ -174,6 +196,8 @@ def _receive(
             holds.settle(query_id)
         case Settle(subscription_id=subscription_id, pulled=pulled):
             subscriptions.settle(subscription_id, was_pulled=pulled)
+        case TakeOver(subscription_id=subscription_id):
+            subscriptions.take_over(subscription_id)
         case Renew(subscription_id=subscription_id):
             subscriptions.renew(subscription_id)
         case other:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from pdserve.errors import PdserveError
-from pdserve.protocol import Announcement, HandoffRecord, Renew
+from pdserve.protocol import Announcement, HandoffRecord, Renew, TakeOver
 
 T = TypeVar("T")
 
@@ -82,6 +82,10 @@ class Subscription:
             notice = await self.next()
             if isinstance(notice.message, Announcement) and notice.message.is_restart:
                 return notice
+
+    def take_over(self) -> None:
+        """Have the stream end there, so that it can go on here; see TakeOver."""
+        self._send(TakeOver(subscription_id=self._id))
 
     async def wait(self, event: asyncio.Event) -> None:
         """Wait for `event` or for the handoff record, whichever is first, or for a failure.

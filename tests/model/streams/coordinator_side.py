@@ -43,6 +43,8 @@ class CoordinatorSide:
                 yield f"the stream is sent to {node} again", partial(self._resume, world, node)
         if coordinator.move is not None:
             yield "the move waits no longer", partial(self._carry_out, world)
+        if coordinator.successor is not None:
+            yield "the takeover takes too long", partial(self._end_takeover, world)
         for index, message in enumerate(world.to_coordinator):
             if self._config.in_order and _is_behind(world, index):
                 continue
@@ -64,10 +66,15 @@ class CoordinatorSide:
                 if coordinator.members[node] and world.nodes[node].is_up:
                     yield f"{node} is taken for lost", partial(self._cut, world, node)
         can_move = coordinator.owner != NOBODY and coordinator.move is None
+        can_move = can_move and coordinator.successor is None
         if budget.moves and can_move and coordinator.further is Further.NOTHING:
             target = 1 - coordinator.owner
             if coordinator.shown and coordinator.members[target]:
                 yield f"a move to {target} begins", partial(self._begin_move, world, target)
+        if budget.takeovers and can_move and coordinator.further is Further.NOTHING:
+            target = 1 - coordinator.owner
+            if coordinator.shown and coordinator.members[target]:
+                yield f"{target} is to take it over", partial(self._begin_takeover, world, target)
 
     # ---- nodes ---------------------------------------------------------------------------------
 
@@ -80,6 +87,9 @@ class CoordinatorSide:
         members = replaced(world.coordinator.members, node, False)
         world = world.with_coordinator(members=members)
         world = world._replace(to_nodes=replaced(world.to_nodes, node, ()))
+        successor = world.coordinator.successor
+        if successor is not None and successor.target == node:
+            world = self._end_takeover(world)
         if world.coordinator.owner != node or world.coordinator.status is not Status.LIVE:
             return world
         return self._interrupt(world)
@@ -93,15 +103,20 @@ class CoordinatorSide:
 
     def _withdraw(self, world: World) -> World:
         """Take it from its node; it will have another name."""
+        world = self._end_takeover(world)
         coordinator = world.coordinator
         shown = coordinator.shown
         if self._mutation is Mutation.RESUMED_AFTER_GAP:
             shown += len(coordinator.early)
-        attempt = coordinator.attempt + (self._mutation is not Mutation.SAME_ATTEMPT)
+        attempt = coordinator.num_attempts + 1
+        if self._mutation is Mutation.SAME_ATTEMPT:
+            attempt = coordinator.attempt
         if self._mutation is not Mutation.SOURCE_GOES_ON:
             cancel = Message(Kind.CANCEL, coordinator.attempt)
             world = world.tell_node(coordinator.owner, cancel)
-        return world.with_coordinator(owner=NOBODY, attempt=attempt, early=(), shown=shown)
+        return world.with_coordinator(
+            owner=NOBODY, attempt=attempt, num_attempts=attempt, early=(), shown=shown
+        )
 
     def _interrupt(self, world: World) -> World:
         return self._withdraw(world).with_coordinator(is_interrupted=True)
@@ -118,7 +133,7 @@ class CoordinatorSide:
     def _begin_move(self, world: World, target: int) -> World:
         coordinator = world.coordinator
         budget = world.budget._replace(moves=world.budget.moves - 1)
-        moving = Moving(coordinator.attempt, target, coordinator.attempt + 1)
+        moving = Moving(coordinator.attempt, target, coordinator.num_attempts + 1)
         prefetch = Message(Kind.PREFETCH, moving.attempt, coordinator.owner, coordinator.shown)
         world = world._replace(budget=budget).tell_node(target, prefetch)
         return world.with_coordinator(move=moving)
@@ -134,6 +149,41 @@ class CoordinatorSide:
             world = world.with_coordinator(owner=moving.target, is_interrupted=False)
         return world.with_coordinator(further=Further.NOTHING)
 
+    def _begin_takeover(self, world: World, target: int) -> World:
+        coordinator = world.coordinator
+        attempt = coordinator.num_attempts + 1
+        budget = world.budget._replace(takeovers=world.budget.takeovers - 1)
+        take = Message(
+            Kind.TAKE, attempt, coordinator.owner, coordinator.shown, takes=coordinator.attempt
+        )
+        world = world._replace(budget=budget).tell_node(target, take)
+        num_attempts = attempt - (self._mutation is Mutation.USED_AGAIN)
+        successor = Moving(coordinator.attempt, target, attempt)
+        return world.with_coordinator(successor=successor, num_attempts=num_attempts)
+
+    def _end_takeover(self, world: World) -> World:
+        """Have nobody take it over; whether it has ended where it was, its last token says."""
+        successor = world.coordinator.successor
+        if successor is None:
+            return world
+        world = world.tell_node(successor.target, Message(Kind.CANCEL, successor.attempt))
+        return world.with_coordinator(successor=None)
+
+    def _ends_there(self, world: World, token: Message) -> World:
+        """It has ended where it was, with this token."""
+        coordinator = world.coordinator
+        successor = coordinator.successor
+        if successor is not None:
+            world = world.with_coordinator(
+                owner=successor.target, attempt=successor.attempt, successor=None
+            )
+            return self._take(world, token, of=coordinator.owner)
+        world = self._take(world, token)
+        if self._mutation is Mutation.END_UNHEEDED:
+            return world
+        is_live = world.coordinator.status is Status.LIVE
+        return self._interrupt(world) if is_live else world
+
     def _runs_there(self, world: World, moving: Moving) -> bool:
         coordinator = world.coordinator
         is_same = coordinator.attempt == moving.source_attempt and coordinator.owner != NOBODY
@@ -144,7 +194,7 @@ class CoordinatorSide:
         if coordinator.owner != NOBODY:
             cancel = Message(Kind.CANCEL, coordinator.attempt)
             world = world.tell_node(coordinator.owner, cancel)
-        return world.with_coordinator(status=Status.CANCELLED)
+        return self._end_takeover(world).with_coordinator(status=Status.CANCELLED)
 
     # ---- what nodes say ------------------------------------------------------------------------
 
@@ -156,9 +206,16 @@ class CoordinatorSide:
             return self._prefetched(world, message)
         is_of_this = message.attempt == coordinator.attempt and coordinator.owner != NOBODY
         if message.kind is Kind.TOKEN:
+            successor = coordinator.successor
+            if successor is not None and successor.attempt == message.attempt:
+                return self._take(world, message, of=successor.target)
             if not is_of_this and self._mutation is not Mutation.ANY_ATTEMPT:
                 return world
+            if message.is_last:
+                return self._ends_there(world, message)
             return self._take(world, message)
+        if coordinator.successor is not None and coordinator.successor.attempt == message.attempt:
+            return self._end_takeover(world)
         return self._failed(world) if is_of_this else world
 
     def _prefetched(self, world: World, message: Message) -> World:
@@ -170,14 +227,14 @@ class CoordinatorSide:
             return world
         return world.with_coordinator(further=Further.CARRY_OUT)
 
-    def _take(self, world: World, token: Message) -> World:
+    def _take(self, world: World, token: Message, of: int | None = None) -> World:
+        """Take a token of the owner, or of the node that it has been taken from or goes to."""
         coordinator = world.coordinator
         if token.number < coordinator.shown:
             return world
-        if token.node != coordinator.owner:
-            raise Violation(
-                f"a token of node {token.node} is shown, and the stream is on {coordinator.owner}"
-            )
+        emits = coordinator.owner if of is None else of
+        if token.node != emits:
+            raise Violation(f"a token of node {token.node} is shown, and the stream is on {emits}")
         shown, early = coordinator.shown, tuple(sorted({*coordinator.early, token.number}))
         if self._mutation is Mutation.SHOWN_AS_THEY_COME:
             shown = token.number
@@ -193,6 +250,7 @@ class CoordinatorSide:
         if further is Further.GOES_ON:
             world = world.with_coordinator(is_interrupted=False)
         if shown == NUM_OUTPUT:
+            world = self._end_takeover(world)
             return world.with_coordinator(status=Status.DONE, is_interrupted=False)
         if world.coordinator.is_interrupted:
             raise Violation("the stream goes on, and still counts as interrupted")

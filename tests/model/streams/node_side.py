@@ -23,7 +23,7 @@ from tests.model.streams.world import (
     blank_node,
     hashes,
 )
-from tests.model.world import SCRAP, replaced
+from tests.model.world import NOBODY, SCRAP, replaced
 
 
 class NodeSide:
@@ -67,7 +67,7 @@ class NodeSide:
             if world.budget.crashes:
                 yield f"{node} crashes", partial(self._crash, world, node)
             head = world.to_nodes[node][:1]
-            if world.budget.refusals and head and head[0].kind is Kind.LEG:
+            if world.budget.refusals and head and head[0].kind in (Kind.LEG, Kind.TAKE):
                 yield f"{node} refuses", partial(self._refuse, world, node)
 
     # ---- what it is told -----------------------------------------------------------------------
@@ -82,7 +82,7 @@ class NodeSide:
             if any(leg.attempt == message.attempt for leg in here.legs):
                 return world.tell_coordinator(Message(Kind.FAILED, message.attempt, node))
             world = world.with_node(node, legs=(*here.legs, Leg(message.attempt, message.number)))
-        else:  # the same one may have been asked for before: it has no follow-up then
+        elif message.kind is Kind.PREFETCH:  # of one asked for before, nobody will hear
             world = self._fetches.cancel(world, node, message.attempt, only_prefetch=True)
         here = world.nodes[node]
         fetch = Fetch(
@@ -90,6 +90,7 @@ class NodeSide:
             message.kind is Kind.PREFETCH,
             _num_reusable(message.number),
             message.node,
+            takes=message.takes,
         )
         return world.with_node(node, fetches=(*here.fetches, fetch))
 
@@ -101,6 +102,7 @@ class NodeSide:
 
     def _cancel(self, world: World, node: int, attempt: int) -> World:
         world = self._fetches.cancel(world, node, attempt)
+        world = self._fetches.keep_no_stream(world, node, attempt)
         for leg in world.nodes[node].legs:
             if leg.attempt != attempt:
                 continue
@@ -117,6 +119,9 @@ class NodeSide:
         if self._mutation is not Mutation.CUT_UNNOTICED:
             for leg in world.nodes[node].legs:
                 world = self._cancel(world, node, leg.attempt)
+            for fetch in world.nodes[node].fetches:  # and of those who were about to come
+                if fetch.takes != NOBODY:
+                    world = self._cancel(world, node, fetch.attempt)
         return world.with_node(node, is_cut=False)
 
     # ---- the engine ----------------------------------------------------------------------------
@@ -152,12 +157,18 @@ class NodeSide:
             is_freed = self._mutation is Mutation.FREED_IN_STEP
             return world if is_freed else self._release(world, node, leg)
         world = self._publish(world, node, leg, end)
-        token = Message(Kind.TOKEN, leg.attempt, node, leg.num_output)
+        is_done = leg.num_output + 1 == NUM_OUTPUT
+        is_last = leg.is_leaving and not is_done and self._mutation is not Mutation.END_UNTOLD
+        token = Message(Kind.TOKEN, leg.attempt, node, leg.num_output, is_last=is_last)
         world = world.tell_coordinator(token)
         leg = leg._replace(num_output=leg.num_output + 1, num_computed=end, is_stepping=False)
-        if leg.num_output == NUM_OUTPUT:
-            return self._release(world.without_leg(node, leg), node, leg)
-        return world.with_leg(node, leg)
+        if is_done:
+            world = self._fetches.keep_no_stream(world, node, leg.attempt)
+        elif leg.is_leaving:
+            world = self._fetches.hand_off(world, node, leg, leg.num_output)
+        else:
+            return world.with_leg(node, leg)
+        return self._release(world.without_leg(node, leg), node, leg)
 
     def _publish(self, world: World, node: int, leg: Leg, end: int) -> World:
         for index in range(leg.num_computed // BLOCK_TOKENS, end // BLOCK_TOKENS):

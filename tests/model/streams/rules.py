@@ -73,7 +73,9 @@ def _check_owner(world: World, node: int) -> None:
     told = {m.attempt for m in world.to_nodes[node] if m.kind is Kind.CANCEL}
     for leg in here.legs:
         is_owner = coordinator.owner == node and leg.attempt == coordinator.attempt
-        if is_owner and coordinator.status is Status.LIVE:
+        successor = coordinator.successor
+        is_next = successor is not None and successor[1:] == (node, leg.attempt)
+        if (is_owner or is_next) and coordinator.status is Status.LIVE:
             continue
         if not (leg.is_cancelled or here.is_cut or leg.attempt in told):
             raise Violation(f"node {node} goes on with attempt {leg.attempt}, which is not wanted")

@@ -40,6 +40,10 @@ class Mutation(Enum):
     LOST_IF_REFUSED = auto()  # the record is dropped when it is sent, not when it is taken
     CUT_UNNOTICED = auto()  # a node that lost its coordinator goes on with its streams
     LATE_PREFETCHED = auto()  # a move is carried on though its source is gone
+    TAKEN_IN_STEP = auto()  # a stream's rest is handed off before the end of its last step there
+    END_UNTOLD = auto()  # the source does not say that its leg has ended
+    END_UNHEEDED = auto()  # nor is it heeded if nobody takes the stream over any more
+    USED_AGAIN = auto()  # a leg has the id of one that was to take the stream over, and did not
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Config:
     name: str
     crashes: int = 0
     cuts: int = 0  # a node is taken for lost, and lives
-    moves: int = 0
+    moves: int = 0  # with a prefetch
+    takeovers: int = 0
     refusals: int = 0
     cancels: bool = False  # the user may give up at any time
     in_order: bool = False  # tokens arrive as they were sent
@@ -65,13 +70,16 @@ class Kind(IntEnum):
     TOKEN = 4  # to the coordinator
     FAILED = 5
     PREFETCHED = 6
+    TAKE = 7  # to a node
 
 
 class Message(NamedTuple):
     kind: Kind
     attempt: int
-    node: int = NOBODY  # to the coordinator: who says it; LEG and PREFETCH: who has the KV
+    node: int = NOBODY  # to the coordinator: who says it; to a node: who has the KV
     number: int = 0  # output tokens so far; TOKEN: its index
+    takes: int = NOBODY  # TAKE: the attempt that runs there
+    is_last: bool = False  # TOKEN: the leg ends with it, and its stream goes on elsewhere
 
 
 class Leg(NamedTuple):
@@ -83,10 +91,14 @@ class Leg(NamedTuple):
     num_computed: int = 0
     is_stepping: bool = False
     is_cancelled: bool = False  # while it steps
+    is_leaving: bool = False  # it ends here with its next token
 
 
 class Fetch(NamedTuple):
-    """KV that is pulled from the other node, for a leg or for one that may come."""
+    """KV that is pulled from the other node, for a leg or for one that may come.
+
+    One that takes a stream over pulls twice: what is complete while the stream runs, then the rest.
+    """
 
     attempt: int
     is_prefetch: bool
@@ -99,6 +111,9 @@ class Fetch(NamedTuple):
     expected: tuple[int, ...] = ()  # their generations
     num_copied: int = 0
     is_compared: bool = False
+    takes: int = NOBODY  # attempt that runs at the source
+    has_asked: bool = False  # it to end there
+    num_output: int = 0  # when it had ended; 0: it has not
 
 
 class Hold(NamedTuple):
@@ -107,6 +122,8 @@ class Hold(NamedTuple):
     attempt: int
     is_prefetch: bool
     blocks: tuple[int, ...]
+    takes: int = NOBODY  # attempt here whose stream is taken over
+    num_output: int = 0  # when it had ended here; 0: it has not
 
 
 class Node(NamedTuple):
@@ -152,7 +169,9 @@ class Coordinator(NamedTuple):
     attempt: int = 0
     owner: int = NOBODY
     members: tuple[bool, ...] = (True, True)
+    num_attempts: int = 0  # that have an id
     move: Moving | None = None
+    successor: Moving | None = None  # who is to take the stream over
     further: Further = Further.NOTHING
     is_interrupted: bool = False  # and has no further token yet
 
@@ -163,6 +182,7 @@ class Budget(NamedTuple):
     crashes: int
     cuts: int
     moves: int
+    takeovers: int
     refusals: int
 
 
@@ -254,6 +274,6 @@ def first_world(config: Config) -> World:
         (blank_node(is_up=True),) * len(NODES),
         ((),) * len(NODES),
         (),
-        Budget(config.crashes, config.cuts, config.moves, config.refusals),
+        Budget(config.crashes, config.cuts, config.moves, config.takeovers, config.refusals),
     )
     return world.tell_node(0, Message(Kind.LEG, 0))

@@ -55,6 +55,7 @@ class PlayedNode:
         self.name = name
         self.state, self.role = NodeState.READY, role
         self._legs: dict[str, tuple[int, int, bool]] = {}  # id |-> (next index, most, hands off)
+        self._taking: dict[str, DecodeLeg] = {}  # those whose streams run elsewhere
         hello = node_hello(
             name, role, incarnation=str(self._random.random()), num_blocks=NUM_BLOCKS
         )
@@ -66,15 +67,21 @@ class PlayedNode:
         match message:
             case PrefillLeg(sampling=sampling, handoff=handoff):
                 self._legs |= dict.fromkeys(message.request_ids, (0, sampling.max_tokens, handoff))
+            case DecodeLeg(takes_over=taken) if taken:
+                self._taking[message.request_id] = message
             case DecodeLeg(request_id=request_id, sampling=sampling, source=source):
                 index = len(message.output_token_ids) if source is None else 1
                 assert message.output_token_ids == [*range(index)] or source is not None
                 self._legs[request_id] = (index, sampling.max_tokens, False)
             case CancelLeg(request_id=request_id):
                 self._legs.pop(request_id, None)
+                self._taking.pop(request_id, None)
 
     def work(self) -> None:
-        """Tell of some tokens of some legs; a few legs end or fail."""
+        """Take streams over, and tell of some tokens of some legs; a few legs end or fail."""
+        for leg in list(self._taking.values()):
+            if self._random.random() < 0.5:
+                self._take_over(leg)
         batch = TokenBatch(events=[], request_ids=[], indices=[], token_ids=[])
         for request_id, (index, most, hands_off) in list(self._legs.items()):
             luck = self._random.random()
@@ -97,6 +104,27 @@ class PlayedNode:
                 event = replace(event, finish_reason=FinishReason.LENGTH)
             batch.events.append(event)
         self._cluster.flow.tokens(batch, self.member)
+
+    def _take_over(self, leg: DecodeLeg) -> None:
+        """Have a stream end with its next token where it is, and go on here; or fail."""
+        del self._taking[leg.request_id]
+        assert leg.source is not None
+        sources = [n for n in self._cluster.nodes if n.member.hello.node_id == leg.source.node_id]
+        stream = sources[0]._legs.pop(leg.takes_over, None) if sources else None
+        if stream is None or self._random.random() < 0.1:
+            failure = LegFailed(request_id=leg.request_id, code="peer_lost", message="not there")
+            self._cluster.flow.leg_failed(failure, self.member)
+        if stream is None:
+            return
+        index, most, _ = stream
+        is_last = index + 1 >= most
+        event = TokenEvent(request_id=leg.takes_over, index=index, token_ids=[index])
+        if is_last:
+            event = replace(event, finish_reason=FinishReason.LENGTH)
+        else:
+            self._legs[leg.request_id] = (index + 1, most, False)
+            event = replace(event, is_taken_over=True)
+        self._cluster.flow.tokens(TokenBatch(events=[event]), sources[0].member)
 
     def report(self) -> None:
         """Report some load or other."""

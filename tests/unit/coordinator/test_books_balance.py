@@ -29,7 +29,13 @@ async def test_all_books_balance_in_the_end(
     assert cluster.num_refused > 50
     assert_each_was_told_its_end_once(cluster)
     errors = {told[-1].code for _, told in cluster.told if isinstance(told[-1], PdserveError)}
-    assert errors <= {"request_cancelled", "node_lost", "request_quarantined", "peer_lost"}
+    assert errors <= {
+        "request_cancelled",
+        "node_lost",
+        "request_quarantined",
+        "peer_lost",
+        "no_node_available",  # an answer was to begin when there was no node, for too long
+    }
     assert sum(running.num_interruptions > 0 for running, _ in cluster.told) > 20
     assert_nothing_is_booked(cluster)
     assert_nothing_is_admitted(cluster)

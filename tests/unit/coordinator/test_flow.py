@@ -44,6 +44,7 @@ from pdserve.protocol import (
     TokenEvent,
     TokenLogprobs,
 )
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode, RouterName
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import RecordingOutbox, made_flow, output
@@ -60,7 +61,9 @@ class Nodes:
         max_inflight: int = 8,
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
         waits_for_nodes: bool = False,
+        protocol: int = PROTOCOL,
     ) -> None:
+        self.protocol = protocol  # of its nodes
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
         self.registry = Registry()
@@ -85,6 +88,7 @@ class Nodes:
             incarnation=life,
             state=state,
             introduction_key=key_of(node_id, life),
+            protocol=self.protocol,
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 

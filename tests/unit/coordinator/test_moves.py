@@ -1,4 +1,4 @@
-"""Live migration: who moves, where to, when, and what may go wrong meanwhile."""
+"""Live migration: who moves, where to, when; and moves of streams that are not taken over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.registry import Member
 from coordinator.requests import moves as moves_module
-from coordinator.requests.moves import MOST_PER_TARGET
+from coordinator.requests.moves import MOST_PREFETCHES
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import (
@@ -22,6 +22,7 @@ from pdserve.protocol import (
     Slo,
     StepCosts,
 )
+from pdserve.protocol.version import TAKES_OVER
 from tests.unit.coordinator.members import output, report
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 from tests.unit.coordinator.test_resumes import decode_leg, further, settle
@@ -31,7 +32,7 @@ PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    nodes = Nodes(max_inflight=100)
+    nodes = Nodes(max_inflight=100, protocol=TAKES_OVER - 1)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves
@@ -110,14 +111,14 @@ async def test_a_node_that_leaves_the_pool_gives_its_streams_away(nodes: Nodes) 
 async def test_a_few_move_to_a_node_at_a_time(nodes: Nodes) -> None:
     nodes.join("p", PREFILL)
     source = nodes.join("d1", DECODE)
-    running = [stream(nodes, str(i)) for i in range(MOST_PER_TARGET + 2)]
+    running = [stream(nodes, str(i)) for i in range(MOST_PREFETCHES + 2)]
     target = nodes.join("d2", DECODE)
     drain(nodes, source)
     asked_first = await asked(target)
-    assert len(asked_first) == MOST_PER_TARGET
+    assert len(asked_first) == MOST_PREFETCHES
     nodes.flow.prefetched(Prefetched(request_id="0~1", num_tokens=0), target)
     nodes.say(source, token(2, request_id="0"))
-    assert [p.request_id for p in await asked(target)] == [f"{MOST_PER_TARGET}~1"]
+    assert [p.request_id for p in await asked(target)] == [f"{MOST_PREFETCHES}~1"]
     for answer in running:
         answer.cancel("done")
     for request_id in list(nodes.flow._moves._moves):
@@ -222,7 +223,7 @@ PERF = PerfReport(
 
 @pytest.fixture
 def flowing() -> Iterator[Nodes]:
-    nodes = Nodes(mode="flowing", max_inflight=100)
+    nodes = Nodes(mode="flowing", max_inflight=100, protocol=TAKES_OVER - 1)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves

@@ -179,7 +179,7 @@ class Bench:
                 request_id=request_id,
                 num_tokens=num_tokens,
                 token_ids=list(output),
-                logprobs=[TOKEN_ONE],
+                logprobs=[TOKEN_ONE] * len(output),
                 ticket=ticket,
                 prefill_end_s=prefill_end_s,
             )
@@ -479,7 +479,7 @@ async def test_a_record_that_contradicts_the_leg_is_refused(bench: Bench) -> Non
     await turn()
     bench.announce(0, 9)
     bench.record(num_tokens=9)
-    with pytest.raises(MalformedMessage, match="9 prompt tokens"):
+    with pytest.raises(MalformedMessage, match="handed off with 9 tokens"):
         await asyncio.wait_for(taking, 1)
 
 
@@ -492,7 +492,7 @@ async def test_a_record_without_exactly_token_one_is_refused(
     await turn()
     bench.announce(0, 10)
     bench.record(output=output)
-    with pytest.raises(MalformedMessage, match=f"{len(output)} of output"):
+    with pytest.raises(MalformedMessage, match=f"and {len(output)} that are not known"):
         await asyncio.wait_for(taking, 1)
 
 

@@ -55,6 +55,7 @@ def hello(
         fingerprint=identity.fingerprint,
         layout=identity.layout,
         introduction=introduce(exporter.introduction_key, exporter.incarnation, "x"),
+        protocol=PROTOCOL,
     )
 
 
@@ -108,9 +109,7 @@ def test_a_hello_that_fits(exporter: Exporter) -> None:
 
 @pytest.mark.parametrize("distance", [-1, 0, 1])
 def test_a_hello_of_a_build_near_ours(exporter: Exporter, distance: int) -> None:
-    exporter.check_hello(
-        msgspec.structs.replace(hello(exporter), protocol=max(0, PROTOCOL + distance))
-    )
+    exporter.check_hello(msgspec.structs.replace(hello(exporter), protocol=PROTOCOL + distance))
 
 
 def test_a_hello_of_another_age_is_refused(exporter: Exporter) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from pdserve.engine.due_times import next_due_s
 from pdserve.errors import OutOfBlocks
@@ -82,7 +83,9 @@ async def test_a_stream_of_another_node_goes_on_after_its_last_token(
     assert tokens(bench.link) == expected[emitted:]
 
 
-@pytest.mark.parametrize("wrong", ["complete", "with a source", "not a token"])
+@pytest.mark.parametrize(
+    "wrong", ["complete", "with a source", "not a token", "takes over what has no output"]
+)
 async def test_what_cannot_go_on_is_refused(bench: Bench, wrong: str) -> None:
     source = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
     match wrong:
@@ -90,6 +93,8 @@ async def test_what_cannot_go_on_is_refused(bench: Bench, wrong: str) -> None:
             bad = leg("r", emitted=MAX_TOKENS)
         case "with a source":
             bad = leg("r", emitted=1, source=source)
+        case "takes over what has no output":
+            bad = replace(leg("r", source=source), takes_over="r")
         case _:
             bad = DecodeLeg(
                 request_id="r",

@@ -74,7 +74,7 @@ class Coordinator:
         self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
         revisions = Revisions(self.registry, router.can_route, {})
-        welcome = Welcome(coordinator_id="c", incarnation=incarnation)
+        welcome = Welcome(coordinator_id="c", incarnation=incarnation, protocol=PROTOCOL)
         service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
         self.port = 0
@@ -480,7 +480,7 @@ async def test_bytes_that_are_no_message_end_the_stream_but_not_the_membership()
         nonlocal num_attached
         num_attached += 1
         await context.read()
-        welcome = Welcome(coordinator_id="c", incarnation="1")
+        welcome = Welcome(coordinator_id="c", incarnation="1", protocol=PROTOCOL)
         await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
         await context.write(b"\xff\xff\xff")
         await context.read()
@@ -521,7 +521,7 @@ async def test_leaving_does_not_wait_for_a_coordinator_that(
 
     async def attach(_: object, context: RawContext) -> None:
         await context.read()
-        welcome = Welcome(coordinator_id="c", incarnation="1")
+        welcome = Welcome(coordinator_id="c", incarnation="1", protocol=PROTOCOL)
         await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
         await is_over.wait()
 

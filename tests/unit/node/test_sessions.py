@@ -52,12 +52,22 @@ class ScriptedAnnouncer:
 
     def __init__(self) -> None:
         self.subscribers: dict[str, Subscriber] = {}
+        self.streams: list[tuple[str, int]] = []
         self.settled: list[tuple[str, bool]] = []
         self.changed = asyncio.Event()
 
     def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         self.subscribers[request_id] = subscriber
         self.changed.set()
+
+    def subscribe_to_stream(
+        self, request_id: str, subscriber: Subscriber, num_emitted: int
+    ) -> None:
+        self.streams.append((request_id, num_emitted))
+        self.subscribe(request_id, subscriber)
+
+    def take_over(self, request_id: str, subscriber: Subscriber) -> None:
+        subscriber(HandoffRecord(request_id=request_id, num_tokens=9, token_ids=[1, 2]))
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
         self.subscribers.pop(request_id, None)
@@ -152,6 +162,24 @@ async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
     assert second.received_s >= first.received_s
     await pair.announcer.until_changed()
     assert pair.announcer.settled == [("r", True)]
+
+
+async def test_a_stream_is_subscribed_to_and_taken_over(pair: Pair) -> None:
+    session = await pair.sessions.get(pair.peer)
+    async with session.subscribed("s", num_emitted=7) as subscription:
+        await pair.announcer.until_changed()
+        assert pair.announcer.streams == [("s", 7)]
+        pair.announcer.subscribers["s"](Announcement(request_id="s", ticket=b""))
+        async with asyncio.timeout(3):
+            all_so_far = await subscription.next()
+            subscription.take_over()
+            record = await subscription.next()
+    assert isinstance(all_so_far.message, Announcement)
+    assert not all_so_far.message.ticket
+    assert isinstance(record.message, HandoffRecord)
+    assert record.message.token_ids == [1, 2]
+    await pair.announcer.until_changed()
+    assert pair.announcer.settled == [("s", False)]
 
 
 async def test_over_a_simulated_link_everything_takes_its_time() -> None:

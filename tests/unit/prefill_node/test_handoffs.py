@@ -61,6 +61,7 @@ class Node:
             sampling=SamplingParams(),
             lifecycle=Lifecycle(received_s=0.0),
             block_table=self.pool.allocate(-(-num_tokens // self.pool.block_size)),
+            leg_token_limit=1,
         )
 
     def compute(self, request: Request, upto: int) -> None:
