@@ -4,7 +4,7 @@
                                     └──── engine dead, stuck or failing ────► SICK ──told──► exit
 
 A node joins its coordinators before it loads the weights, so that they can show its progress. It is
-given no legs until it reports READY.
+given no legs until it reports READY. On standby, that is when a coordinator gives it a pool.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ class Node:
         self._model = model
         self._pair = pair
         self._state = NodeState.LOADING
+        self._is_standby = False  # loaded, and not needed yet
+        self._role_given = asyncio.Event()
         self._sick_reason = ""
         self._security = Security.of(config.security)
         self._server = Server(config.timeouts.liveness_s, self._security)
@@ -181,7 +183,7 @@ class Node:
             make,
             role,
             prefill_refusal=prefill_refusal(memory),
-            on_role=self._report_load,
+            on_role=self._given_role,
             on_drain=on_drain,
         )
         services.on_step(partial(observe_step, parts.metrics))
@@ -290,8 +292,11 @@ class Node:
         engine = asyncio.create_task(services.engine.run(runner, services))
         watch = self._engine_watch(engine)
         try:
-            await self._enter(NodeState.READY)
-            await watch.until(signals.drain.wait())
+            if self._config.standby:
+                await self._stand_by(watch, signals)
+            if not signals.drain.is_set():
+                await self._enter(NodeState.READY)
+                await watch.until(signals.drain.wait())
             await self._enter(NodeState.DRAINING)
             try:
                 async with asyncio.timeout(self._config.timeouts.drain_s):
@@ -303,6 +308,18 @@ class Node:
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
+
+    async def _stand_by(self, watch: EngineWatch, signals: StopSignals) -> None:
+        """Wait until a coordinator gives this node a pool, or until SIGTERM.
+
+        Raises:
+            NodeSick: it could not compute any more.
+        """
+        self._is_standby = True
+        log.info("%s is on standby", self._parts.node_id)
+        self._report_load()
+        await watch.until(self._role_given.wait(), signals.drain.wait())
+        self._is_standby = False
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
         parts, compiles = self._parts, self._model.device.type != "cpu"
@@ -412,6 +429,7 @@ class Node:
             certificate_ends_at=self._certificate.seconds(),
             busy_share=self._busy.share(parts.clock.now()),
             prompt_share=self._busy.prompts,
+            is_standby=self._is_standby,
         )
 
     def _attached(self, link: CoordinatorLink) -> None:
@@ -429,6 +447,10 @@ class Node:
         self._state = state
         log.info("%s is %s", self._parts.node_id, state.name.lower())
         await self._server.set_serving(state is NodeState.READY)
+        self._report_load()
+
+    def _given_role(self) -> None:
+        self._role_given.set()
         self._report_load()
 
     def _report_load(self) -> None:
