@@ -55,7 +55,7 @@ from pdserve.node.reports.gauges import (
     watch_tier,
 )
 from pdserve.node.reports.kv_events import KvEventFeed
-from pdserve.node.reports.metrics_server import MetricsServer
+from pdserve.node.reports.metrics_server import STANDBY, MetricsServer
 from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
@@ -194,7 +194,7 @@ class Node:
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._metrics_server = MetricsServer(
-            Exposition(parts.metrics.pieces), samples.since, lambda: self._state
+            Exposition(parts.metrics.pieces), samples.since, self._probed_state
         )
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
@@ -448,6 +448,9 @@ class Node:
         log.info("%s is %s", self._parts.node_id, state.name.lower())
         await self._server.set_serving(state is NodeState.READY)
         self._report_load()
+
+    def _probed_state(self) -> str:
+        return STANDBY if self._is_standby else self._state.name.lower()
 
     def _given_role(self) -> None:
         self._role_given.set()
