@@ -63,6 +63,7 @@ from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
 from pdserve.node.split_cores.opening import open_pair, split_steps
 from pdserve.node.split_cores.pair import CorePair
+from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
@@ -162,8 +163,6 @@ class Node:
         self._model = model
         self._pair = pair
         self._state = NodeState.LOADING
-        self._is_standby = False  # loaded, and not needed yet
-        self._role_given = asyncio.Event()
         self._sick_reason = ""
         self._security = Security.of(config.security)
         self._server = Server(config.timeouts.liveness_s, self._security)
@@ -186,6 +185,7 @@ class Node:
             on_role=self._given_role,
             on_drain=on_drain,
         )
+        self._standby = Standby(parts.node_id, self._report_load)
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())
@@ -293,7 +293,7 @@ class Node:
         watch = self._engine_watch(engine)
         try:
             if self._config.standby:
-                await self._stand_by(watch, signals)
+                await self._standby.wait(watch, signals)
             if not signals.drain.is_set():
                 await self._enter(NodeState.READY)
                 await watch.until(signals.drain.wait())
@@ -308,18 +308,6 @@ class Node:
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
-
-    async def _stand_by(self, watch: EngineWatch, signals: StopSignals) -> None:
-        """Wait until a coordinator gives this node a pool, or until SIGTERM.
-
-        Raises:
-            NodeSick: it could not compute any more.
-        """
-        self._is_standby = True
-        log.info("%s is on standby", self._parts.node_id)
-        self._report_load()
-        await watch.until(self._role_given.wait(), signals.drain.wait())
-        self._is_standby = False
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
         parts, compiles = self._parts, self._model.device.type != "cpu"
@@ -429,7 +417,7 @@ class Node:
             certificate_ends_at=self._certificate.seconds(),
             busy_share=self._busy.share(parts.clock.now()),
             prompt_share=self._busy.prompts,
-            is_standby=self._is_standby,
+            is_standby=self._standby.is_waiting,
         )
 
     def _attached(self, link: CoordinatorLink) -> None:
@@ -450,10 +438,10 @@ class Node:
         self._report_load()
 
     def _probed_state(self) -> str:
-        return STANDBY if self._is_standby else self._state.name.lower()
+        return STANDBY if self._standby.is_waiting else self._state.name.lower()
 
     def _given_role(self) -> None:
-        self._role_given.set()
+        self._standby.role_given()
         self._report_load()
 
     def _report_load(self) -> None:
