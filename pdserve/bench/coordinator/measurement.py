@@ -116,14 +116,14 @@ class CoordinatorRow(msgspec.Struct, frozen=True, kw_only=True):
 class TracedRow(msgspec.Struct, frozen=True, kw_only=True):
     """What traces cost under one load: CPU time of a request with them, divided by that without.
 
-    Each round compares two neighbours in time.
+    Each round compares two neighbours in time; one in which either did nothing is left out.
     """
 
     output_tokens: int
     concurrency: int
     rate: float
     ratios: list[float]  # of each round
-    median: float
+    median: float | None  # None: of no round
 
 
 class CoordinatorReport(msgspec.Struct, frozen=True):
@@ -140,13 +140,14 @@ def traced_row(
     ratios = [
         (traced.cpu_s / traced.num_requests) / (other.cpu_s / other.num_requests)
         for other, traced in zip(plain, with_traces, strict=True)
+        if min(other.cpu_s, other.num_requests, traced.cpu_s, traced.num_requests) > 0
     ]
     return TracedRow(
         output_tokens=chats.output_tokens,
         concurrency=chats.load.concurrency,
         rate=chats.load.rate,
         ratios=ratios,
-        median=median(ratios),
+        median=median(ratios) if ratios else None,
     )
 
 

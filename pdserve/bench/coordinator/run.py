@@ -220,10 +220,13 @@ def _remarks(report: CoordinatorReport) -> list[str]:
 
 
 def _cost_of_traces(row: TracedRow) -> str:
+    what = f"traces, answers of {row.output_tokens}, {_load(row)}"
+    if row.median is None:
+        return f"{what}: no round was long enough to tell"
     least, most = min(row.ratios), max(row.ratios)
     return (
-        f"traces, answers of {row.output_tokens}, {_load(row)}: {row.median - 1:+.1%} of the "
-        f"coordinator's CPU time for a request (rounds from {least - 1:+.1%} to {most - 1:+.1%})"
+        f"{what}: {row.median - 1:+.1%} of the coordinator's CPU time for a request "
+        f"(rounds from {least - 1:+.1%} to {most - 1:+.1%})"
     )
 
 
