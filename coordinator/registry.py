@@ -69,6 +69,11 @@ class Member:
         return self.load.state is NodeState.READY
 
     @property
+    def is_standby(self) -> bool:
+        """Whether the node has loaded, and waits to be given a pool."""
+        return self.load.state is NodeState.LOADING and self.load.is_standby
+
+    @property
     def exports_kv(self) -> bool:
         """Whether others can pull KV from the node: also while it drains."""
         return self.load.state in (NodeState.READY, NodeState.DRAINING)

@@ -32,6 +32,7 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer, Turn
 from coordinator.pools.role_changes import RoleChanges, rebalance
+from coordinator.pools.standby import Standby
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.recording import Recordings, add_record_route
 from coordinator.registry import Member, Registry
@@ -149,6 +150,12 @@ class Coordinator:
             self._costs.watch(self._metrics)
         self._drains = Drains(self._registry, config.mode)
         self._changes = RoleChanges(self._registry, config.mode, self._metrics)
+        self._standby = Standby(
+            self._registry,
+            self._changes,
+            lambda: self._desired.numbers,
+            lambda: self._registry.are_led_by(self._incarnation),
+        )
         self._ready = asyncio.Event()  # once a request could be served
         self._registry.on_changed(self._look_ready)
         self._app = self._make_app(classes, tenants)
@@ -283,6 +290,7 @@ class Coordinator:
                 await asyncio.sleep(self._config.timeouts.heartbeat_s)
                 demands = self._loads.demands(POOLS[self._config.mode])
                 self._desired.tick(demands, self._flow.num_inflight)
+                self._standby.look()
                 if self._costs is not None:
                     self._costs.tick()
 
@@ -302,7 +310,10 @@ class Coordinator:
 
         def decide() -> Turn | None:
             turn = rebalancer.tick(self._loads.look())
-            return turn if self._registry.are_led_by(self._incarnation) else None
+            if turn is None or not self._registry.are_led_by(self._incarnation):
+                return None
+            self._desired.turned(turn.role)
+            return turn
 
         task = asyncio.create_task(
             rebalance(

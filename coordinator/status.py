@@ -71,6 +71,11 @@ def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
         lambda: {role.name.lower(): len(registry.ready(role)) for role in NodeRole},
     )
     metrics.watch("attached_nodes", "Nodes in any state", lambda: registry.num_members)
+    metrics.watch(
+        "standby_nodes",
+        "Loaded nodes that wait until a pool needs them",
+        lambda: sum(member.is_standby for member in registry),
+    )
     text = "Share of the KV blocks of decode nodes in use"
     metrics.watch("kv_cache_usage_ratio", text, lambda: _kv_usage(registry))
     _count_sick_nodes(registry, metrics)
@@ -117,6 +122,7 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         role=ROLES[member.role],
         state=_STATES[load.state],
         reason=load.reason,
+        is_standby=member.is_standby,
         loading_progress=load.loading_progress,
         incarnation=hello.incarnation,
         revision=hello.revision,

@@ -3,7 +3,7 @@
 A pool is asked what load it would have with so many nodes, measured from what its nodes do now:
 
     prefill   the time that its nodes compute, as a share of all; and its queues
-    decode    time per token and blocks in use, as if its streams were spread over so many nodes
+    decode    time per token and blocks in use, as if its streams came to so many nodes
 
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
@@ -14,6 +14,7 @@ one of each with the next one. No event loop, no messages: demands come in, numb
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,7 @@ from pdserve.settings.config import Mode
 
 BUSY: Final = 0.8  # load from which on a pool needs more nodes
 SPARE: Final = 0.55  # load below which one node fewer would do
-SUSTAINED_S: Final = 2.0  # for which a pool must be too busy
+SUSTAINED_S: Final = 4.0  # for which a pool must be too busy; a flip, which is cheaper, is faster
 IDLE_S: Final = 60.0  # for which a node must be superfluous
 GROWTH: Final = 2  # most desired nodes per ready one
 
@@ -43,13 +44,14 @@ class Demand:
     """One pool as it is now."""
 
     ready: int  # nodes that work, and are measured
-    others: int  # attached ones that do not (they load, say), or of which nothing is known yet
+    others: int  # that are attached and do not (they load, say), or of which nothing is known yet
     load_with: Callable[[int], float]  # the mean load if so many nodes did the work
 
 
 @dataclass(slots=True)
 class _Pool:
     desired: int
+    attached: int = 0
     busy_since_s: float | None = None
     spare_since_s: float | None = None
 
@@ -81,12 +83,20 @@ class DesiredNodes:
                 self._pools[role] = _Pool(0)
                 continue
             pool = self._pools.setdefault(role, _Pool(attached))
+            pool.attached = attached
             pool.desired = max(1, pool.desired)
             if demand.ready:
                 self._look(pool, demand)
             else:  # nothing is known: what there is has to come up
                 pool.desired = max(pool.desired, attached)
                 pool.busy_since_s = pool.spare_since_s = None
+
+    def turned(self, role: NodeRole) -> None:
+        """Note that a node moves to this pool: the other one was found to have it to spare."""
+        taker, giver = self._pools.get(role), self._pools.get(role.other)
+        if taker is not None and giver is not None:
+            taker.desired = max(taker.desired, taker.attached + 1)
+            giver.desired = max(1, min(giver.desired, giver.attached - 1))
 
     def _look(self, pool: _Pool, demand: Demand) -> None:
         now_s = self._clock.now()
@@ -109,7 +119,8 @@ class DesiredNodes:
 def _enough(demand: Demand) -> int:
     """Return the fewest nodes that would not be too busy."""
     most = GROWTH * demand.ready
-    return next((n for n in range(1, most) if demand.load_with(n) <= BUSY), most)
+    numbers = range(1, most)
+    return 1 + bisect_left(numbers, x=True, key=lambda n: demand.load_with(n) <= BUSY)
 
 
 def _since(before_s: float | None, now_s: float, *, holds: bool) -> float | None:

@@ -23,6 +23,7 @@ from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole
 
 KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
+_ROUNDS = 8  # of which each brings slower steps and longer stays closer to what they come to
 
 # Nodes of a pool with the same transports have the same partners.
 _Kind: TypeAlias = tuple[NodeRole, frozenset[KvReach]]
@@ -99,7 +100,7 @@ class PoolLoads:
         return {role: self._demand(role, targets, in_line_s) for role in roles}
 
     def _demand(self, role: NodeRole, targets: tuple[float, float], in_line_s: float) -> Demand:
-        pool = [member for member in self._registry if member.role is role]
+        pool = [m for m in self._registry if m.role is role and not m.is_standby]
         ready = [member for member in pool if member.is_ready and member.perf is not None]
         ttft_s, tpot_s = targets
 
@@ -167,21 +168,31 @@ def decode_load(member: Member, tpot_s: float, spread: float = 1.0) -> float:
     """Return the load of a decode node: the larger of two ratios.
 
     The ratios are time per token / promised TPOT, and used blocks / KV_SHARE of all blocks. Both
-    are predicted as if all waiting requests were running, and with `spread` times as many of either
-    kind. The member's `perf` must be known.
+    are predicted as if all waiting requests were running, and as if the node got `spread` times as
+    many. Then each stays as much longer as its tokens take longer. The member's `perf` must be
+    known.
     """
     perf, load, hello = member.perf, member.load, member.hello
     assert perf is not None
-    num_requests = (load.running_requests + load.waiting_requests) * spread
-    if num_requests == 0:
+    now = load.running_requests + load.waiting_requests
+    if now == 0:
         return 0.0
-    growth = num_requests / max(load.running_requests, 1)
-    num_blocks = (hello.num_blocks - load.free_blocks) * growth
-    in_turns = max(num_requests / perf.max_batch_size, 1.0)
-    context = round(num_blocks * hello.layout.block_size / in_turns)
     model = PerfModel(perf.step, decode_ratio=load.decode_ratio or 1.0)
-    step_s = model.decode_s(max(1, round(num_requests / in_turns)), context)
-    return max(step_s * in_turns / tpot_s, num_blocks / hello.num_blocks / KV_SHARE)
+    blocks_each = (hello.num_blocks - load.free_blocks) / max(load.running_requests, 1)
+
+    def token_s(num_requests: float) -> float:
+        in_turns = max(num_requests / perf.max_batch_size, 1.0)
+        context = num_requests * blocks_each * hello.layout.block_size / in_turns
+        rows = max(1, round(num_requests / in_turns))
+        return model.decode_s(rows, round(context)) * in_turns
+
+    num_requests = now * spread
+    if spread != 1.0:
+        begin_per_token = num_requests / token_s(now)
+        for _ in range(_ROUNDS):
+            num_requests = begin_per_token * token_s(num_requests)
+    num_blocks = num_requests * blocks_each
+    return max(token_s(num_requests) / tpot_s, num_blocks / hello.num_blocks / KV_SHARE)
 
 
 def _left_over(member: Member) -> int:

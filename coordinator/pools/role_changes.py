@@ -1,7 +1,8 @@
 """Moves nodes from one pool to the other, for operators and for the rebalancer.
 
 A role is a label: a node that changes it keeps its weights, its KV and its running requests. Its
-next load report shows the new role, and from then on it is sent the other kind of legs.
+next load report shows the new role, and from then on it is sent the other kind of legs. A node on
+standby works for no pool until it is given a role, be it the one that it was started with.
 """
 
 from __future__ import annotations
@@ -89,6 +90,25 @@ class RoleChanges:
         """
         self._order(self._find(node_id), role)
 
+    def num_serving(self, role: NodeRole) -> int:
+        """Return the number of nodes that work for a pool, or were told to."""
+        return sum(
+            (member.is_ready or member.is_standby) and self._role_of(member) is role
+            for member in self._registry
+        )
+
+    def is_free(self, member: Member) -> bool:
+        """Return whether a node is on standby, and was not told to begin."""
+        return self._role_of(member) is None
+
+    def may_become(self, member: Member, role: NodeRole) -> bool:
+        """Return whether a node could work for a pool at all."""
+        if role is member.role:
+            return True
+        return self._mode != "multiplexed" and not (
+            role is NodeRole.PREFILL and member.hello.prefill_refusal
+        )
+
     def _find(self, node_id: str) -> Member:
         if (found := self._registry.find(node_id)) is not None:
             return found
@@ -101,7 +121,7 @@ class RoleChanges:
         former = self._role_of(member)
         if former is role:
             return self._orders.get(member)  # None: it has reported that role
-        if self._mode == "multiplexed":
+        if self._mode == "multiplexed" and role is not member.role:
             raise RoleRefused(
                 f"{member.node_id} shares its cores with a node of the other kind: in multiplexed "
                 "mode neither can change"
@@ -112,13 +132,8 @@ class RoleChanges:
             raise RoleRefused(
                 f"{member.node_id} cannot become a prefill node: {member.hello.prefill_refusal}"
             )
-        if not force and former in NEEDED[self._mode] and not self._others(member, former):
-            name = former.name.lower()
-            raise RoleRefused(
-                f"{member.node_id} is the only ready {name} node, and {self._mode} mode needs one: "
-                f"without it every request is refused until there is another {name} node; "
-                "use force to change it all the same"
-            )
+        if former is not None and not force:
+            self._check_not_last(member, former)
         if (replaced := self._orders.get(member)) is not None:
             replaced.is_over.set()
         order = self._orders[member] = _Order(role)
@@ -126,10 +141,22 @@ class RoleChanges:
         log.info("%s is to become a %s node", member.node_id, role.name.lower())
         return order
 
-    def _role_of(self, member: Member) -> NodeRole:
-        """Return the role that the node has, or was ordered to take."""
+    def _check_not_last(self, member: Member, former: NodeRole) -> None:
+        """Check that a node may leave its pool. Raises RoleRefused."""
+        if former in NEEDED[self._mode] and not self._others(member, former):
+            name = former.name.lower()
+            raise RoleRefused(
+                f"{member.node_id} is the only ready {name} node, and {self._mode} mode needs one: "
+                f"without it every request is refused until there is another {name} node; "
+                "use force to change it all the same"
+            )
+
+    def _role_of(self, member: Member) -> NodeRole | None:
+        """Return the role that the node has, or was ordered to take; None: it is on standby."""
         order = self._orders.get(member)
-        return order.role if order is not None else member.role
+        if order is not None:
+            return order.role
+        return None if member.is_standby else member.role
 
     def _others(self, member: Member, role: NodeRole) -> list[Member]:
         """Return the ready nodes of a pool without this member."""
@@ -141,7 +168,7 @@ class RoleChanges:
 
     def _reported(self, member: Member) -> None:
         order = self._orders.get(member)
-        if order is not None and order.role is member.role:
+        if order is not None and order.role is member.role and not member.is_standby:
             del self._orders[member]
             self._metrics.role_changes.labels(role=member.role.name.lower()).inc()
             log.info("%s is a %s node", member.node_id, member.role.name.lower())

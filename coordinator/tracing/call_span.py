@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 TRACEPARENT: Final = "traceparent"
@@ -27,6 +27,8 @@ class CallSpan:
     span_id: int
     parent_id: int  # the caller's span; 0: it has none
     state: str = ""  # the caller's tracestate
+    # How long its requests took in parts, by attribute, in seconds: the longest of them, if several
+    latencies: dict[str, float] = field(default_factory=dict)
 
     @property
     def traceparent(self) -> str:

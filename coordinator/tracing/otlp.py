@@ -1,4 +1,4 @@
-"""Sends spans and GenAI metrics to an OpenTelemetry collector, from threads of its SDK.
+"""Sends spans and GenAI metrics to an OpenTelemetry collector, from threads.
 
 Spans are made as the SDK's finished ones: their ids, and the times at which they began and ended,
 are known before. What the collector does not take in time is dropped.
@@ -16,15 +16,14 @@ from uuid import uuid4
 import pdserve
 from coordinator.api.observer import RequestSummary
 from coordinator.requests.journey import Journey
+from coordinator.tracing.call_histograms import CallHistograms, MetricsSender
 from coordinator.tracing.call_span import CallSpan, begun
-from coordinator.tracing.spans import Attributes, Span, common_attributes, of_call, of_journey
+from coordinator.tracing.spans import Attributes, Span, of_call, of_journey
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.settings.tracing import TracingConfig
 
 with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -33,18 +32,8 @@ with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
     from opentelemetry.trace.status import Status, StatusCode
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Histogram
+    from opentelemetry.sdk.metrics.export import MetricExporter
 
-# Seconds; the conventions give them with the metrics.
-DURATION: Final = (
-    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
-    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-)
-FIRST_TOKEN: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _SEND_S: Final = 5.0  # until a collector has to have taken what is sent
 
 
@@ -84,11 +73,10 @@ class OtlpTracing:
         self._resource = resource
         self._scope = InstrumentationScope("pdserve", pdserve.__version__)
         self._processor = BatchSpanProcessor(spans)
-        reader = PeriodicExportingMetricReader(metrics, config.metrics_s * 1e3)
-        self._meters = MeterProvider([reader], resource)
-        self._duration = self._histogram("request.duration", DURATION)
-        self._first_token = self._histogram("time_to_first_token", FIRST_TOKEN)
-        self._per_token = self._histogram("time_per_output_token", PER_TOKEN)
+        self._histograms = CallHistograms(model)
+        self._sender = MetricsSender(
+            metrics, self._histograms, resource, self._scope, config.metrics_s
+        )
 
     def listens_on(self, host: str, port: int) -> None:
         """Where the calls arrive from now on."""
@@ -100,12 +88,7 @@ class OtlpTracing:
 
     def call_ended(self, summary: RequestSummary) -> None:
         """A call has ended, whether its spans are recorded or not."""
-        attributes = common_attributes(summary, self._model) | self._server
-        self._duration.record(summary.duration_s, attributes)
-        if summary.ttft_s is not None:
-            self._first_token.record(summary.ttft_s, attributes)
-        if summary.tpot_s is not None:
-            self._per_token.record(summary.tpot_s, attributes)
+        self._histograms.add(summary, self._server)
         if summary.span is not None:
             self._send(of_call(summary, summary.span, self._model, self._clock.now()))
 
@@ -119,12 +102,7 @@ class OtlpTracing:
         """Send what is left, for a few seconds at most."""
         self._processor.force_flush(round(_SEND_S * 1e3))
         self._processor.shutdown()  # type: ignore[no-untyped-call]
-        self._meters.shutdown(_SEND_S * 1e3)
-
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        return self._meters.get_meter("pdserve", pdserve.__version__).create_histogram(
-            f"gen_ai.server.{name}", "s", explicit_bucket_boundaries_advisory=buckets
-        )
+        self._sender.close(_SEND_S)
 
     def _send(self, span: Span) -> None:
         call = span.call

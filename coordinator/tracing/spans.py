@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from coordinator.api.observer import RequestSummary
 from coordinator.requests.journey import Journey
-from coordinator.requests.phases import phases
+from coordinator.requests.phases import PhaseName, phases
 from coordinator.tracing.call_span import CallSpan
 
 Attributes: TypeAlias = dict[str, str | int | float | bool | list[str]]
@@ -24,6 +24,13 @@ _OPERATIONS: Final = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+}
+
+
+_LATENCIES: Final[dict[PhaseName, str]] = {
+    "queue": "gen_ai.latency.time_in_queue",
+    "prefill": "gen_ai.latency.time_in_model_prefill",
+    "decode": "gen_ai.latency.time_in_model_decode",
 }
 
 
@@ -48,15 +55,19 @@ def operation_of(endpoint: str) -> str:
 
 def of_call(summary: RequestSummary, call: CallSpan, model: str, end_s: float) -> Span:
     """Return the server's span of a call."""
-    attributes = common_attributes(summary, model) | {
-        "gen_ai.usage.input_tokens": summary.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": summary.num_completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": summary.num_cached_tokens,
-        "gen_ai.latency.e2e": summary.e2e_s,
-        "http.response.status_code": summary.status,
-        "url.path": summary.endpoint,
-        "pdserve.request.id": summary.request_id,
-    }
+    attributes = (
+        common_attributes(summary, model)
+        | call.latencies
+        | {
+            "gen_ai.usage.input_tokens": summary.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": summary.num_completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": summary.num_cached_tokens,
+            "gen_ai.latency.e2e": summary.e2e_s,
+            "http.response.status_code": summary.status,
+            "url.path": summary.endpoint,
+            "pdserve.request.id": summary.request_id,
+        }
+    )
     if summary.finish_reason is not None:
         attributes["gen_ai.response.finish_reasons"] = [summary.finish_reason]
     if summary.ttft_s is not None:
@@ -82,9 +93,14 @@ def common_attributes(summary: RequestSummary, model: str) -> Attributes:
 
 
 def of_journey(journey: Journey, call: CallSpan) -> Iterator[Span]:
-    """Yield a span for each phase of a request."""
+    """Yield a span for each phase of a request, and note their sums for the span of its call."""
+    sums: dict[str, float] = {}
     for phase in phases(journey):
+        if (latency := _LATENCIES.get(phase.name)) is not None:
+            sums[latency] = sums.get(latency, 0.0) + phase.end_s - phase.start_s
         attributes: Attributes = {"pdserve.leg.id": journey.request_id}
         if phase.node:
             attributes["pdserve.node"] = phase.node
         yield Span(phase.name, call, False, phase.start_s, phase.end_s, attributes)
+    for latency, seconds in sums.items():
+        call.latencies[latency] = max(seconds, call.latencies.get(latency, 0.0))

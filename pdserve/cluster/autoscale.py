@@ -1,8 +1,10 @@
 """Starts and drains nodes of one machine, as the coordinator says that load asks for.
 
 A node of the other pool is the cheapest new node, and the coordinator moves it by itself
-(`coordinator/pools/rebalancer.py`). So a node is started only if both pools together lack one, and
-drained only if neither lacks any.
+(`coordinator/pools/rebalancer.py`). Next comes one on standby, which has its weights and waits:
+the coordinator has it begin (`coordinator/pools/standby.py`). So a node is started only if both
+pools together lack one and none is on standby, and drained only if neither lacks any. When neither
+lacks any, one is put on standby for the next time; while the cluster sleeps, none is.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ from pdserve.cluster.config import Scale
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.process.exit_codes import StartFailed
-from pdserve.protocol.status import ClusterStatus, RoleName
+from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
 
 LOOK_S: Final = 1.0
+_WHY: Final = "load asks for it"
+_WHY_STANDBY: Final = "it will wait on standby until load asks for it"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One change of the cluster."""
 
-    what: Literal["start", "retire"]
+    what: Literal["start", "start on standby", "retire"]
     name: str
 
 
@@ -39,26 +43,52 @@ def next_steps(
         status: of the cluster.
         started: nodes that run, or are to run.
         spare: nodes that could be started, in the order in which to do so.
-        scale: least and most nodes of each pool.
+        scale: least and most nodes of each pool. One that nodes have moved to may have more, as
+            long as load asks for them.
     """
     nodes = [status.node(name) for name in started]
-    if any(node is None or node.state != "ready" for node in nodes):
+    known = [node for node in nodes if node is not None]
+    serving = [node for node in known if node.state == "ready"]
+    standby = [node for node in known if node.is_standby]
+    if len(serving) + len(standby) < len(started):
         return []  # what the last change does has to be seen first
-    pools: Mapping[RoleName, int] = Counter(node.role for node in nodes if node is not None)
-    missing: dict[RoleName, int] = {}
-    for pool, number in status.coordinator.desired_nodes.items():
-        missing[pool] = min(max(number, scale.least), scale.most) - pools.get(pool, 0)
-    if sum(missing.values()) > 0:
-        short = sorted((p for p in missing if missing[p] > 0), key=lambda pool: -missing[pool])
-        firsts = [next((name for name in spare if name.startswith(pool)), None) for pool in short]
-        steps = [Step("start", name) for name in firsts if name is not None]
+    have: Mapping[RoleName, int] = Counter(node.role for node in serving)
+    desired = status.coordinator.desired_nodes
+    lacking = {
+        pool: min(max(number, scale.least), max(scale.most, have[pool])) - have[pool]
+        for pool, number in desired.items()
+    }
+    short = sorted((p for p in lacking if lacking[p] > 0), key=lambda pool: -lacking[pool])
+    if sum(lacking.values()) > 0:
+        if standby and any(desired[pool] > have[pool] for pool in short):
+            return []  # the coordinator has it begin
+        steps = [Step("start", name) for pool in short for name in _first(spare, pool)]
         return steps[:1] if started else steps
-    if missing and max(missing.values()) <= 0 and min(missing.values()) < 0:
-        over = min(missing, key=lambda pool: missing[pool])
-        mine = [node for node in nodes if node is not None and node.role == over]
+    if lacking and not short:
+        return _less(lacking, serving, standby, spare)
+    return []
+
+
+def _first(names: Sequence[str], pool: RoleName) -> list[str]:
+    """Return the first of these nodes that is of a pool, if one is."""
+    return [name for name in names if name.startswith(pool)][:1]
+
+
+def _less(
+    lacking: Mapping[RoleName, int],
+    serving: Sequence[NodeStatus],
+    standby: Sequence[NodeStatus],
+    spare: Sequence[str],
+) -> list[Step]:
+    """Return what to do where no pool lacks a node."""
+    over = min(lacking, key=lambda pool: lacking[pool])
+    if lacking[over] < 0:
+        mine = [node for node in serving if node.role == over]
         idlest = min(mine, key=lambda node: (node.running_requests, node.queued_tokens))
         return [Step("retire", idlest.node_id)]
-    return []
+    if not serving:  # it sleeps
+        return [Step("retire", node.node_id) for node in standby[:1]]
+    return [] if standby else [Step("start on standby", name) for name in spare[:1]]
 
 
 class Autoscaler:
@@ -88,10 +118,11 @@ class Autoscaler:
             self._say(f"{step.name} is not needed any more: it drains")
             self._say((await self._cluster.retire_node(step.name)).told)
             return
-        self._say(f"starting {step.name}: load asks for it")
+        on_standby = step.what == "start on standby"
+        self._say(f"starting {step.name}: " + (_WHY_STANDBY if on_standby else _WHY))
         try:
-            await self._cluster.start_node(step.name)
+            await self._cluster.start_node(step.name, on_standby=on_standby)
         except StartFailed as error:  # whoever restarts processes has heard of it
             self._say(str(error))
         else:
-            self._say(f"{step.name} is ready")
+            self._say(f"{step.name} is {'on standby' if on_standby else 'ready'}")

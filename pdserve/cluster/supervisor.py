@@ -68,6 +68,7 @@ class Cluster:
         self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
         self._retired: set[str] = set()  # nodes that were drained for good
+        self._on_standby: set[str] = set()  # nodes that begin on standby, also when restarted
 
     async def __aenter__(self) -> Self:
         try:
@@ -184,11 +185,11 @@ class Cluster:
 
         await self._wait_until(is_ready, list(self._processes.values()))
 
-    async def start_node(self, name: str) -> None:
+    async def start_node(self, name: str, *, on_standby: bool = False) -> None:
         """Start a process that has ended, and wait until it is ready.
 
-        A node's new incarnation is ready at the coordinator, which may be away for a while; the
-        coordinator, when it answers.
+        A node's new incarnation is ready, or `on_standby`, at the coordinator, which may be away
+        for a while; the coordinator, when it answers.
 
         Raises:
             StartFailed: it ended before that, or `start_s` passed.
@@ -196,6 +197,8 @@ class Cluster:
         """
         if self.is_running(name):
             raise ClusterError(f"{name} is still running: kill it before starting it again")
+        if on_standby:
+            self._on_standby.add(name)
         former: NodeStatus | None = None
         with suppress(ClusterError):
             former = (await self.status()).node(name)
@@ -204,8 +207,8 @@ class Cluster:
         def is_ready(status: ClusterStatus) -> bool:
             node = status.node(name)
             is_former = node and former and node.incarnation == former.incarnation
-            is_new = node is not None and node.state == "ready" and not is_former
-            return is_new or name == COORDINATOR
+            is_up = node is not None and (node.state == "ready" or node.is_standby)
+            return (is_up and not is_former) or name == COORDINATOR
 
         await self._wait_until(is_ready, [self._processes[name]])
 
@@ -223,9 +226,10 @@ class Cluster:
 
     def _start(self, name: str) -> None:
         self._retired.discard(name)
-        self._processes[name] = self._site.start(
-            name, self.command_line(name), self._on_line, self._exits.put_nowait
-        )
+        words = self.command_line(name)
+        if name in self._on_standby:
+            words.append("--set=standby=true")
+        self._processes[name] = self._site.start(name, words, self._on_line, self._exits.put_nowait)
 
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], processes: Sequence[Process]
@@ -252,6 +256,7 @@ class Cluster:
     async def retire_node(self, name: str) -> Exit:
         """As drain_node, and nobody starts it again unless it is needed."""
         self._retired.add(name)
+        self._on_standby.discard(name)
         return await self.drain_node(name)
 
     async def drain_node(self, name: str) -> Exit:

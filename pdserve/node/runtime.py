@@ -4,7 +4,7 @@
                                     └──── engine dead, stuck or failing ────► SICK ──told──► exit
 
 A node joins its coordinators before it loads the weights, so that they can show its progress. It is
-given no legs until it reports READY.
+given no legs until it reports READY. On standby, that is when a coordinator gives it a pool.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from pdserve.node.reports.gauges import (
     watch_tier,
 )
 from pdserve.node.reports.kv_events import KvEventFeed
-from pdserve.node.reports.metrics_server import MetricsServer
+from pdserve.node.reports.metrics_server import STANDBY, MetricsServer
 from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
@@ -63,6 +63,7 @@ from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
 from pdserve.node.split_cores.opening import open_pair, split_steps
 from pdserve.node.split_cores.pair import CorePair
+from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
@@ -181,9 +182,10 @@ class Node:
             make,
             role,
             prefill_refusal=prefill_refusal(memory),
-            on_role=self._report_load,
+            on_role=self._given_role,
             on_drain=on_drain,
         )
+        self._standby = Standby(parts.node_id, self._report_load)
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())
@@ -192,7 +194,7 @@ class Node:
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._metrics_server = MetricsServer(
-            Exposition(parts.metrics.pieces), samples.since, lambda: self._state
+            Exposition(parts.metrics.pieces), samples.since, self._probed_state
         )
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens
@@ -290,8 +292,11 @@ class Node:
         engine = asyncio.create_task(services.engine.run(runner, services))
         watch = self._engine_watch(engine)
         try:
-            await self._enter(NodeState.READY)
-            await watch.until(signals.drain.wait())
+            if self._config.standby:
+                await self._standby.wait(watch, signals)
+            if not signals.drain.is_set():
+                await self._enter(NodeState.READY)
+                await watch.until(signals.drain.wait())
             await self._enter(NodeState.DRAINING)
             try:
                 async with asyncio.timeout(self._config.timeouts.drain_s):
@@ -412,6 +417,7 @@ class Node:
             certificate_ends_at=self._certificate.seconds(),
             busy_share=self._busy.share(parts.clock.now()),
             prompt_share=self._busy.prompts,
+            is_standby=self._standby.is_waiting,
         )
 
     def _attached(self, link: CoordinatorLink) -> None:
@@ -429,6 +435,13 @@ class Node:
         self._state = state
         log.info("%s is %s", self._parts.node_id, state.name.lower())
         await self._server.set_serving(state is NodeState.READY)
+        self._report_load()
+
+    def _probed_state(self) -> str:
+        return STANDBY if self._standby.is_waiting else self._state.name.lower()
+
+    def _given_role(self) -> None:
+        self._standby.role_given()
         self._report_load()
 
     def _report_load(self) -> None:

@@ -49,7 +49,8 @@ class Services:
     """Receives legs (`coordinator_link.LegReceiver`) and the engine's steps (`StepObserver`).
 
     `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
-    when the role has changed, `on_drain` when a coordinator asks the node to drain.
+    when a coordinator has given it a role, also the one that it has, and `on_drain` when one asks
+    it to drain.
     """
 
     def __init__(
@@ -194,7 +195,8 @@ class Services:
         node_id = self._parts.node_id
         if role is NodeRole.PREFILL and self.prefill_refusal:
             log.warning("%s stays a decode node: %s", node_id, self.prefill_refusal)
-        elif role is not self.role:
+            return
+        if role is not self.role:
             log.info(
                 "%s is a %s node from now on; %d legs are under way",
                 node_id,
@@ -204,7 +206,7 @@ class Services:
             self.role = role
             self._follow_policy()
             self.engine.wake()  # the new policy may admit requests that the old one kept out
-            self._on_role()
+        self._on_role()
 
     # ---- StepObserver --------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Welcome(Message, frozen=True):
 
 
 class SetRole(Message, frozen=True):
-    """Change to this pool; legs in progress are finished."""
+    """Change to this pool; legs in progress are finished. A node on standby begins to serve."""
 
     role: NodeRole
 
@@ -140,6 +140,7 @@ class LoadReport(Message, frozen=True):
     certificate_ends_at: float = 0.0  # seconds since 1970; 0: it has none, or cannot tell
     busy_share: float = 0.0  # of the last seconds, in which it computed steps
     prompt_share: float = 0.0  # of the last seconds, in which it computed chunks of prompts
+    is_standby: bool = False  # it is LOADING no more, but waits to be given a pool: see SetRole
 
     def check(self) -> None:
         """Check a report that a node has sent.

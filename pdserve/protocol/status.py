@@ -40,6 +40,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     role: RoleName
     state: StateName
     reason: str = ""  # why it is sick
+    is_standby: bool = False  # "loading" no more, but waits until a pool needs it
     loading_progress: float  # 0..1
     incarnation: str
     revision: str = ""  # the weights, as quantized, and the arithmetic of the kernels
@@ -147,12 +148,14 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     def waiting_for(self, node_ids: list[str]) -> str:
-        """The nodes that are not ready, and why: "decode-0 (loading 40%)"."""
+        """The nodes that are neither ready nor on standby: "decode-0 (loading 40%)"."""
         parts = []
         for node_id in node_ids:
             node = self.node(node_id)
             if node is None:
                 parts.append(f"{node_id} (not attached)")
+            elif node.is_standby:
+                continue
             elif node.state == "loading":
                 parts.append(f"{node_id} (loading {node.loading_progress:.0%})")
             elif node.state == "sick":

@@ -284,6 +284,9 @@ class NodeConfig(ConfigStruct, frozen=True):
             "cores, as in multiplexed mode; empty: the cores are this node's own"
         ),
     ] = ""
+    standby: Annotated[
+        bool, Meta(description="load, then wait until a coordinator gives it a pool that lacks one")
+    ] = False
     checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from msgspec.structs import replace
 
 from pdserve.cluster.autoscale import Autoscaler, Step, next_steps
 from pdserve.cluster.config import ClusterConfig, Scale
@@ -23,7 +24,7 @@ from pdserve.protocol.status import (
 from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
 from tests.waits import until
 
 NODES = [f"{kind}-{number}" for kind in ("prefill", "decode") for number in range(3)]
@@ -71,22 +72,40 @@ def steps(
 
 P0, P1 = node("prefill-0", "prefill"), node("prefill-1", "prefill")
 D0, D1 = node("decode-0", "decode", requests=5), node("decode-1", "decode", requests=2)
+WAITS = replace(node("prefill-2", "prefill", "loading"), is_standby=True)
+MOVED = [node(f"prefill-{number}", "decode", requests=9) for number in (1, 2)]
+
+
+def stand_by(name: str) -> Step:
+    return Step("start on standby", name)
 
 
 @pytest.mark.parametrize(
     ("nodes", "desired", "done"),
     [
-        ([P0, D0], (1, 1), None),
+        # A pool lacks a node.
         ([P0, D0], (1, 2), Step("start", "decode-1")),
         ([P0, D0], (5, 2), Step("start", "prefill-1")),  # 3 at most; the shorter pool first
-        ([P0, D0, D1], (2, 1), None),  # a flip is cheaper, and the coordinator's
-        ([P0, D0, D1], (1, 1), Step("retire", "decode-1")),  # the one with less to move
-        ([P0, D0, D1], (1, 0), Step("retire", "decode-1")),
-        ([P0, D0], (0, 0), None),  # 1 at least
         ([P0, P1, D0], (3, 1), Step("start", "prefill-2")),
         ([P0, node("prefill-1", "decode"), D0], (1, 3), Step("start", "decode-1")),
+        ([P0, D0, WAITS], (1, 2), None),  # the coordinator's, and so is a flip
+        ([P0, D0, D1], (2, 1), None),
+        ([P0, D0, D1, WAITS], (2, 1), None),
+        # None does, and one has more than it needs.
+        ([P0, D0, D1], (1, 1), Step("retire", "decode-1")),  # the one with less to move
+        ([P0, D0, D1], (1, 0), Step("retire", "decode-1")),
+        ([P0, D0, D1, WAITS], (1, 1), Step("retire", "decode-1")),
         ([P0, node("prefill-1", "decode"), D0], (1, 1), Step("retire", "prefill-1")),
-        ([P0, D0, node("decode-1", "decode", "loading")], (1, 3), None),  # one at a time
+        ([P0, D0, D1, *MOVED], (1, 9), stand_by("decode-2")),  # as long as it is needed
+        ([P0, D0, D1, *MOVED], (1, 3), Step("retire", "decode-1")),
+        # All is well.
+        ([P0, D0], (1, 1), stand_by("prefill-1")),
+        ([P0, D0], (0, 0), stand_by("prefill-1")),  # 1 at least
+        ([P0, D0, WAITS], (1, 1), None),
+        # One thing at a time.
+        ([P0, D0, node("decode-1", "decode", "loading")], (1, 3), None),
+        ([P0, D0, node("decode-1", "decode", "loading")], (1, 1), None),
+        ([P0, D0, node("decode-1", "decode", "draining")], (1, 1), None),
     ],
 )
 def test_the_next_step(
@@ -95,10 +114,16 @@ def test_the_next_step(
     assert steps(nodes, *desired) == ([] if done is None else [done])
 
 
+def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
+    """It does not know of the least numbers."""
+    assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == [Step("start", "prefill-1")]
+
+
 def test_a_cluster_that_sleeps_wakes_all_pools_at_once() -> None:
     scale = Scale(0, 3)
-    assert steps([P0, D0], 0, 0, scale) == [Step("retire", "prefill-0")]
-    assert steps([D0], 0, 0, scale) == [Step("retire", "decode-0")]
+    assert steps([P0, D0, WAITS], 0, 0, scale) == [Step("retire", "prefill-0")]
+    assert steps([D0, WAITS], 0, 0, scale) == [Step("retire", "decode-0")]
+    assert steps([WAITS], 0, 0, scale) == [Step("retire", "prefill-2")]
     assert steps([], 0, 0, scale) == []
     assert steps([], 1, 1, scale) == [Step("start", "prefill-0"), Step("start", "decode-0")]
     assert steps([D0], 1, 1, scale) == [Step("start", "prefill-0")]
@@ -115,7 +140,7 @@ async def _load(client: Client, number: int) -> NoReturn:
         await client.complete(make_prompt(5500 + number), 500)
 
 
-async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
+async def test_a_busy_pool_gets_the_node_on_standby_and_gives_it_back_with_its_streams(
     tiny_checkpoint: Path,
 ) -> None:
     """What makes it busy is the KV of its streams; there is room for 36,000 tokens."""
@@ -130,26 +155,55 @@ async def test_a_busy_pool_gets_a_node_and_gives_it_back_with_its_streams(
                 group.create_task(Autoscaler(fleet, scale, said.append).run()),
                 group.create_task(Restarts(fleet, said.append).run()),
             ]
+            await _said(said, "prefill-1 is on standby")
+            waiting = (await fleet.status()).node("prefill-1")
+            assert waiting is not None
+            assert waiting.is_standby
             load = [group.create_task(_load(client, n)) for n in range(6)]
-            while "decode-1 is ready" not in said:
-                await asyncio.sleep(0.02)
+            taken = await _serving(fleet, "prefill-1")
+            assert taken.role == "decode", "whatever it was started as"
+            assert taken.incarnation == waiting.incarnation
+            await _said(said, "decode-1 is on standby")
             for task in load:
                 task.cancel()
             keeping[0].cancel()
             streams = [
                 group.create_task(client.complete(make_prompt(90 + n), 2500)) for n in range(4)
             ]
-            while not (await fleet.gauges("decode-1"))["running_requests"]:
+            while not (await fleet.gauges("prefill-1"))["running_requests"]:
                 await asyncio.sleep(0.02)
-            end = await fleet.retire_node("decode-1")
-            assert end.returncode == 0
+            ends = [await fleet.retire_node(name) for name in ("prefill-1", "decode-1")]
+            assert [end.returncode for end in ends] == [0, 0]
             assert not any(stream.done() for stream in streams)
+            assert (await fleet.status()).coordinator.absent == [], "nobody misses them"
             outputs = [await stream for stream in streams]
             for task in keeping:
                 task.cancel()
         assert [len(output.tokens) for output in outputs] == [2500] * 4
         assert fleet.started_nodes == ["prefill-0", "decode-0"]
-        assert said == ["starting decode-1: load asks for it", "decode-1 is ready"]
+
+
+async def _said(said: list[str], text: str) -> None:
+    """Wait for something that the autoscaler tells."""
+
+    async def look() -> bool:
+        return text in said
+
+    await poll(look, START_S, lambda: f"{text}: {said}")
+
+
+async def _serving(fleet: Fleet, name: str) -> NodeStatus:
+    """The node, once it serves."""
+    found: NodeStatus | None = None
+
+    async def look() -> bool:
+        nonlocal found
+        found = (await fleet.status()).node(name)
+        return found is not None and found.state == "ready"
+
+    await poll(look, START_S, lambda: f"{name}: {found}")
+    assert found is not None
+    return found
 
 
 async def test_a_cluster_without_nodes_loses_no_request(tiny_checkpoint: Path) -> None:

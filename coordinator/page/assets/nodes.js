@@ -21,11 +21,12 @@ function buildNode(node) {
 function updateNode(card, node) {
   card.node = node;
   const other = node.role === "prefill" ? "decode" : "prefill";
-  card.className = `node ${node.state}${node.failing.length || node.is_alone ? " failing" : ""}`;
+  const state = node.is_standby ? "standby" : node.state;
+  card.className = `node ${state}${node.failing.length || node.is_alone ? " failing" : ""}`;
   say(card.querySelector("h4"), node.node_id);
-  card.querySelector(".state").className = `state ${node.state}`;
-  const loading = node.state === "loading" ? ` ${Math.round(node.loading_progress * 100)} %` : "";
-  say(card.querySelector(".state span"), node.state + loading);
+  card.querySelector(".state").className = `state ${state}`;
+  const loading = state === "loading" ? ` ${Math.round(node.loading_progress * 100)} %` : "";
+  say(card.querySelector(".state span"), state + loading);
   const facts = [
     inCount(node.running_requests), inCount(node.waiting_requests), inMs(node.step_time_ms),
     inCount(node.queued_tokens), inMs(node.predicted_queue_ms), inMs(node.predicted_tpot_ms),

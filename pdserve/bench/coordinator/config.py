@@ -64,6 +64,15 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     against_pid: Annotated[
         int, Meta(ge=0, description="its process id, to measure its CPU time; 0: do not")
     ] = 0
+    traced: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of requests that a second coordinator traces, which is measured in "
+            "turns with the first; 0: there is none",
+        ),
+    ] = 0.0
     upstream_port: Annotated[
         int,
         Meta(ge=0, le=65535, description="port of the simulated OpenAI API behind it; 0: any"),

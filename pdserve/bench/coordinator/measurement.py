@@ -8,14 +8,17 @@ two 99th percentiles. It includes the coordinator's messages to and from its nod
 
 Throughput is also given per CPU second of the server's process, which other work on the machine
 disturbs least. A busy one may put several tokens into one event, and so do less work per token:
-`tokens_per_event` shows this. The client and the simulated server share the cores that the
-coordinator does not have; their CPU time and the client's lag are reported.
+`tokens_per_event` shows this. Servers take turns, round by round. The client and the simulated
+server share the cores that the coordinator does not have; their CPU time and the client's lag are
+reported.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
 
 import msgspec
 
@@ -25,6 +28,8 @@ from pdserve.bench.load.outcome import Outcome, Percentiles
 from pdserve.bench.serve.config import Load
 from pdserve.errors import ClusterError
 
+PLAIN: Final = "coordinator"
+TRACED: Final = "coordinator with traces"
 _WARM_UP = Chats(8, 2, Load(concurrency=4))
 _WARM_UP_S = 0.5
 
@@ -43,15 +48,20 @@ async def measure_servers(
     for server in (*servers, direct):
         await _warm_up(server, plan)
     rows: list[CoordinatorRow] = []
+    traced: list[TracedRow] = []
     for chats in plan.cases:
-        for server in servers:
-            pairs: list[tuple[LoadRound, LoadRound]] = []  # (through it, directly)
-            for number in range(plan.rounds):
+        pairs: dict[str, list[tuple[LoadRound, LoadRound]]] = {}  # by server: through it, directly
+        for number in range(plan.rounds):
+            for server in servers if number % 2 == 0 else reversed(servers):
                 tell(f"{chats}, {server.name}, round {number + 1} of {plan.rounds}")
                 load = ChatLoad(chats, plan.duration_s, plan.drain_s, number)
-                pairs.append((await load.run(server), await load.run(direct)))
-            rows.append(coordinator_row(chats, server.name, pairs))
-    return CoordinatorReport(rows)
+                pair = (await load.run(server), await load.run(direct))
+                pairs.setdefault(server.name, []).append(pair)
+        rows += [coordinator_row(chats, server.name, pairs[server.name]) for server in servers]
+        if TRACED in pairs:
+            plain, with_traces = ([through for through, _ in pairs[n]] for n in (PLAIN, TRACED))
+            traced.append(traced_row(chats, plain, with_traces))
+    return CoordinatorReport(rows, traced)
 
 
 async def _warm_up(server: MeasuredServer, plan: CoordinatorPlan) -> None:
@@ -103,10 +113,42 @@ class CoordinatorRow(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]  # error |-> count
 
 
+class TracedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What traces cost under one load: CPU time of a request with them, divided by that without.
+
+    Each round compares two neighbours in time; one in which either did nothing is left out.
+    """
+
+    output_tokens: int
+    concurrency: int
+    rate: float
+    ratios: list[float]  # of each round
+    median: float | None  # None: of no round
+
+
 class CoordinatorReport(msgspec.Struct, frozen=True):
     """The results of `pdserve bench coordinator`."""
 
     rows: list[CoordinatorRow]
+    traced: list[TracedRow] = []
+
+
+def traced_row(
+    chats: Chats, plain: Sequence[LoadRound], with_traces: Sequence[LoadRound]
+) -> TracedRow:
+    """Compare the rounds of two coordinators."""
+    ratios = [
+        (traced.cpu_s / traced.num_requests) / (other.cpu_s / other.num_requests)
+        for other, traced in zip(plain, with_traces, strict=True)
+        if min(other.cpu_s, other.num_requests, traced.cpu_s, traced.num_requests) > 0
+    ]
+    return TracedRow(
+        output_tokens=chats.output_tokens,
+        concurrency=chats.load.concurrency,
+        rate=chats.load.rate,
+        ratios=ratios,
+        median=median(ratios) if ratios else None,
+    )
 
 
 def coordinator_row(

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
 import uvloop
 from rich.table import Table
@@ -18,11 +19,15 @@ from pdserve.bench.coordinator.chat_stream import chat_target
 from pdserve.bench.coordinator.config import CoordinatorBenchConfig
 from pdserve.bench.coordinator.load import MeasuredServer
 from pdserve.bench.coordinator.measurement import (
+    PLAIN,
+    TRACED,
     AddedTtft,
     CoordinatorReport,
     CoordinatorRow,
+    TracedRow,
     measure_servers,
 )
+from pdserve.bench.coordinator.otlp_collector import collecting
 from pdserve.bench.coordinator.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
 from pdserve.bench.coordinator.sse_server import MODEL
 from pdserve.bench.load.outcome import Percentiles
@@ -40,6 +45,7 @@ from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.process.exit_codes import FAILED, OK
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.flags import as_flags
+from pdserve.settings.tracing import TracingConfig
 
 _STOP_S = 5.0
 _KEPT = 0.9  # of an open loop's rate
@@ -74,39 +80,75 @@ async def _measure(config: CoordinatorBenchConfig) -> CoordinatorReport:
 
 @asynccontextmanager
 async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[MeasuredServer]]:
-    """The simulated server to call directly, and the coordinator; both ready."""
+    """The simulated server to call directly, and what is measured of ours; all ready."""
     given = config.checkpoint
     checkpoint = resolve_checkpoint(
         given.model or str(CHECKPOINT_PATH), given.revision, with_weights=False
     )
-    ports = [ReservedPort("127.0.0.1", port) for port in (0, 0, config.upstream_port)]
-    http, grpc, upstream = (reserved.port for reserved in ports)
-    coordinator = CoordinatorConfig(port=http, grpc_port=grpc, checkpoint=given)
-    nodes = NodesPlan(f"127.0.0.1:{grpc}", upstream, checkpoint.model_id, config.step_ms)
-    url = f"http://127.0.0.1:{http}"
     all_cores = os.sched_getaffinity(0)
     its_core, others = _shares(all_cores)
-    children: list[Child] = []
-    try:
-        children.append(_spawn(COORDINATOR, [COORDINATOR, *as_flags(coordinator)], its_core))
-        children.append(_spawn(SIMULATED, nodes.arguments, others))
+    upstream = ReservedPort("127.0.0.1", config.upstream_port)
+    upstream_url = f"http://127.0.0.1:{upstream.port}"
+    async with AsyncExitStack() as stack:
+        stack.callback(upstream.close)
+        stack.callback(os.sched_setaffinity, 0, all_cores)
+        tracings = {PLAIN: TracingConfig()}
+        if config.traced:
+            collector = await stack.enter_async_context(collecting())
+            tracings[TRACED] = TracingConfig(
+                otlp_endpoint=collector.url, sampling=config.traced, metrics_s=config.duration_s
+            )
+        direct = await stack.enter_async_context(chat_target(upstream_url, MODEL))
+        servers = [MeasuredServer("direct", direct)]
+        for name, tracing in tracings.items():
+            # Only the nodes of the first one have the server that is called directly.
+            port = upstream.port if name == PLAIN else 0
+            cluster = _Simulated(config, checkpoint.model_id, tracing, port)
+            servers.append(await stack.enter_async_context(cluster.running(name, its_core, others)))
         os.sched_setaffinity(0, others)
-        await wait_until(lambda s: not s.waiting_for(NODE_IDS), url, children, config.start_s)
-        model = (await fetch_status(url)).model
-        async with (
-            chat_target(f"http://127.0.0.1:{upstream}", MODEL) as direct,
-            chat_target(url, model) as ours,
-        ):
-            pid, nodes_pid = (child.pid for child in children)
-            yield [
-                MeasuredServer("direct", direct, upstream_pid=nodes_pid),
-                MeasuredServer(COORDINATOR, ours, pid, nodes_pid),
-            ]
-    finally:
-        os.sched_setaffinity(0, all_cores)
-        await asyncio.gather(*(child.stop(_STOP_S) for child in children))
-        for reserved in ports:
-            reserved.close()
+        servers[0] = replace(servers[0], upstream_pid=servers[1].upstream_pid)
+        yield servers
+        if config.traced:
+            collector.check()
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """A coordinator, and the process with its simulated nodes."""
+
+    config: CoordinatorBenchConfig
+    model_id: str
+    tracing: TracingConfig
+    upstream_port: int
+
+    @asynccontextmanager
+    async def running(
+        self, name: str, its_core: Set[int], others: Set[int]
+    ) -> AsyncIterator[MeasuredServer]:
+        """Run both while the context lasts; ready at its beginning."""
+        ports = [ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")]
+        http, grpc = (reserved.port for reserved in ports)
+        coordinator = CoordinatorConfig(
+            port=http, grpc_port=grpc, checkpoint=self.config.checkpoint, tracing=self.tracing
+        )
+        nodes = NodesPlan(
+            f"127.0.0.1:{grpc}", self.upstream_port, self.model_id, self.config.step_ms
+        )
+        url = f"http://127.0.0.1:{http}"
+        children: list[Child] = []
+        try:
+            children.append(_spawn(COORDINATOR, [COORDINATOR, *as_flags(coordinator)], its_core))
+            children.append(_spawn(SIMULATED, nodes.arguments, others))
+            await wait_until(
+                lambda s: not s.waiting_for(NODE_IDS), url, children, self.config.start_s
+            )
+            async with chat_target(url, (await fetch_status(url)).model) as target:
+                pid, nodes_pid = (child.pid for child in children)
+                yield MeasuredServer(name, target, pid, nodes_pid)
+        finally:
+            await asyncio.gather(*(child.stop(_STOP_S) for child in children))
+            for reserved in ports:
+                reserved.close()
 
 
 def _spawn(name: str, words: Sequence[str], cores: Set[int]) -> Child:
@@ -174,10 +216,21 @@ def _remarks(report: CoordinatorReport) -> list[str]:
         if row.requests_per_s < _KEPT * row.rate:
             said.append(f"{where}: it did not keep up with the rate, so its times only grow")
         said += [f"{where}: {count} times: {text}" for text, count in row.errors.items()]
-    return said
+    return said + [_cost_of_traces(row) for row in report.traced]
 
 
-def _load(row: CoordinatorRow) -> str:
+def _cost_of_traces(row: TracedRow) -> str:
+    what = f"traces, answers of {row.output_tokens}, {_load(row)}"
+    if row.median is None:
+        return f"{what}: no round was long enough to tell"
+    least, most = min(row.ratios), max(row.ratios)
+    return (
+        f"{what}: {row.median - 1:+.1%} of the coordinator's CPU time for a request "
+        f"(rounds from {least - 1:+.1%} to {most - 1:+.1%})"
+    )
+
+
+def _load(row: CoordinatorRow | TracedRow) -> str:
     return str(Load(row.concurrency, row.rate))
 
 

@@ -160,7 +160,9 @@ def _links(nodes: Iterable[NodeStatus]) -> Table:
 
 def _cells(node: NodeStatus) -> list[RenderableType]:
     state = Text(node.state, _STATE_STYLES[node.state])
-    if node.state == "loading":
+    if node.is_standby:
+        state = Text("standby", "blue")
+    elif node.state == "loading":
         state.append(f" {node.loading_progress:.0%}")
     numbers = (
         node.cached_blocks,

@@ -16,9 +16,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pdserve.exposition import Exposition
-from pdserve.protocol import NodeState
 
 IDLE_S = 30.0  # after which an idle connection is closed
+STANDBY = "standby"  # the state of a node that has loaded, and waits for a pool
+_WELL = ("ready", STANDBY)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 
 
@@ -29,9 +30,9 @@ class MetricsServer:
         self,
         exposition: Exposition,
         samples_since: Callable[[int], bytes],
-        state: Callable[[], NodeState],
+        state: Callable[[], str],
     ) -> None:
-        """`samples_since` makes the answer of GET /samples?after=NUMBER."""
+        """`samples_since` makes the answer of GET /samples?after=NUMBER; `state` that of probes."""
         self._exposition = exposition
         self._samples_since = samples_since
         self._state = state
@@ -63,11 +64,9 @@ class MetricsServer:
         await self._runner.cleanup()
 
     async def _answer_probe(self, request: web.Request) -> web.Response:
-        """As gRPC's health service, for who has no certificate: 200 while the node is ready."""
+        """For probes, without a certificate: 200 while the node is ready or on standby."""
         state = self._state()
-        return web.Response(
-            text=state.name.lower(), status=200 if state is NodeState.READY else 503
-        )
+        return web.Response(text=state, status=200 if state in _WELL else 503)
 
     async def _answer(self, request: web.Request) -> web.Response:
         return web.Response(

@@ -13,16 +13,26 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from coordinator.tracing.otlp import OtlpTracing
 from pdserve.bench.coordinator.chat_stream import ChatTarget, chat_target
 from pdserve.bench.coordinator.config import Chats, CoordinatorBenchConfig, CoordinatorPlan
 from pdserve.bench.coordinator.load import LoadRound, Look, MeasuredServer
-from pdserve.bench.coordinator.measurement import coordinator_row, measure_servers
+from pdserve.bench.coordinator.measurement import (
+    PLAIN,
+    TRACED,
+    coordinator_row,
+    measure_servers,
+    traced_row,
+)
+from pdserve.bench.coordinator.otlp_collector import collecting
 from pdserve.bench.coordinator.simulated_node import Beat
 from pdserve.bench.coordinator.sse_server import MODEL, SseServer
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.serve.config import Load
+from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
+from pdserve.settings.tracing import TracingConfig
 
 NO_PROCESS = 1 << 30
 TWO_STREAMS = Chats(4, 3, Load(concurrency=2))
@@ -173,6 +183,29 @@ async def test_loads_are_closed_loops_or_rates() -> None:
         assert row.beside_share > 0
 
 
+async def test_servers_take_turns_and_traces_are_compared_round_by_round() -> None:
+    said: list[str] = []
+    plan = CoordinatorPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=2)
+    async with simulated() as url, chat_target(url, MODEL) as target:
+        servers = [MeasuredServer(name, target, os.getpid()) for name in (PLAIN, TRACED)]
+        direct = MeasuredServer("direct", target)
+        report = await measure_servers(servers, direct, plan, said.append)
+    who = [text.split(", ")[2] for text in said]
+    assert who == [PLAIN, TRACED, TRACED, PLAIN]
+    assert [row.output_tokens for row in report.traced] == [TWO_STREAMS.output_tokens]
+
+
+async def test_a_collector_counts_what_comes_and_misses_what_does_not() -> None:
+    async with collecting() as collector:
+        with pytest.raises(ClusterError, match="no trace and no metrics arrived"):
+            collector.check()
+        tracing = OtlpTracing(TracingConfig(otlp_endpoint=collector.url), "m", ManualClock())
+        await asyncio.to_thread(tracing.close)
+        with pytest.raises(ClusterError, match="no trace arrived"):
+            collector.check()
+        assert collector.num_bytes["metrics"] > 0
+
+
 async def test_a_server_that_does_not_serve_is_an_error() -> None:
     plan = CoordinatorPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=1)
     async with answering(b"HTTP/1.1 500 No\r\n\r\n" + REFUSAL) as url, chat_target(url, "m") as one:
@@ -201,6 +234,17 @@ def test_what_counts_is_in_the_window() -> None:
     assert row.tokens_per_event == 5.0
     assert (row.sent, row.failed) == (4, 1)
     assert row.added_ttft_ms.p50 == 0.0
+
+
+def test_the_cost_of_traces_is_that_of_a_request_in_neighbouring_rounds() -> None:
+    def window(cpu_s: float) -> LoadRound:
+        return LoadRound([finished(0.0, 1.0)], Look(0.0), Look(1.0, cpu_s))
+
+    plain, traced = [window(1.0), window(2.0), window(4.0)], [window(1.1), window(2.0), window(4.2)]
+    row = traced_row(TWO_STREAMS, plain, traced)
+    assert row.ratios == pytest.approx([1.1, 1.0, 1.05])
+    assert row.median == pytest.approx(1.05)
+    assert traced_row(TWO_STREAMS, [window(0.0)], [window(1.0)]).median is None, "idle"
 
 
 def test_a_process_that_is_not_known_has_no_seconds() -> None:

@@ -11,8 +11,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
 
 from coordinator.api.observer import RequestSummary
 from coordinator.requests.journey import Journey
+from coordinator.tracing.call_histograms import BUCKETS, CallHistograms
 from coordinator.tracing.call_span import CallSpan, begun
-from coordinator.tracing.otlp import DURATION, FIRST_TOKEN, PER_TOKEN, OtlpTracing, make_tracing
+from coordinator.tracing.otlp import OtlpTracing, make_tracing
 from coordinator.tracing.spans import of_call, operation_of
 from pdserve.clock import ManualClock
 from pdserve.protocol import PhaseTimes, Slo
@@ -139,6 +140,9 @@ async def test_spans_and_metrics_arrive_over_grpc() -> None:
         "gen_ai.usage.cache_read.input_tokens": 4,
         "gen_ai.latency.e2e": 1.5,
         "gen_ai.latency.time_to_first_token": 0.5,
+        "gen_ai.latency.time_in_queue": 0.25,
+        "gen_ai.latency.time_in_model_prefill": 0.5,
+        "gen_ai.latency.time_in_model_decode": 0.5,
         "http.response.status_code": 200,
         "url.path": "/v1/chat/completions",
         "pdserve.request.id": "req-1",
@@ -152,8 +156,7 @@ async def test_spans_and_metrics_arrive_over_grpc() -> None:
     assert all(part.trace_id == server.trace_id for part in parts)
     assert attributes_of(parts[2]) == {"pdserve.leg.id": "r", "pdserve.node": "p"}
     points = dict(receiver.points())
-    wanted = {"request.duration": DURATION, "time_to_first_token": FIRST_TOKEN}
-    for name, buckets in (wanted | {"time_per_output_token": PER_TOKEN}).items():
+    for name, buckets in BUCKETS.items():
         point = points[f"gen_ai.server.{name}"]
         assert point.count == 2, "also of calls that are not sampled"
         assert tuple(point.explicit_bounds) == buckets
@@ -188,6 +191,21 @@ async def test_spans_arrive_over_http() -> None:
     (resource,) = trace.ExportTraceServiceRequest.FromString(bodies["/v1/traces"]).resource_spans
     assert attributes_of(resource.resource)["service.name"] == "pdserve"
     assert resource.scope_spans[0].spans[0].name == "chat tiny"
+
+
+def test_calls_are_counted_by_operation_and_error_within_the_buckets_of_the_conventions() -> None:
+    histograms = CallHistograms("tiny")
+    for duration_s in (0.0, 0.01, 0.011, 100.0):
+        histograms.add(summary(duration_s=duration_s), {"server.port": 8000})
+    histograms.add(summary(error_code="node_lost", ttft_s=None, tpot_s=None), {})
+    duration, first_token, per_token = (metric.data for metric in histograms.metrics())
+    good, bad = duration.data_points
+    assert list(good.bucket_counts) == [2, 1] + 12 * [0] + [1], "a bound is in the bucket below it"
+    assert (good.count, good.sum, good.min, good.max) == (4, pytest.approx(100.021), 0.0, 100.0)
+    assert good.attributes["server.port"] == 8000
+    assert (bad.count, bad.attributes["error.type"]) == (1, "node_lost")
+    assert [point.count for point in first_token.data_points] == [4]
+    assert [point.count for point in per_token.data_points] == [4]
 
 
 def _journey(call: CallSpan) -> Journey:

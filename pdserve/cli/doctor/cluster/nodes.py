@@ -22,10 +22,16 @@ def node_findings(status: ClusterStatus) -> list[Finding]:
     found = [
         *(_sick(node) for node in status.nodes if node.state == "sick"),
         *(_ABSENT[node.absence](node) for node in status.coordinator.absent),
-        *(_loading(node) for node in status.nodes if node.state == "loading"),
+        *(
+            _loading(node)
+            for node in status.nodes
+            if node.state == "loading" and not node.is_standby
+        ),
     ]
-    draining = [node.node_id for node in status.nodes if node.state == "draining"]
-    told = f", {len(draining)} of them draining" if draining else ""
+    draining = sum(node.state == "draining" for node in status.nodes)
+    standby = sum(node.is_standby for node in status.nodes)
+    told = f", {draining} of them draining" if draining else ""
+    told += f", {standby} on standby" if standby else ""
     return found or [ok(_CHECK, f"{len(status.nodes)} are attached{told}")]
 
 

@@ -41,9 +41,11 @@ def _num_ready(status: ClusterStatus, role: RoleName) -> int:
 
 
 def _missing(role: RoleName, pool: Sequence[NodeStatus]) -> Finding:
-    states = ", ".join(f"{node.node_id} is {node.state}" for node in pool)
+    states = ", ".join(
+        f"{node.node_id} is {'on standby' if node.is_standby else node.state}" for node in pool
+    )
     advice = f"start one (pdserve {role}), or move one there: pdserve role NODE {role}"
-    if any(node.state == "loading" for node in pool):
+    if any(node.state == "loading" and not node.is_standby for node in pool):
         advice = "wait until it has loaded"
     return problem(_CHECK, f"no {role} node is ready ({states or 'none is attached'})", advice)
 

@@ -1,0 +1,337 @@
+"""Pools under load that changes: the real decisions, over nodes whose work is a fluid.
+
+What decides is real: loads, rebalancer, desired numbers, standby, and the steps of `--autoscale`.
+What it decides about is two queues. Prompts bring work for prefill nodes, in seconds; computed
+prompts become streams, which decode nodes share evenly and which end after so many tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+from msgspec import structs
+
+from coordinator.admission.decisions import Reason
+from coordinator.pools.desired import POOLS, DesiredNodes
+from coordinator.pools.loads import PoolLoads
+from coordinator.pools.rebalancer import Rebalancer
+from coordinator.pools.role_changes import RoleChanges
+from coordinator.pools.standby import Standby
+from coordinator.registry import Member, Registry
+from coordinator.status import ROLES
+from pdserve.clock import ManualClock
+from pdserve.cluster.autoscale import Step, next_steps
+from pdserve.cluster.config import Scale
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import LoadReport, NodeRole, NodeState, PerfReport, SetRole, StepCosts
+from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
+from pdserve.simulation.coordinator import HEARTBEAT_S
+from tests.unit.coordinator.members import NUM_BLOCKS, join, said_to
+
+P, D = NodeRole.PREFILL, NodeRole.DECODE
+TTFT_S, TPOT_S = 2.0, 0.05
+LOAD_S = 30.0  # from the start of a process until it has loaded
+OUTPUT_TOKENS = 60
+FIRST_STEP_S, ROW_S = 0.010, 0.001  # of a decode step: for one stream, and for each further one
+PERF = PerfReport(
+    step=StepCosts(knot_tokens=[1, 1001], knot_s=[FIRST_STEP_S, FIRST_STEP_S + 1000 * ROW_S]),
+    token_budget=1001,
+    max_batch_size=1000,
+)
+
+
+class Promises:
+    """What was promised, and that nobody is refused."""
+
+    num_refused: Mapping[Reason, int] = {}
+
+    def tightest(self, now_s: float) -> tuple[float, float]:
+        return TTFT_S, TPOT_S
+
+    def longest_wait_s(self, now_s: float) -> float:
+        return 0.0
+
+
+@dataclass(eq=False)
+class Process:
+    """A node, from its start on."""
+
+    member: Member
+    on_standby: bool
+    loaded_s: float
+    num_orders: int = 0  # carried out
+
+    @property
+    def is_ready(self) -> bool:
+        return self.member.is_ready
+
+
+@dataclass
+class Load:
+    """What users ask for."""
+
+    rate: float = 0.0  # requests/s
+    prompt_s: float = 0.01  # of one prefill node's time, for a prompt
+    noise: float = 0.0
+
+
+@dataclass
+class World:
+    """A cluster that `pdserve up --autoscale` runs, and its users."""
+
+    scale: Scale
+    first: Mapping[NodeRole, int]
+    load: Load
+    sleep_after_s: float = 0.0
+    clock: ManualClock = field(default_factory=ManualClock)
+    told: list[tuple[float, str]] = field(default_factory=list)  # (when, what was decided)
+
+    def __post_init__(self) -> None:
+        self.registry = Registry()
+        self.processes: dict[str, Process] = {}
+        self.random = random.Random(1)
+        self.arrived = self.served = 0.0  # requests
+        self.line = 0.0  # requests that wait for nodes
+        self.queue_s = 0.0  # work of prompts
+        self.streams = 0.0
+        self.changes = RoleChanges(self.registry, "disaggregated", CoordinatorMetrics())
+        self.loads = PoolLoads(
+            self.registry, Promises(), lambda _: self.queue_s / max(1, self.ready(P)), self.clock
+        )
+        self.desired = DesiredNodes(self.clock, self.sleep_after_s)
+        self.rebalancer = Rebalancer(self.clock)
+        self.standby = Standby(
+            self.registry, self.changes, lambda: self.desired.numbers, lambda: True
+        )
+        for role, number in self.first.items():
+            for index in range(number):
+                self._start(f"{ROLES[role]}-{index}", on_standby=False, within_s=0.0)
+
+    def ready(self, role: NodeRole) -> int:
+        return sum(p.is_ready and p.member.role is role for p in self.processes.values())
+
+    @property
+    def num_inflight(self) -> float:
+        return self.line + self.queue_s / self.load.prompt_s + self.streams
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for tick in range(round(seconds / HEARTBEAT_S)):
+            self.clock.advance(HEARTBEAT_S)
+            self._work()
+            for process in list(self.processes.values()):
+                self._beat(process)
+            self._coordinate()
+            if tick % 2:
+                self._autoscale()
+
+    def happened(self, since_s: float = 0.0) -> Counter[str]:
+        """What was decided since then, but for which node."""
+        return Counter(what.rpartition(" ")[0] for at_s, what in self.told if at_s >= since_s)
+
+    # ---- users, and the work of nodes ----------------------------------------------------------
+
+    def _work(self) -> None:
+        factor = 1 + self.load.noise * self.random.uniform(-1, 1)
+        come = self.load.rate * factor * HEARTBEAT_S
+        self.arrived += come
+        self.line += come
+        if self.ready(P) and self.ready(D):
+            self.queue_s += self.line * self.load.prompt_s
+            self.line = 0.0
+        done_s = min(self.queue_s, self.ready(P) * HEARTBEAT_S)
+        self.queue_s -= done_s
+        self.busy_share = done_s / (HEARTBEAT_S * self.ready(P)) if self.ready(P) else 0.0
+        self.streams += done_s / self.load.prompt_s
+        if self.ready(D):
+            life_s = OUTPUT_TOKENS * _step_s(self.streams / self.ready(D))
+            ended = self.streams * min(1.0, HEARTBEAT_S / life_s)
+            self.streams -= ended
+            self.served += ended
+
+    def _beat(self, process: Process) -> None:
+        """A node reports, and carries out what it was told."""
+        member, now_s = process.member, self.clock.now()
+        if member.load.state is NodeState.DRAINING:  # its streams are elsewhere now
+            del self.processes[member.node_id]
+            self.registry.remove(member)
+            return
+        orders = [message for message in said_to(member) if isinstance(message, SetRole)]
+        role = orders[-1].role if orders else member.role
+        is_loaded = now_s >= process.loaded_s
+        waits = process.on_standby and not orders
+        report = LoadReport(
+            state=NodeState.READY if is_loaded and not waits else NodeState.LOADING,
+            role=role,
+            is_standby=is_loaded and waits,
+            free_blocks=NUM_BLOCKS,
+        )
+        if is_loaded and member.perf is None:
+            self.registry.profiled(member, PERF)
+        if process.is_ready and role is P:
+            report = structs.replace(report, busy_share=self.busy_share)
+        elif process.is_ready:
+            report = structs.replace(report, running_requests=round(self.streams / self.ready(D)))
+        self.registry.report(member, report)
+
+    # ---- decisions -----------------------------------------------------------------------------
+
+    def _coordinate(self) -> None:
+        """As the coordinator at every heartbeat."""
+        num_orders = self._num_orders()
+        turn = self.rebalancer.tick(self.loads.look())
+        if turn is not None:
+            self.desired.turned(turn.role)
+            self.changes.order(turn.node_id, turn.role)
+            self._tell(f"flip {turn.node_id} to {ROLES[turn.role]}")
+        self.desired.tick(
+            self.loads.demands(POOLS["disaggregated"]), 1 if self.num_inflight > 0.5 else 0
+        )
+        before = num_orders + (turn is not None)
+        self.standby.look()
+        for _ in range(self._num_orders() - before):
+            self._tell("standby begins here")
+
+    def _num_orders(self) -> int:
+        return sum(len(said_to(process.member)) for process in self.processes.values())
+
+    def _autoscale(self) -> None:
+        """As `pdserve up --autoscale` every second."""
+        names = [f"{role}-{n}" for role in ("prefill", "decode") for n in range(self.scale.most)]
+        started = [name for name in names if name in self.processes]
+        spare = [name for name in names if name not in self.processes]
+        for step in next_steps(self._status(), started, spare, self.scale):
+            self._tell(f"{step.what} {step.name}")
+            self._make(step)
+
+    def _make(self, step: Step) -> None:
+        if step.what == "retire":
+            member = self.processes[step.name].member
+            self.registry.report(member, structs.replace(member.load, state=NodeState.DRAINING))
+            return
+        self._start(step.name, on_standby=step.what == "start on standby", within_s=LOAD_S)
+
+    def _start(self, name: str, *, on_standby: bool, within_s: float) -> None:
+        role = P if name.startswith("prefill") else D
+        member = join(self.registry, name, role, state=NodeState.LOADING)
+        self.processes[name] = Process(member, on_standby, self.clock.now() + within_s)
+        if not within_s:
+            self._beat(self.processes[name])
+
+    def _status(self) -> ClusterStatus:
+        """What `/status` says of the nodes, as far as an autoscaler asks."""
+        nodes = [
+            NodeStatus(
+                node_id=member.node_id,
+                role=ROLES[member.role],
+                state="ready" if member.is_ready else "loading",
+                is_standby=member.is_standby,
+                loading_progress=1.0,
+                incarnation="1",
+                session_address="",
+                metrics_address="",
+                num_blocks=1,
+                free_blocks=1,
+                cached_blocks=0,
+                pinned_blocks=0,
+                queued_tokens=0,
+                running_requests=member.load.running_requests,
+                waiting_requests=0,
+                step_time_ms=0.0,
+            )
+            for member in self.registry
+        ]
+        desired = {ROLES[role]: number for role, number in self.desired.numbers.items()}
+        return ClusterStatus(
+            model="m",
+            mode="disaggregated",
+            ready=True,
+            inflight=0,
+            nodes=nodes,
+            coordinator=CoordinatorStatus(desired_nodes=desired),
+        )
+
+    def _tell(self, what: str) -> None:
+        self.told.append((self.clock.now(), what))
+
+
+def _step_s(batch: float) -> float:
+    return FIRST_STEP_S + ROW_S * max(0.0, batch - 1)
+
+
+def settled(world: World) -> World:
+    """After long enough for a node on standby to have loaded, and for flips to be allowed."""
+    world.run(LOAD_S + 15)
+    assert world.happened() == {"start on standby": 1}, world.told
+    return world
+
+
+# Long prompts: the decode nodes have time to spare.
+PROMPTS = Load(rate=4.0, prompt_s=0.35)
+# Short ones: a prefill node has nearly nothing to do.
+ANSWERS = Load(rate=24.0, prompt_s=0.004)
+
+
+@pytest.mark.parametrize(
+    ("load", "first", "short"),
+    [(PROMPTS, {P: 2, D: 3}, P), (ANSWERS, {P: 3, D: 2}, D)],
+    ids=["prompts", "answers"],
+)
+def test_three_times_the_load_is_answered_by_a_flip_then_by_standby_then_by_new_nodes(
+    load: Load, first: dict[NodeRole, int], short: NodeRole
+) -> None:
+    world = settled(World(Scale(1, 6), first, replace(load)))
+    step_s, before = world.clock.now(), world.ready(short)
+    world.load.rate *= 3
+    world.run(5.0)
+    in_time = [what for at_s, what in world.told if at_s > step_s]
+    assert in_time[0].endswith(f"to {ROLES[short]}"), in_time
+    assert world.ready(short) > before
+    world.run(180.0)
+    means = [what.rpartition(" ")[0] for at_s, what in world.told if at_s > step_s]
+    assert means.index("standby begins") < means.index("start"), world.told
+    assert world.loads.of(short) < 1.0, "promises are kept again"
+    assert world.queue_s < TTFT_S * world.ready(P)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(1.0, 0.0), (7.0, 0.15), (17.0, 0.15)])
+def test_an_hour_of_the_same_load_settles_and_stays(rate: float, noise: float) -> None:
+    world = World(Scale(1, 6), {P: 2, D: 2}, Load(rate=rate, prompt_s=0.1, noise=noise))
+    world.run(3600)
+    assert world.happened(since_s=900) == {}, world.told
+    assert world.loads.of(P) < 1.0
+    assert world.loads.of(D) < 1.0
+    assert sum(process.member.is_standby for process in world.processes.values()) == 1
+
+
+def test_no_nodes_while_nobody_asks_and_no_request_is_lost() -> None:
+    load = Load(rate=5.0, prompt_s=0.05)
+    world = World(Scale(0, 3), {P: 1, D: 1}, load, sleep_after_s=60.0)
+    world.run(120)
+    load.rate = 0.0
+    world.run(300)
+    assert world.processes == {}, "the one on standby has gone too"
+    assert world.served == pytest.approx(world.arrived, abs=1.0)
+    load.rate = 5.0
+    world.run(LOAD_S - 1)
+    assert world.line == pytest.approx(5.0 * (LOAD_S - 1), abs=0.1), "they wait"
+    world.run(60)
+    load.rate = 0.0
+    world.run(30)
+    assert world.num_inflight < 1.0
+    assert world.served == pytest.approx(world.arrived, abs=1.0)
+
+
+def test_a_node_that_is_lost_is_replaced_by_the_one_on_standby_at_once() -> None:
+    world = settled(World(Scale(1, 3), {P: 1, D: 1}, Load(rate=2.0, prompt_s=0.05)))
+    lost = world.processes.pop("decode-0")
+    world.registry.remove(lost.member)
+    standby = next(p.member for p in world.processes.values() if p.on_standby)
+    assert cast("SetRole", said_to(standby)[-1]).role is D, "before anything else happens"
+    world.run(1.0)
+    assert world.ready(D) == 1
