@@ -70,6 +70,7 @@ class ChaosReport(msgspec.Struct):
     calls: list[CallRecord] = []
     gaps_s: dict[str, list[float]] = {}  # by kind of fault, of streams that ran
     leaks: list[str] = []
+    no_hosts: str = ""  # why nodes are not on hosts of their own; empty: they are
     coordinator_mb: tuple[float, float] = (0.0, 0.0)  # resident, before and after
     lasted_s: float = 0.0
 
