@@ -39,6 +39,7 @@ FROM_PULLER = Envelope(
         "settle": protocol.Settle,
         "renew": protocol.Renew,
         "prefix_query": protocol.PrefixQuery,
+        "ping": protocol.Ping,
     },
 )
 FROM_EXPORTER = Envelope(
@@ -49,5 +50,6 @@ FROM_EXPORTER = Envelope(
         "record": protocol.HandoffRecord,
         "ended": protocol.HandoffEnded,
         "prefix_answer": protocol.PrefixAnswer,
+        "pong": protocol.Pong,
     },
 )
