@@ -18,14 +18,18 @@ import aiohttp
 from pdserve.bench.chaos.hosts import Hosts
 from pdserve.bench.chaos.relay import Relay
 from pdserve.bench.chaos.site import host_of
+from pdserve.bench.chaos.stopped_thread import find_thread, stopped
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
+from pdserve.process.thread_name import ENGINE_THREAD
 
 KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
 FULL_DISK: Final = "full-disk"
 NO_DESCRIPTORS: Final = "no-descriptors"
+STOP_ENGINE: Final = "stop-engine"
 _FROZEN_S: Final = 3.0  # longer than `liveness_s`
+_STOPPED_S: Final = 12.0  # a node takes 5 s and ten times a step's time to call itself stuck
 _LIMITED_S: Final = 3.0
 _SLOW_S: Final = 0.1
 _LOST_SHARE: Final = 0.5
@@ -43,8 +47,8 @@ class Target:
     session: aiohttp.ClientSession
     random: Random
 
-    def node(self, role: str) -> str:
-        """A running node of a pool."""
+    def node(self, role: str = "") -> str:
+        """A running node: of a pool, or of any."""
         names = [n for n in self.cluster.node_names if n.startswith(role)]
         running = [name for name in names if self.cluster.is_running(name)]
         return self.random.choice(running or names)
@@ -140,6 +144,14 @@ async def _freeze(target: Target, role: str) -> str:
     return name
 
 
+async def _stop_engine(target: Target) -> str:
+    """The thread that computes steps stands still, and nothing else of the node."""
+    name = target.node()
+    if target.cluster.is_running(name):
+        await stopped(find_thread(target.cluster.pid(name), ENGINE_THREAD), _STOPPED_S)
+    return name
+
+
 async def _freeze_coordinator(target: Target) -> str:
     await target.frozen(COORDINATOR, _FROZEN_S)
     return COORDINATOR
@@ -158,7 +170,7 @@ async def _kill_coordinator(target: Target) -> str:
 
 
 async def _stutter(target: Target) -> str:
-    name = target.node(target.random.choice(["prefill", "decode"]))
+    name = target.node()
     await target.frozen(name, 0.5)
     return name
 
@@ -255,7 +267,7 @@ async def _full_disk(target: Target) -> str:
 
 async def _no_descriptors(target: Target) -> str:
     """A process can neither open nor accept anything."""
-    name = target.random.choice([COORDINATOR, target.node("prefill"), target.node("decode")])
+    name = target.random.choice([COORDINATOR, target.node(), target.node()])
     used = max(map(int, os.listdir(f"/proc/{target.cluster.pid(name)}/fd")))
     await target.limited(name, resource.RLIMIT_NOFILE, used + 1)
     return name
@@ -271,6 +283,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "drain-and-kill": _kill_while_draining,
     "freeze-decode": lambda target: _freeze(target, "decode"),
     "freeze-prefill": lambda target: _freeze(target, "prefill"),
+    STOP_ENGINE: _stop_engine,
     "freeze-coordinator": _freeze_coordinator,
     KILL_COORDINATOR: _kill_coordinator,
     "stutter": _stutter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pdserve.bench.chaos import stopped_thread
 from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, Target
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, STOP_ENGINE, Target
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG
 from pdserve.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.bench.chaos.measurement import Chaos, ChaosReport, session
@@ -55,8 +56,10 @@ def run(config: ChaosConfig, setup: dict[str, object]) -> int:
     report = ChaosReport(seed=config.seed, no_hosts=obstacle())
     if report.no_hosts:
         say(f"all nodes are on one host, and cannot be parted: {report.no_hosts}")
+    if why := stopped_thread.obstacle():
+        say(f"no engine is stopped: {why}")
     with hosts_for(config, report) as hosts:
-        kinds = kinds_of(config, len(hosts or ()))
+        kinds = kinds_of(config, len(hosts or ()), {STOP_ENGINE} if why else ())
         asyncio.run(measure(config, kinds, report, hosts))
     if config.json:
         print_json(report, setup)
@@ -76,7 +79,7 @@ def hosts_for(config: ChaosConfig, report: ChaosReport) -> Iterator[Hosts | None
         yield hosts
 
 
-def kinds_of(config: ChaosConfig, num_hosts: int) -> list[str]:
+def kinds_of(config: ChaosConfig, num_hosts: int, impossible: Container[str] = ()) -> list[str]:
     """Return the kinds of faults to draw from.
 
     Raises:
@@ -89,7 +92,9 @@ def kinds_of(config: ChaosConfig, num_hosts: int) -> list[str]:
     kinds = [
         name
         for name in config.only or FAULTS
-        if (has_prefill or name not in NEEDS_PREFILL) and num_hosts >= NEEDS_HOSTS.get(name, 0)
+        if (has_prefill or name not in NEEDS_PREFILL)
+        and num_hosts >= NEEDS_HOSTS.get(name, 0)
+        and name not in impossible
     ]
     if not kinds:
         raise ConfigError(f"--only {','.join(config.only)}: not with these nodes on this machine")

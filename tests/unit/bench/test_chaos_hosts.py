@@ -32,7 +32,9 @@ def network() -> int:
 
 
 @contextmanager
-def connection(hosts: Hosts, here: int, there: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+def connection(
+    hosts: Hosts, here: int, there: int
+) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a connection between two hosts."""
     with ExitStack() as stack:
         with hosts.entered(there):
