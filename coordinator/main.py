@@ -32,9 +32,7 @@ def run(config: CoordinatorConfig) -> None:
         )
     classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
     model = load_served_model(config.checkpoint, config.answers.pooling)
-    tenants = open_tenants(
-        config.access, config.host, classes.by_name, model.name, os.environ, SystemClock()
-    )
+    tenants = open_tenants(config, classes.by_name, model.name, os.environ, SystemClock())
     try:
         uvloop.run(_serve(config, model, classes, tenants))
     finally:

@@ -94,6 +94,7 @@ class PerfModel:
         # Of steps with chunks of prompts, and of steps without:
         self._num_observed = [0, 0]
         self._observed_s = [0.0, 0.0]  # when the last one was
+        self._is_tried = [False, False]
         self._num_off = [0, 0]  # that were off by CHANGED in a row; negative: too fast
         self.costs = costs
 
@@ -112,9 +113,12 @@ class PerfModel:
         self._pair_s = costs.pair_s
         self._context_s = costs.context_s
 
-    def is_settled(self, shape: StepShape) -> bool:
-        """Whether predictions for steps of this kind, with prompt chunks or without, are tried."""
-        return self._num_observed[shape.is_decode] >= SETTLED_STEPS
+    def is_tried(self, shape: StepShape) -> bool:
+        """Whether predictions for steps of this kind, with prompt chunks or without, are tried.
+
+        They stay so when the machine changes: they are off by a few times then, and no guess.
+        """
+        return self._is_tried[shape.is_decode]
 
     def known_ratios(self, now_s: float) -> tuple[float, float]:
         """Return the ratios of steps with prompt chunks and without; 0 if none is known now."""
@@ -247,6 +251,8 @@ class PerfModel:
                 if num_off in (CHANGED_STEPS, -CHANGED_STEPS):
                     num_off = num_observed = 0
                 num_observed += 1
+                if num_observed == SETTLED_STEPS:
+                    self._is_tried[is_decode] = True
                 weight = 1 / (1 + num_observed)
                 if weight < RATIO_WEIGHT:
                     weight = RATIO_WEIGHT

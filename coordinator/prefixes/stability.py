@@ -14,14 +14,18 @@ wrong count.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 NUM_BLOCKS = 64  # examined at the beginning of each prompt
-MAX_HASHES = 1 << 15  # per generation; up to two generations are remembered
+PLACE_BITS = 18
+NUM_PLACES = 1 << PLACE_BITS  # for hashes; their memory, 1 MB, is there from the start
+_PLACE = NUM_PLACES - 1
+_REST = (1 << 32) - 1  # kept of a hash, to tell it from others of its place
 WINDOW_PROMPTS = 512  # per window; statistics cover up to two windows
-MIN_GAP_S = 0.002  # between two examined prompts; examining one takes up to 50 microseconds
+MIN_GAP_S = 0.002  # between two examined prompts; examining one takes up to 80 microseconds
 PROBED_BLOCKS = 2  # blocks after the broken one that are searched for shifted text
 
 
@@ -43,25 +47,27 @@ class _Window:
 
 
 class _Recent:
-    """A bounded set of recent hashes: two generations, of which the older is dropped as a whole."""
+    """Recent hashes. Each has one place, which it leaves to the next one that has the same.
+
+    So what is seen again and again stays, and the rest goes little by little.
+    """
 
     def __init__(self) -> None:
-        self._young: set[int] = set()
-        self._old: set[int] = set()
+        self._places = array("I", bytes(4 * NUM_PLACES))
 
     def __contains__(self, key: int) -> bool:
-        return key in self._young or key in self._old
+        return self._places[key & _PLACE] == key >> PLACE_BITS & _REST
 
     def count(self, keys: Iterable[int]) -> int:
-        """Return how many of these keys are in the set."""
-        young, old = self._young, self._old
-        return sum(1 for key in keys if key in young or key in old)
+        """Return how many of these keys are there."""
+        places = self._places
+        return sum(1 for key in keys if places[key & _PLACE] == key >> PLACE_BITS & _REST)
 
-    def update(self, keys: Sequence[int]) -> None:
-        """Add keys to the young generation."""
-        if len(self._young) + len(keys) > MAX_HASHES:
-            self._young, self._old = set(), self._young
-        self._young.update(keys)
+    def update(self, keys: Iterable[int]) -> None:
+        """Add keys."""
+        places = self._places
+        for key in keys:
+            places[key & _PLACE] = key >> PLACE_BITS & _REST
 
 
 class PrefixStability:

@@ -13,33 +13,43 @@ from coordinator.tenants.tenants import Tenants
 from pdserve.addresses import is_loopback
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
+from pdserve.process.user_cache import state_file
 from pdserve.settings.api_key import API_KEY_VARIABLE
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.config import IN_MEMORY, AccessConfig, CoordinatorConfig
 
 
 def open_tenants(
-    config: AccessConfig,
-    host: str,
+    config: CoordinatorConfig,
     classes: Collection[str],
     model: str,
     environment: Mapping[str, str],
     clock: Clock,
 ) -> Tenants:
-    """Make the tenants for a coordinator that listens on `host`.
+    """Make a coordinator's tenants.
 
     Raises:
-        ConfigError: a file cannot be used, or there are no keys and `host` is not loopback.
+        ConfigError: a file cannot be used, or there are no keys and its host is not loopback.
     """
+    access = config.access
     key = environment.get(API_KEY_VARIABLE, "")
-    if not (key or config.key_file or is_loopback(host)):
+    if not (key or access.key_file or is_loopback(config.host)):
         raise ConfigError(
-            f"without API keys, everyone who can reach {host} could use this cluster: give "
+            f"without API keys, everyone who can reach {config.host} could use this cluster: give "
             f"--key-file FILE, set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
         )
     keys: KeyBook | None = None
-    if key or config.key_file:
+    if key or access.key_file:
         extra = {hash_key(key): OWNER} if key else {}
-        path = Path(config.key_file) if config.key_file else None
+        path = Path(access.key_file) if access.key_file else None
         keys = KeyBook(path, extra, classes, clock)
-    ledger = Ledger(Path(config.usage_db)) if config.usage_db else None
-    return Tenants(keys, ledger, model, clock)
+    return Tenants(keys, _ledger(access, model, config.port), model, clock)
+
+
+def _ledger(config: AccessConfig, model: str, port: int) -> Ledger | None:
+    """Where limits are kept over a restart: where there may be any, without being asked."""
+    if config.usage_db == IN_MEMORY:
+        return None
+    path = Path(config.usage_db) if config.usage_db else None
+    if path is None and config.key_file:
+        path = state_file("usage", model, port)
+    return None if path is None else Ledger(path)

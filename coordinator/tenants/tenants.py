@@ -74,6 +74,7 @@ class Tenants:
         if admitted.quota is not None:
             now_s = self._clock.now()
             admitted.num_charged = admitted.quota.take_tokens(num_tokens, now_s)
+            self._owe(admitted.tenant, admitted.quota)
 
     def share(self, num_coordinators: int) -> None:
         """From now on allow a part of the quotas: so many coordinators do the same."""

@@ -20,7 +20,8 @@ from pdserve.cluster.placement import (
 from pdserve.errors import ConfigError
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.config import (
-    STORE_IN_MEMORY,
+    IN_MEMORY,
+    AccessConfig,
     AnswerConfig,
     CoordinatorConfig,
     EngineConfig,
@@ -137,7 +138,7 @@ def plan_coordinator(
         checkpoint=config.checkpoint,
         answers=_answer_config(config),
         routing=_routing_config(config),
-        access=config.access,
+        access=_access_config(config),
         tracing=config.tracing,
         timeouts=config.timeouts.part(CoordinatorTimeouts),
     )
@@ -157,8 +158,15 @@ def _routing_config(config: ClusterConfig) -> RoutingConfig:
 def _answer_config(config: ClusterConfig) -> AnswerConfig:
     """Those of the coordinator: a free port is not what a file could be found again by."""
     if config.port == 0 and not config.answers.store:
-        return replace(config.answers, store=STORE_IN_MEMORY)
+        return replace(config.answers, store=IN_MEMORY)
     return config.answers
+
+
+def _access_config(config: ClusterConfig) -> AccessConfig:
+    """Likewise."""
+    if config.port == 0 and not config.access.usage_db:
+        return replace(config.access, usage_db=IN_MEMORY)
+    return config.access
 
 
 def plan_node(

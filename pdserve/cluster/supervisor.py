@@ -47,6 +47,7 @@ class Cluster:
         command: Sequence[str] = OWN_COMMAND,
         make_child: Callable[..., Child] = Child,
         machine: Machine | None = None,
+        site: Site | None = None,
         stop_margin_s: float = 3.0,
     ) -> None:
         """Nothing is started yet. Raises ConfigError: Ray is to run it, and is not installed.
@@ -57,12 +58,13 @@ class Cluster:
             command: the program that understands `coordinator|prefill|decode FLAGS`.
             make_child: what runs such a command on this machine, called as `Child` is.
             machine: the resources of it to use; default: all that this process may use.
+            site: where to start processes, whatever `config`, `make_child` and `machine` say.
             stop_margin_s: time for a process to exit after its drain deadline.
         """
         self.config = config
         self._on_line = on_line
         self._command = list(command)
-        self._site: Site = remote_site(config) or ThisMachine(config, make_child, machine)
+        self._site = site or remote_site(config) or ThisMachine(config, make_child, machine)
         self._stop_margin_s = stop_margin_s
         self._plans: dict[str, ProcessPlan] = {}
         self._processes: dict[str, Process] = {}

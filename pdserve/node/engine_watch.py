@@ -102,7 +102,7 @@ class EngineWatch:
     def _check_time(self, step: Sequence[Scheduled]) -> None:
         shape = shape_of(step)
         predicted_s = self._perf.step_s(shape)
-        is_known = self._perf.is_settled(shape) and not self._compiles
+        is_known = self._perf.is_tried(shape) and not self._compiles
         if self._ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
             faulthandler.dump_traceback()  # of every thread: where the step hangs
             raise NodeSick(

@@ -41,6 +41,15 @@ class ExporterWelcome(Message, frozen=True):
     access: bytes  # token for the transports, valid as long as the session; a secret
     offers: list[TransportOffer]
     protocol: int = 0  # see version.py; 0: older than this field
+    answers_pings: bool = False  # False also for builds from before there were any
+
+
+class Ping(Message, frozen=True):
+    """Asks the exporter for a sign of life, for it may have nothing to tell for long."""
+
+
+class Pong(Message, frozen=True):
+    """Answers a Ping."""
 
 
 class Subscribe(Message, frozen=True):

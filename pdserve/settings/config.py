@@ -359,7 +359,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
         Prices.of(self.price)
 
 
-STORE_IN_MEMORY = "memory"  # an `answers.store`
+IN_MEMORY = "memory"  # as `answers.store` and `access.usage_db`: no file
 
 
 class AnswerConfig(ConfigStruct, frozen=True):
@@ -403,7 +403,12 @@ class AccessConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(default_factory=list)
     page: Annotated[bool, Meta(description="serve a page at / that shows the cluster")] = True
     usage_db: Annotated[
-        str, Meta(description="SQLite file to record usage in; empty: not recorded")
+        str,
+        Meta(
+            description="SQLite file of usage and of what tenants owe to their limits; memory: "
+            "none; empty: with a key file, one of the model and the port in the user's state "
+            "directory, none with port 0"
+        ),
     ] = ""
 
 

@@ -40,6 +40,7 @@ FROM_PULLER = Envelope(
         "renew": protocol.Renew,
         "prefix_query": protocol.PrefixQuery,
         "take_over": protocol.TakeOver,
+        "ping": protocol.Ping,
     },
 )
 FROM_EXPORTER = Envelope(
@@ -50,5 +51,6 @@ FROM_EXPORTER = Envelope(
         "record": protocol.HandoffRecord,
         "ended": protocol.HandoffEnded,
         "prefix_answer": protocol.PrefixAnswer,
+        "pong": protocol.Pong,
     },
 )

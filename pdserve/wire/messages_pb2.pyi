@@ -528,7 +528,7 @@ class PullerHello(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., exporter_incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., introduction: _Optional[bytes] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class ExporterWelcome(_message.Message):
-    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "memory", "host_id", "access", "offers", "protocol")
+    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "memory", "host_id", "access", "offers", "protocol", "answers_pings")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -539,6 +539,7 @@ class ExporterWelcome(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_PINGS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     fingerprint: str
@@ -549,7 +550,16 @@ class ExporterWelcome(_message.Message):
     access: bytes
     offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
     protocol: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    answers_pings: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., protocol: _Optional[int] = ..., answers_pings: bool = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Subscribe(_message.Message):
     __slots__ = ("request_id", "subscription_id", "at_end", "num_emitted")

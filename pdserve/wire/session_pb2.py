@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.wire import messages_pb2 as pdserve_dot_wire_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/wire/session.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\"?\n\x0ePullerMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.pdserve.wire.PullerMessage\"C\n\x10\x45xporterMessages\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.pdserve.wire.ExporterMessage\"\x9f\x02\n\rPullerMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PullerHelloH\x00\x12,\n\tsubscribe\x18\x02 \x01(\x0b\x32\x17.pdserve.wire.SubscribeH\x00\x12&\n\x06settle\x18\x03 \x01(\x0b\x32\x14.pdserve.wire.SettleH\x00\x12$\n\x05renew\x18\x04 \x01(\x0b\x32\x13.pdserve.wire.RenewH\x00\x12\x31\n\x0cprefix_query\x18\x05 \x01(\x0b\x32\x19.pdserve.wire.PrefixQueryH\x00\x12+\n\ttake_over\x18\x06 \x01(\x0b\x32\x16.pdserve.wire.TakeOverH\x00\x42\x06\n\x04\x62ody\"\x90\x02\n\x0f\x45xporterMessage\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pdserve.wire.ExporterWelcomeH\x00\x12\x32\n\x0c\x61nnouncement\x18\x02 \x01(\x0b\x32\x1a.pdserve.wire.AnnouncementH\x00\x12-\n\x06record\x18\x03 \x01(\x0b\x32\x1b.pdserve.wire.HandoffRecordH\x00\x12+\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1a.pdserve.wire.HandoffEndedH\x00\x12\x33\n\rprefix_answer\x18\x05 \x01(\x0b\x32\x1a.pdserve.wire.PrefixAnswerH\x00\x42\x06\n\x04\x62ody2U\n\tKvSession\x12H\n\x04Open\x12\x1c.pdserve.wire.PullerMessages\x1a\x1e.pdserve.wire.ExporterMessages(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/wire/session.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\"?\n\x0ePullerMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.pdserve.wire.PullerMessage\"C\n\x10\x45xporterMessages\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.pdserve.wire.ExporterMessage\"\xc3\x02\n\rPullerMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PullerHelloH\x00\x12,\n\tsubscribe\x18\x02 \x01(\x0b\x32\x17.pdserve.wire.SubscribeH\x00\x12&\n\x06settle\x18\x03 \x01(\x0b\x32\x14.pdserve.wire.SettleH\x00\x12$\n\x05renew\x18\x04 \x01(\x0b\x32\x13.pdserve.wire.RenewH\x00\x12\x31\n\x0cprefix_query\x18\x05 \x01(\x0b\x32\x19.pdserve.wire.PrefixQueryH\x00\x12+\n\ttake_over\x18\x06 \x01(\x0b\x32\x16.pdserve.wire.TakeOverH\x00\x12\"\n\x04ping\x18\x07 \x01(\x0b\x32\x12.pdserve.wire.PingH\x00\x42\x06\n\x04\x62ody\"\xb4\x02\n\x0f\x45xporterMessage\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.pdserve.wire.ExporterWelcomeH\x00\x12\x32\n\x0c\x61nnouncement\x18\x02 \x01(\x0b\x32\x1a.pdserve.wire.AnnouncementH\x00\x12-\n\x06record\x18\x03 \x01(\x0b\x32\x1b.pdserve.wire.HandoffRecordH\x00\x12+\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1a.pdserve.wire.HandoffEndedH\x00\x12\x33\n\rprefix_answer\x18\x05 \x01(\x0b\x32\x1a.pdserve.wire.PrefixAnswerH\x00\x12\"\n\x04pong\x18\x06 \x01(\x0b\x32\x12.pdserve.wire.PongH\x00\x42\x06\n\x04\x62ody2U\n\tKvSession\x12H\n\x04Open\x12\x1c.pdserve.wire.PullerMessages\x1a\x1e.pdserve.wire.ExporterMessages(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPORTERMESSAGES']._serialized_start=138
   _globals['_EXPORTERMESSAGES']._serialized_end=205
   _globals['_PULLERMESSAGE']._serialized_start=208
-  _globals['_PULLERMESSAGE']._serialized_end=495
-  _globals['_EXPORTERMESSAGE']._serialized_start=498
-  _globals['_EXPORTERMESSAGE']._serialized_end=770
-  _globals['_KVSESSION']._serialized_start=772
-  _globals['_KVSESSION']._serialized_end=857
+  _globals['_PULLERMESSAGE']._serialized_end=531
+  _globals['_EXPORTERMESSAGE']._serialized_start=534
+  _globals['_EXPORTERMESSAGE']._serialized_end=842
+  _globals['_KVSESSION']._serialized_start=844
+  _globals['_KVSESSION']._serialized_end=929
 # @@protoc_insertion_point(module_scope)

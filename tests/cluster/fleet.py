@@ -22,7 +22,7 @@ from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError
 from pdserve.settings.config import (
-    STORE_IN_MEMORY,
+    IN_MEMORY,
     AnswerConfig,
     CheckpointConfig,
     CoordinatorConfig,
@@ -193,7 +193,7 @@ class SecondCoordinator:
     It runs within the context, which may be entered again: then it is back on the same ports.
     """
 
-    def __init__(self, checkpoint: Path, store: str = STORE_IN_MEMORY, **fields: Any) -> None:
+    def __init__(self, checkpoint: Path, store: str = IN_MEMORY, **fields: Any) -> None:
         answers = replace(fields.pop("answers", AnswerConfig()), store=store)
         self._ports = [ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")]
         self._config = CoordinatorConfig(

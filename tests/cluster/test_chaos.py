@@ -5,20 +5,58 @@ Each kind of fault has its turn at the calls of one seed. Nothing is timed, but 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
 from pdserve.bench.chaos.config import ChaosConfig
 from pdserve.bench.chaos.histories import LOST
+from pdserve.bench.chaos.hosts import enter, obstacle, own_hosts
 from pdserve.bench.chaos.measurement import ChaosReport
 from pdserve.bench.chaos.run import measure
 from tests.cluster.forked import HastyChild
 
 SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "flip", "cut"]
+PARTED = ["part-coordinator", "part-nodes"]
 
 
 async def test_faults_lose_nothing() -> None:
     config = ChaosConfig(faults=5, seed=3, calls=6, pause_s=0.5)
     report = ChaosReport(seed=config.seed)
-    await measure(config, SHOWN, report, HastyChild)
+    await measure(config, SHOWN, report, make_child=HastyChild)
     assert len(report.faults) == config.faults
     assert len(report.calls) > config.calls
     assert report.num(LOST) == 0, report.complaints
+    assert not report.complaints
+
+
+class ChildThere(HastyChild):
+    """A forked process that goes where this thread was when it started it."""
+
+    def _prepare(self, words: list[str]) -> Callable[[], None]:
+        self._network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        return partial(_move, f"/proc/{os.getpid()}/fd/{self._network}")
+
+    def _finish(self) -> None:
+        os.close(self._network)
+        super()._finish()
+
+
+def _move(network: str) -> None:
+    descriptor = os.open(network, os.O_RDONLY)
+    enter(descriptor)
+    os.close(descriptor)
+
+
+async def test_hosts_that_lose_each_other_lose_nothing() -> None:
+    if why := obstacle():
+        pytest.skip(why)
+    config = ChaosConfig(faults=2, seed=1, calls=4, pause_s=0.2)
+    report = ChaosReport(seed=config.seed)
+    with own_hosts(3) as hosts:
+        await measure(config, PARTED, report, hosts, ChildThere)
+    assert len(report.faults) == config.faults
+    assert len(report.calls) > config.calls
     assert not report.complaints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -11,8 +10,8 @@ from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import StoreFile
 from pdserve.errors import ConfigError
-from pdserve.process.user_cache import state_folder
-from pdserve.settings.config import STORE_IN_MEMORY
+from pdserve.process.user_cache import state_file
+from pdserve.settings.config import IN_MEMORY
 
 
 def open_store(store: str, model: str, port: int) -> ResponseStore:
@@ -38,10 +37,6 @@ def open_store(store: str, model: str, port: int) -> ResponseStore:
 
 
 def _path(store: str, model: str, port: int) -> Path | None:
-    if store == STORE_IN_MEMORY:
+    if store == IN_MEMORY:
         return None
-    if store:
-        return Path(store)
-    folder = state_folder("responses") if port else None
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[-128:]
-    return None if folder is None else folder / f"{name}-{port}.sqlite"
+    return Path(store) if store else state_file("responses", model, port)

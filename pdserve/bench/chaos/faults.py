@@ -9,20 +9,27 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, permutations
 from random import Random
 from typing import Final
 
 import aiohttp
 
+from pdserve.bench.chaos.hosts import Hosts
 from pdserve.bench.chaos.relay import Relay
+from pdserve.bench.chaos.site import host_of
+from pdserve.bench.chaos.stopped_thread import find_thread, stopped
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
+from pdserve.process.thread_name import ENGINE_THREAD
 
 KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
 FULL_DISK: Final = "full-disk"
 NO_DESCRIPTORS: Final = "no-descriptors"
+STOP_ENGINE: Final = "stop-engine"
 _FROZEN_S: Final = 3.0  # longer than `liveness_s`
+_STOPPED_S: Final = 12.0  # a node takes 5 s and ten times a step's time to call itself stuck
 _LIMITED_S: Final = 3.0
 _SLOW_S: Final = 0.1
 _LOST_SHARE: Final = 0.5
@@ -36,14 +43,37 @@ class Target:
 
     cluster: Cluster
     relays: Mapping[str, Relay]  # by node
+    hosts: Hosts | None  # of the nodes, the coordinator's first; None: all are on this machine
     session: aiohttp.ClientSession
     random: Random
 
-    def node(self, role: str) -> str:
-        """A running node of a pool."""
+    def node(self, role: str = "") -> str:
+        """A running node: of a pool, or of any."""
         names = [n for n in self.cluster.node_names if n.startswith(role)]
         running = [name for name in names if self.cluster.is_running(name)]
         return self.random.choice(running or names)
+
+    def on_host(self, host: int) -> list[str]:
+        """The nodes there."""
+        assert self.hosts is not None
+        return [name for name in self.cluster.node_names if host_of(name, self.hosts) == host]
+
+    def some_hosts(self, number: int, *, of_nodes: bool = False) -> list[int]:
+        """Different hosts, in any order; `of_nodes`: not the coordinator's."""
+        assert self.hosts is not None
+        return self.random.sample(range(1 if of_nodes else 0, len(self.hosts)), number)
+
+    async def parted(self, *ways: tuple[int, int]) -> str:
+        """Have what hosts send to others be lost for a while; returns the nodes there."""
+        assert self.hosts is not None
+        for way in ways:
+            self.hosts.lose(*way)
+        try:
+            await asyncio.sleep(_FROZEN_S)
+        finally:
+            for way in ways:
+                self.hosts.find(*way)
+        return " ".join(name for host in sorted({*chain(*ways)}) for name in self.on_host(host))
 
     def kill(self, name: str) -> None:
         """kill -9."""
@@ -114,6 +144,14 @@ async def _freeze(target: Target, role: str) -> str:
     return name
 
 
+async def _stop_engine(target: Target) -> str:
+    """The thread that computes steps stands still, and nothing else of the node."""
+    name = target.node()
+    if target.cluster.is_running(name):
+        await stopped(find_thread(target.cluster.pid(name), ENGINE_THREAD), _STOPPED_S)
+    return name
+
+
 async def _freeze_coordinator(target: Target) -> str:
     await target.frozen(COORDINATOR, _FROZEN_S)
     return COORDINATOR
@@ -132,7 +170,7 @@ async def _kill_coordinator(target: Target) -> str:
 
 
 async def _stutter(target: Target) -> str:
-    name = target.node(target.random.choice(["prefill", "decode"]))
+    name = target.node()
     await target.frozen(name, 0.5)
     return name
 
@@ -182,6 +220,45 @@ async def _lossy_link(target: Target) -> str:
     return name
 
 
+async def _part_coordinator(target: Target) -> str:
+    """A host and the coordinator's hear nothing of each other."""
+    (host,) = target.some_hosts(1, of_nodes=True)
+    return await target.parted((0, host), (host, 0))
+
+
+async def _part_nodes(target: Target) -> str:
+    """Nodes of two hosts hear nothing of each other, and the coordinator of all of them."""
+    first, second = target.some_hosts(2, of_nodes=True)
+    return await target.parted((first, second), (second, first))
+
+
+async def _part_host(target: Target) -> str:
+    """Nobody hears anything of a host, nor it of them."""
+    assert target.hosts is not None
+    (host,) = target.some_hosts(1, of_nodes=True)
+    return await target.parted(
+        *(way for way in permutations(range(len(target.hosts)), 2) if host in way)
+    )
+
+
+async def _part_one_way(target: Target) -> str:
+    """Of two hosts, one hears the other, which does not hear it."""
+    sender, receiver = target.some_hosts(2)
+    return await target.parted((sender, receiver))
+
+
+async def _slow_host(target: Target) -> str:
+    """A host can send little for a while: what waits to be sent is late, and some of it lost."""
+    assert target.hosts is not None
+    (host,) = target.some_hosts(1, of_nodes=True)
+    target.hosts.slow_down(host)
+    try:
+        await asyncio.sleep(_FROZEN_S)
+    finally:
+        target.hosts.speed_up(host)
+    return " ".join(target.on_host(host))
+
+
 async def _full_disk(target: Target) -> str:
     """The coordinator cannot write another byte to any file: a store that says so is used again."""
     await target.limited(COORDINATOR, resource.RLIMIT_FSIZE, 0)
@@ -190,7 +267,7 @@ async def _full_disk(target: Target) -> str:
 
 async def _no_descriptors(target: Target) -> str:
     """A process can neither open nor accept anything."""
-    name = target.random.choice([COORDINATOR, target.node("prefill"), target.node("decode")])
+    name = target.random.choice([COORDINATOR, target.node(), target.node()])
     used = max(map(int, os.listdir(f"/proc/{target.cluster.pid(name)}/fd")))
     await target.limited(name, resource.RLIMIT_NOFILE, used + 1)
     return name
@@ -206,6 +283,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "drain-and-kill": _kill_while_draining,
     "freeze-decode": lambda target: _freeze(target, "decode"),
     "freeze-prefill": lambda target: _freeze(target, "prefill"),
+    STOP_ENGINE: _stop_engine,
     "freeze-coordinator": _freeze_coordinator,
     KILL_COORDINATOR: _kill_coordinator,
     "stutter": _stutter,
@@ -214,8 +292,21 @@ FAULTS: Final[dict[str, Fault]] = {
     "swallow": _swallow,
     "slow-link": _slow_link,
     "lossy-link": _lossy_link,
+    "part-coordinator": _part_coordinator,
+    "part-nodes": _part_nodes,
+    "part-host": _part_host,
+    "part-one-way": _part_one_way,
+    "slow-host": _slow_host,
     FULL_DISK: _full_disk,
     NO_DESCRIPTORS: _no_descriptors,
+}
+# How many hosts there have to be, the coordinator's among them.
+NEEDS_HOSTS: Final = {
+    "part-coordinator": 2,
+    "part-nodes": 3,
+    "part-host": 3,
+    "part-one-way": 2,
+    "slow-host": 2,
 }
 NEEDS_PREFILL: Final = frozenset(
     {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}

@@ -23,6 +23,7 @@ from pdserve.bench.chaos.faults import (
     FULL_DISK,
     KILL_COORDINATOR,
     NO_DESCRIPTORS,
+    STOP_ENGINE,
     Target,
 )
 from pdserve.bench.chaos.histories import Excuses, Span, gap_s, judge
@@ -70,6 +71,7 @@ class ChaosReport(msgspec.Struct):
     calls: list[CallRecord] = []
     gaps_s: dict[str, list[float]] = {}  # by kind of fault, of streams that ran
     leaks: list[str] = []
+    no_hosts: str = ""  # why nodes are not on hosts of their own; empty: they are
     coordinator_mb: tuple[float, float] = (0.0, 0.0)  # resident, before and after
     lasted_s: float = 0.0
 
@@ -298,8 +300,14 @@ class Chaos:
                 if fault.kind == kind and fault.hit == COORDINATOR
             ]
 
+        ends_s = [began_s + fault.began_s for fault in faults[1:]] + [inf]
+        for fault, end_s in zip(faults, ends_s, strict=True):
+            at_s = began_s + fault.began_s
+            fault.found_s = self._watch.found_s(fault.hit.split(), at_s, end_s)
+            gaps = [g for heard in self._heard if (g := gap_s(heard, at_s, end_s)) is not None]
+            self._report.gaps_s.setdefault(fault.kind, []).extend(gaps)
         excuses = Excuses(
-            outages=self._watch.outages(),
+            outages=[*self._watch.outages(), *self._stuck(began_s)],
             deaths=spans(KILL_COORDINATOR),
             full_disks=spans(FULL_DISK),
             no_descriptors=spans(NO_DESCRIPTORS),
@@ -316,12 +324,14 @@ class Chaos:
                     found=found,
                 )
             )
-        ends_s = [began_s + fault.began_s for fault in faults[1:]] + [inf]
-        for fault, end_s in zip(faults, ends_s, strict=True):
-            at_s = began_s + fault.began_s
-            fault.found_s = self._watch.found_s(fault.hit.split(), at_s, end_s)
-            gaps = [g for heard in self._heard if (g := gap_s(heard, at_s, end_s)) is not None]
-            self._report.gaps_s.setdefault(fault.kind, []).extend(gaps)
+
+    def _stuck(self, began_s: float) -> list[Span]:
+        """When a step stood still: a node that finds that out has to wait for it first."""
+        return [
+            (began_s + fault.began_s, began_s + fault.began_s + fault.found_s)
+            for fault in self._report.faults
+            if fault.kind == STOP_ENGINE and fault.found_s is not None
+        ]
 
 
 def _held(status: ClusterStatus) -> list[str]:

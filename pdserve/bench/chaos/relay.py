@@ -15,12 +15,13 @@ _SENT_AGAIN_S: Final = 0.2  # the least time after which TCP sends a lost packet
 class Relay:
     """Forwards connections to `target`, late or not at all if it is told so."""
 
-    def __init__(self, target: Callable[[], str]) -> None:
-        """`target` returns host:port; asked with each connection."""
+    def __init__(self, target: Callable[[], str], host: str = "127.0.0.1") -> None:
+        """`target` returns host:port; asked with each connection. `host` is listened on."""
         self.delay_s = 0.0  # of every chunk, in both directions
         self.lost_share = 0.0  # of the chunks, which have to be sent again
         self._random = Random(0)
         self._target = target
+        self._host = host
         self._passes = asyncio.Event()
         self._passes.set()
         self._server: asyncio.Server | None = None
@@ -34,7 +35,7 @@ class Relay:
         return f"{host}:{port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, self._host, 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:

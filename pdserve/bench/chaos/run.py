@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from pdserve.bench.chaos import stopped_thread
 from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL, Target
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, STOP_ENGINE, Target
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG
+from pdserve.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.bench.chaos.measurement import Chaos, ChaosReport, session
 from pdserve.bench.chaos.relay import Relay
+from pdserve.bench.chaos.site import OnHosts
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.cluster.child import Child
 from pdserve.cluster.config import ClusterConfig
@@ -49,9 +53,14 @@ def run(config: ChaosConfig, setup: dict[str, object]) -> int:
         ConfigError: a kind of faults is not known.
         ClusterError: the cluster failed without a fault, or does not come back.
     """
-    kinds = kinds_of(config)
-    report = ChaosReport(seed=config.seed)
-    asyncio.run(measure(config, kinds, report))
+    report = ChaosReport(seed=config.seed, no_hosts=obstacle())
+    if report.no_hosts:
+        say(f"all nodes are on one host, and cannot be parted: {report.no_hosts}")
+    if why := stopped_thread.obstacle():
+        say(f"no engine is stopped: {why}")
+    with hosts_for(config, report) as hosts:
+        kinds = kinds_of(config, len(hosts or ()), {STOP_ENGINE} if why else ())
+        asyncio.run(measure(config, kinds, report, hosts))
     if config.json:
         print_json(report, setup)
     else:
@@ -59,22 +68,50 @@ def run(config: ChaosConfig, setup: dict[str, object]) -> int:
     return FAILED if report.complaints else OK
 
 
-def kinds_of(config: ChaosConfig) -> list[str]:
-    """Return the kinds of faults to draw from. Raises ConfigError for one that is not known."""
+@contextmanager
+def hosts_for(config: ChaosConfig, report: ChaosReport) -> Iterator[Hosts | None]:
+    """Hosts for the nodes, meanwhile; None where there can be none."""
+    if report.no_hosts:
+        yield None
+        return
+    num_prefill = 0 if config.mode == "colocated" else config.prefill or 0
+    with own_hosts(1 + max(num_prefill, config.decode)) as hosts:
+        yield hosts
+
+
+def kinds_of(config: ChaosConfig, num_hosts: int, impossible: Container[str] = ()) -> list[str]:
+    """Return the kinds of faults to draw from.
+
+    Raises:
+        ConfigError: one is not known, or none can be made here.
+    """
     for name in config.only:
         if name not in FAULTS:
             raise ConfigError(f'--only "{name}" is none of {", ".join(FAULTS)}')
     has_prefill = config.mode != "colocated"
-    return [name for name in config.only or FAULTS if has_prefill or name not in NEEDS_PREFILL]
+    kinds = [
+        name
+        for name in config.only or FAULTS
+        if (has_prefill or name not in NEEDS_PREFILL)
+        and num_hosts >= NEEDS_HOSTS.get(name, 0)
+        and name not in impossible
+    ]
+    if not kinds:
+        raise ConfigError(f"--only {','.join(config.only)}: not with these nodes on this machine")
+    return kinds
 
 
 async def measure(
     config: ChaosConfig,
     kinds: Sequence[str],
     report: ChaosReport,
+    hosts: Hosts | None = None,
     make_child: type[Child] = Child,
 ) -> None:
-    """Start a cluster, disturb it by these kinds of faults, and stop it. Raises as `run`."""
+    """Start a cluster, disturb it by these kinds of faults, and stop it. Raises as `run`.
+
+    Its nodes are on `hosts`, of which this thread has to be on the first one.
+    """
     relayed = [f"decode-{config.decode - 1}"]
     if config.mode != "colocated" and config.prefill:
         relayed.append(f"prefill-{config.prefill - 1}")
@@ -86,23 +123,26 @@ async def measure(
             return cluster.grpc_address
 
         folder = stack.enter_context(TemporaryDirectory())
-        relays = {name: await stack.enter_async_context(Relay(coordinator)) for name in relayed}
-        cluster = RelayedCluster(
-            ClusterConfig(
-                port=0,
-                mode=config.mode,
-                prefill=config.prefill if config.mode != "colocated" else None,
-                decode=config.decode,
-                checkpoint=config.checkpoint,
-                engine=config.engine,
-                answers=AnswerConfig(store=f"{folder}/answers"),
-            ),
-            relays,
-            make_child=make_child,
+        here = "127.0.0.1" if hosts is None else address(0)
+        relays = {
+            name: await stack.enter_async_context(Relay(coordinator, here)) for name in relayed
+        }
+        cluster_config = ClusterConfig(
+            port=0,
+            mode=config.mode,
+            prefill=config.prefill if config.mode != "colocated" else None,
+            decode=config.decode,
+            checkpoint=config.checkpoint,
+            engine=config.engine,
+            answers=AnswerConfig(store=f"{folder}/answers"),
         )
+        site: OnHosts | None = None
+        if hosts is not None:
+            site = OnHosts(cluster_config, make_child, hosts, Path(folder, "token"))
+        cluster = RelayedCluster(cluster_config, relays, make_child=make_child, site=site)
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(session())
-        target = Target(cluster, relays, client, Random(f"targets {config.seed}"))
+        target = Target(cluster, relays, hosts, client, Random(f"targets {config.seed}"))
         model = (await cluster.status()).model
         chaos = Chaos(target, model, config.mode, report, say)
         await chaos.run(kinds, config.faults, config.calls, config.pause_s)
@@ -138,6 +178,6 @@ def _remarks(report: ChaosReport, config: ChaosConfig) -> list[str]:
     memory = f"the coordinator's memory: {before:.0f} MB before, {after:.0f} MB after"
     if not report.complaints:
         return [said, memory, "nothing was lost"]
-    only = "".join(f" --only {name}" for name in config.only)
+    only = f" --only {','.join(config.only)}" if config.only else ""
     again = f"again: pdserve bench chaos --seed {report.seed} --faults {config.faults}{only}"
     return [said, memory, *report.complaints, again]

@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from pdserve.process.thread_name import ENGINE_THREAD, name_this_thread
+
 T = TypeVar("T")
 
 
@@ -35,7 +37,7 @@ class StepThread:
         """
         self._loop = asyncio.get_running_loop()
         self._work: SimpleQueue[Computation[Any] | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread = Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         self._thread.start()
 
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
@@ -60,6 +62,7 @@ class StepThread:
         self._thread.join()
 
     def _run(self) -> None:
+        name_this_thread(ENGINE_THREAD)
         tell = self._loop.call_soon_threadsafe
         while (work := self._work.get()) is not None:
             tell(_settle, work.begun, None)

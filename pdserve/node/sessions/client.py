@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import grpc.aio
 import msgspec
@@ -27,6 +27,8 @@ from pdserve.protocol import (
     HandoffRecord,
     LinkState,
     NodeAddress,
+    Ping,
+    Pong,
     PrefixAnswer,
     PrefixQuery,
     PullerHello,
@@ -46,6 +48,7 @@ from pdserve.wire.session_pb2_grpc import KvSessionStub
 log = logging.getLogger(__name__)
 
 Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
+Receive: TypeAlias = Callable[[msgspec.Struct], None]
 
 
 class Session:
@@ -265,11 +268,41 @@ class Sessions:
             opening.set_result(session)
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
-                    while True:
-                        for message in FROM_EXPORTER.unwrap_all(await self._read(stream)):
-                            receive(message)
+                    if welcome.answers_pings:
+                        await self._hear_in_time(peer, stream, outbox, receive)
+                    await self._hear(stream, receive)
             finally:
                 await link.close()
+
+    async def _hear_in_time(
+        self, peer: NodeAddress, stream: Stream, outbox: Outbox, receive: Receive
+    ) -> NoReturn:
+        """As `_hear`, but an exporter that does not answer pings counts as lost.
+
+        What waits for it would wait until gRPC notices, and a stream with it.
+        """
+        liveness_s = self._timeouts.liveness_s
+        try:
+            async with running(self._ping(outbox)), patience(liveness_s) as silence:
+                await self._hear(stream, receive, silence.heard)
+        except TimeoutError as error:
+            raise PeerLost(f"{peer.node_id} was silent for {liveness_s:g} s") from error
+
+    async def _ping(self, outbox: Outbox) -> None:
+        while True:
+            outbox.send(Ping())
+            await asyncio.sleep(self._timeouts.heartbeat_s)
+
+    async def _hear(
+        self, stream: Stream, receive: Receive, on_heard: Callable[[], None] = lambda: None
+    ) -> NoReturn:
+        """Pass on what the exporter says, until the session breaks. Raises what broke it."""
+        while True:
+            messages = FROM_EXPORTER.unwrap_all(await self._read(stream))
+            on_heard()
+            for message in messages:
+                if not isinstance(message, Pong):
+                    receive(message)
 
     def _remember_failure(self, peer: NodeAddress) -> None:
         now_s = self._clock.now()

@@ -19,6 +19,8 @@ from pdserve.protocol import (
     Announcement,
     HandoffEnded,
     HandoffRecord,
+    Ping,
+    Pong,
     PrefixQuery,
     PullerHello,
     Renew,
@@ -113,7 +115,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         else:
             welcome = self._exporter.welcome()
             try:
-                await context.write(FROM_EXPORTER.wrap(welcome))
+                await context.write(FROM_EXPORTER.wrap(replace(welcome, answers_pings=True)))
                 await self._serve(hello, context)
             finally:
                 self._exporter.dismiss(welcome)
@@ -127,7 +129,10 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
             async with running(outbox.pump(context, FROM_EXPORTER)):
                 while (proto := await _read(context)) is not None:
                     for message in FROM_PULLER.unwrap_all(proto):
-                        _receive(message, subscriptions, holds)
+                        if isinstance(message, Ping):
+                            outbox.send(Pong())
+                        else:
+                            _receive(message, subscriptions, holds)
         except MalformedMessage as error:
             log.warning("session with %s: %s", hello.node_id, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)

@@ -12,7 +12,7 @@ import pytest
 from pdserve.bench.chaos.calls import KINDS, make_call
 from pdserve.bench.chaos.clients import Heard
 from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.faults import FAULTS, NEEDS_PREFILL
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, STOP_ENGINE
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, Excuses, gap_s, judge
 from pdserve.bench.chaos.measurement import Watch, _held
 from pdserve.bench.chaos.relay import Relay
@@ -132,10 +132,15 @@ def test_calls_are_the_same_whenever_they_are_made() -> None:
 
 
 def test_kinds_of_faults_fit_the_mode() -> None:
-    assert kinds_of(ChaosConfig()) == list(FAULTS)
-    assert not NEEDS_PREFILL & set(kinds_of(ChaosConfig(mode="colocated")))
+    assert kinds_of(ChaosConfig(), 3) == list(FAULTS)
+    assert not NEEDS_PREFILL & set(kinds_of(ChaosConfig(mode="colocated"), 3))
+    assert set(FAULTS) - set(kinds_of(ChaosConfig(), 2)) == {"part-nodes", "part-host"}
+    assert set(FAULTS) - set(kinds_of(ChaosConfig(), 0)) == set(NEEDS_HOSTS)
+    assert STOP_ENGINE not in kinds_of(ChaosConfig(), 3, {STOP_ENGINE})
     with pytest.raises(ConfigError, match='"rain" is none of kill-decode'):
-        kinds_of(ChaosConfig(only=["rain"]))
+        kinds_of(ChaosConfig(only=["rain"]), 3)
+    with pytest.raises(ConfigError, match="part-nodes: not with these nodes on this machine"):
+        kinds_of(ChaosConfig(only=["part-nodes"]), 2)
 
 
 def node(name: str, role: RoleName, state: str = "ready", **fields: int) -> NodeStatus:

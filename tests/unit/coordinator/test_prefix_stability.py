@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
 from coordinator.prefixes.stability import (
-    MAX_HASHES,
     MIN_GAP_S,
     NUM_BLOCKS,
+    NUM_PLACES,
     WINDOW_PROMPTS,
     Break,
     PrefixStability,
+    _Recent,
 )
 from coordinator.prefixes.watch import PrefixWatch
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 
 SIZE = 16
+NUM_PROMPTS = 64
 
 
 def text(num_tokens: int, seed: int = 0) -> list[int]:
@@ -148,11 +151,29 @@ def test_findings_are_about_recent_prompts() -> None:
 
 
 def test_what_was_seen_long_ago_is_forgotten() -> None:
+    recent, numbers = _Recent(), random.Random(0)
+    keys = [numbers.getrandbits(64) - (1 << 63) for _ in range(1000)]
+    assert recent.count(keys) == 0
+    recent.update(keys)
+    assert recent.count(keys) > 990
+    recent.update(numbers.getrandbits(64) for _ in range(NUM_PLACES // 8))
+    assert recent.count(keys) > 800, "so many others rarely fall on the same place"
+    recent.update(numbers.getrandbits(64) for _ in range(6 * NUM_PLACES))
+    assert recent.count(keys) < 20
+
+
+def test_what_is_seen_needs_no_memory() -> None:
     watcher = Watcher()
-    watcher.see(stamped([1], 100))
-    for seed in range(3 * MAX_HASHES // NUM_BLOCKS):
-        watcher.see(text(NUM_BLOCKS * SIZE, seed=1000 + seed))
-    assert watcher.see(stamped([2], 101), num_cached=0) is None
+    watcher.see(text(NUM_BLOCKS * SIZE))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for seed in range(NUM_PROMPTS):
+            watcher.see(text(NUM_BLOCKS * SIZE, seed))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 64 * NUM_PROMPTS, "bytes: less than one for each block of a prompt"
 
 
 def test_a_watch_counts_and_tells_no_text() -> None:

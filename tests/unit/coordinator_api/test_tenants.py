@@ -18,7 +18,7 @@ from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, NodeLost, Overloaded
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.config import CoordinatorConfig
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator_api.harness import Harness, is_error_body, served
 from tests.unit.coordinator_api.raw_client import connected
@@ -339,7 +339,8 @@ def test_a_network_is_not_let_in_without_keys(
     host: str, environment: dict[str, str], error: str | None
 ) -> None:
     def opened() -> Tenants:
-        return open_tenants(AccessConfig(), host, CLASSES, MODEL, environment, ManualClock())
+        config = CoordinatorConfig(host=host)
+        return open_tenants(config, CLASSES, MODEL, environment, ManualClock())
 
     if error is None:
         assert opened()
@@ -350,7 +351,7 @@ def test_a_network_is_not_let_in_without_keys(
 
 async def test_the_key_of_the_environment_is_an_operators() -> None:
     environment: dict[str, Any] = {"PDSERVE_API_KEY": "secret"}
-    tenants = open_tenants(AccessConfig(), "127.0.0.1", CLASSES, MODEL, environment, ManualClock())
+    tenants = open_tenants(CoordinatorConfig(), CLASSES, MODEL, environment, ManualClock())
     async with served(tenants=tenants) as api:
         async with api.chat(bearer("secret")) as response:
             assert response.status == 200

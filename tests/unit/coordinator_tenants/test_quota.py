@@ -14,10 +14,12 @@ from coordinator.tenants.identity import Tenant
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Amounts, Ledger
+from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.quota import Quota, format_wait
 from coordinator.tenants.tenants import Admitted, Tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import RateLimited
+from pdserve.settings.config import AccessConfig, CoordinatorConfig
 
 
 def test_a_minutes_worth_and_then_as_it_flows() -> None:
@@ -186,10 +188,12 @@ def test_what_was_used_up_before_a_restart_is_used_up_after_it(
 
     monkeypatch.setattr("time.time", lambda: since_1970)
     first = tenants(ManualClock(1000.0))
-    for _ in range(4):
+    for number in range(4):
         admitted = first.identify("key")
         first.begin(admitted)
-        first.end(admitted, Amounts(1, 0, 100, 0, 50))
+        first.take_prompt(admitted, 150)
+        if number < 3:  # the last one is under way when the coordinator ends
+            first.end(admitted, Amounts(1, 0, 100, 0, 50))
     with pytest.raises(RateLimited):
         first.begin(admitted)
     first.close()
@@ -206,3 +210,31 @@ def test_what_was_used_up_before_a_restart_is_used_up_after_it(
         second.begin(admitted)
     assert refused.value.retry_after_s == pytest.approx(15)
     second.close()
+
+
+@pytest.mark.parametrize(
+    ("usage_db", "port", "has_keys", "file"),
+    [
+        ("", 8000, True, "pdserve/usage/org_model-8000.sqlite"),
+        ("", 0, True, ""),
+        ("", 8000, False, ""),
+        ("memory", 8000, True, ""),
+        ("mine.sqlite", 0, False, "mine.sqlite"),
+    ],
+)
+def test_limits_outlive_a_coordinator_without_being_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    usage_db: str,
+    port: int,
+    has_keys: bool,
+    file: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[tenants.acme]\nkeys = ["{hash_key("key")}"]\nrequests_per_minute = 4\n')
+    access = AccessConfig(key_file=str(keys) if has_keys else "", usage_db=usage_db)
+    config = CoordinatorConfig(port=port, access=access)
+    open_tenants(config, ("standard",), "org/model", {}, ManualClock()).close()
+    assert [*tmp_path.rglob("*.sqlite")] == ([tmp_path / file] if file else [])

@@ -19,13 +19,14 @@ from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.thread import StepThread
 from pdserve.errors import NodeSick
 from pdserve.node.engine_watch import FACTOR, FLOOR_S, LONG_FLOOR_S, TICK_S, EngineWatch
-from pdserve.perf_model import SETTLED_STEPS, PerfModel, StepShape
+from pdserve.perf_model import CHANGED_STEPS, SETTLED_STEPS, PerfModel, StepShape
 from pdserve.protocol import StepCosts
 from tests.requests import make_request
 from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
 from tests.waits import until
 
 STEP_S = 2.0  # predicted, of any step
+THREE = StepShape(3, 1, prefill_pairs=6)  # tokens of a prompt
 LIMIT_S = FACTOR * STEP_S + FLOOR_S
 
 
@@ -58,9 +59,8 @@ class Bench:
 
     def settle(self) -> None:
         """Its steps have been as predicted for a while."""
-        shape = StepShape(3, 1, prefill_pairs=6)
         for _ in range(SETTLED_STEPS):
-            self.perf.observe(shape, STEP_S)
+            self.perf.observe(THREE, STEP_S)
 
     async def begin_step(self) -> None:
         self.engine.submit(make_request(3, max_tokens=1))
@@ -104,6 +104,14 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_a_step_may_take_many_times_as_long_as_predicted_and_no_longer(bench: Bench) -> None:
     await bench.begin_step()
     assert LIMIT_S < bench.ran_until_given_up() <= LIMIT_S + 2 * TICK_S
+
+
+async def test_a_machine_that_has_changed_gets_no_longer_time(bench: Bench) -> None:
+    for _ in range(CHANGED_STEPS):
+        bench.perf.observe(THREE, 2 * bench.perf.step_s(THREE))
+    limit_s = FACTOR * bench.perf.step_s(THREE) + FLOOR_S
+    await bench.begin_step()
+    assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
 
 
 async def test_predictions_are_not_relied_on_before_they_have_been_tried() -> None:

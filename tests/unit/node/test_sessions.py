@@ -14,6 +14,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
+from pdserve.bench.chaos.relay import Relay
 from pdserve.clock import ManualClock, SystemClock
 from pdserve.errors import (
     AccessDenied,
@@ -33,6 +34,7 @@ from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
     NodeAddress,
+    Pong,
     Subscribe,
 )
 from pdserve.settings.timeouts import Timeouts
@@ -44,6 +46,7 @@ from pdserve.wire.session_pb2_grpc import KvSessionStub
 from tests.hellos import LAYOUT
 
 TIMEOUTS = Timeouts(connect_s=0.4, liveness_s=2.0)
+HASTY = Timeouts(connect_s=0.4, liveness_s=0.3, heartbeat_s=0.03)
 IDENTITY = KvIdentity("m", "r", LAYOUT)
 
 
@@ -95,6 +98,7 @@ class Pair:
         puller_identity: KvIdentity = IDENTITY,
         exporter_identity: KvIdentity = IDENTITY,
         simulated: SimulatedLink | None = None,
+        timeouts: Timeouts = TIMEOUTS,
     ) -> None:
         self.memory = ExportedPool(8, exporter_identity.layout.block_bytes)
         self.exporter = Exporter("p", "life-1", exporter_identity, self.memory, SystemClock())
@@ -107,7 +111,7 @@ class Pair:
             self.destination, puller_identity, host_id(), simulated=lambda exporter: simulated
         )
         self.sessions = Sessions(
-            "d", "life-9", puller_identity, self.puller, SystemClock(), TIMEOUTS
+            "d", "life-9", puller_identity, self.puller, SystemClock(), timeouts
         )
         self.peer = NodeAddress(
             node_id="p",
@@ -441,3 +445,63 @@ async def test_another_message_instead_of_a_hello_is_refused(pair: Pair) -> None
         await stream.write(FROM_PULLER.wrap(Subscribe(request_id="r", subscription_id="1")))
         with pytest.raises(grpc.aio.AioRpcError, match="PullerHello first, not Subscribe"):
             await stream.read()
+
+
+@pytest.fixture
+async def hasty_pair() -> AsyncIterator[Pair]:
+    pair = Pair(timeouts=HASTY)
+    await pair.start()
+    yield pair
+    await pair.close()
+
+
+async def test_an_exporter_that_falls_silent_is_lost_to_all_who_wait(hasty_pair: Pair) -> None:
+    """Nothing breaks: packets of one host do not arrive at the other any more."""
+    address = hasty_pair.peer.session_address
+    async with Relay(lambda: address) as relay, asyncio.timeout(5):
+        session = await hasty_pair.sessions.get(
+            replace(hasty_pair.peer, session_address=relay.address)
+        )
+        relay.swallow(True)
+        with pytest.raises(PeerLost, match=r"p was silent for 0\.3 s"):
+            await first_notice(session, "r")
+        assert hasty_pair.sessions.opened(hasty_pair.peer) is None
+
+
+async def test_an_exporter_with_nothing_to_tell_is_not_lost(
+    hasty_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_pongs, is_patient = 0, asyncio.Event()
+
+    def pong() -> Pong:
+        nonlocal num_pongs
+        num_pongs += 1
+        if num_pongs > 2 * HASTY.liveness_s / HASTY.heartbeat_s:
+            is_patient.set()
+        return Pong()
+
+    monkeypatch.setattr("pdserve.node.sessions.server.Pong", pong)
+    session = await hasty_pair.sessions.get(hasty_pair.peer)
+    async with asyncio.timeout(10):
+        await is_patient.wait()
+    assert hasty_pair.sessions.opened(hasty_pair.peer) is session
+
+
+async def test_an_exporter_of_an_older_build_is_not_asked(
+    hasty_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not know the question, and its silence says nothing."""
+    monkeypatch.setattr(Sessions, "_ping", None)
+    monkeypatch.setattr(
+        "pdserve.node.sessions.server.replace",
+        lambda message, **fields: (
+            replace(message, **{**fields, "answers_pings": False})
+            if isinstance(message, ExporterWelcome)
+            else replace(message, **fields)
+        ),
+    )
+    session = await hasty_pair.sessions.get(hasty_pair.peer)
+    async with session.subscribed("r") as subscription, asyncio.timeout(5):
+        await hasty_pair.announcer.until_changed()
+        hasty_pair.announcer.subscribers["r"](Announcement(request_id="r", ticket=b"1"))
+        assert (await subscription.next()).message.ticket == b"1"

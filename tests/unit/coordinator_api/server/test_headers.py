@@ -10,7 +10,7 @@ from coordinator.api.config import parse_origins
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.config import CoordinatorConfig
 from tests.unit.coordinator_api.fakes import MODEL
 from tests.unit.coordinator_api.harness import served
 from tests.unit.coordinator_api.raw_client import connected
@@ -53,7 +53,7 @@ async def test_pages_are_let_in_by_their_origin(
     origins: tuple[str, ...], allowed: str | None
 ) -> None:
     tenants = open_tenants(
-        AccessConfig(), "0.0.0.0", (), MODEL, {"PDSERVE_API_KEY": "secret"}, ManualClock()
+        CoordinatorConfig(host="0.0.0.0"), (), MODEL, {"PDSERVE_API_KEY": "secret"}, ManualClock()
     )
     key = {"Authorization": "Bearer secret"}
     async with served(tenants=tenants, cors_origins=origins) as api:
@@ -112,7 +112,7 @@ async def test_no_page_can_point_its_own_name_at_a_cluster_without_keys(
         async with api.client.options("/v1/models", headers=ASKS | {"Host": host}) as response:
             assert response.status == (204 if is_ours else 403)
     keyed = open_tenants(
-        AccessConfig(), "127.0.0.1", (), MODEL, {"PDSERVE_API_KEY": "secret"}, ManualClock()
+        CoordinatorConfig(), (), MODEL, {"PDSERVE_API_KEY": "secret"}, ManualClock()
     )
     async with (
         served(tenants=keyed) as api,

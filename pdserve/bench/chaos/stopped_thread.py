@@ -1,0 +1,78 @@
+"""Stops one thread of another process, as no signal can: it would stop them all."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from pdserve.errors import ClusterError
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17  # requests of ptrace
+_WALL: Final = 0x40000000  # of waitpid: also for threads
+_LOOK_S: Final = 0.02
+
+
+def obstacle() -> str:
+    """Why threads of child processes cannot be stopped here; empty: they can."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            _ptrace(_SEIZE, child.pid)
+        except ClusterError as error:
+            return str(error)
+        finally:
+            child.kill()
+    return ""
+
+
+def find_thread(pid: int, name: str) -> int:
+    """The thread of a process that was the first to have this name.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    found = [
+        int(task.name)
+        for task in Path(f"/proc/{pid}/task").glob("*")
+        if (task / "comm").read_text().strip() == name
+    ]
+    if not found:
+        raise ClusterError(f"process {pid} has no thread named {name}")
+    return min(found)
+
+
+async def stopped(thread: int, at_most_s: float) -> None:
+    """Stop a thread until its process ends, or for a while. Call it on the main thread.
+
+    A process whose thread is traced is gone only when the tracer has been told.
+
+    Raises:
+        ClusterError: this process may not do that.
+    """
+    _ptrace(_SEIZE, thread)
+    _ptrace(_INTERRUPT, thread)
+    until_s = monotonic() + at_most_s
+    while monotonic() < until_s:
+        await asyncio.sleep(_LOOK_S)
+        if _has_ended(thread):
+            return
+    _ptrace(_DETACH, thread)
+
+
+def _has_ended(thread: int) -> bool:
+    """Look once, without waiting."""
+    changed, status = os.waitpid(thread, _WALL | os.WNOHANG)
+    return changed == thread and not os.WIFSTOPPED(status)
+
+
+def _ptrace(request: int, thread: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(request, thread, None, None) != 0:
+        number = ctypes.get_errno()
+        raise ClusterError(f"cannot stop thread {thread}: {os.strerror(number)}")

@@ -1,0 +1,83 @@
+"""One thread of a process stands still, the others go on; its end is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pdserve.bench.chaos.stopped_thread import find_thread, obstacle, stopped
+from pdserve.errors import ClusterError
+
+# Its main thread answers each line, and has a thread named "engine" answer the others.
+PROGRAM = """
+import sys
+from queue import SimpleQueue
+from threading import Thread
+from pdserve.process.thread_name import name_this_thread
+
+lines = SimpleQueue()
+
+def engine():
+    name_this_thread("engine")
+    print("ready", flush=True)
+    while True:
+        print(lines.get(), flush=True)
+
+Thread(target=engine, daemon=True).start()
+for line in sys.stdin:
+    if line.startswith("engine"):
+        lines.put(line.strip())
+    else:
+        print(line.strip(), flush=True)
+"""
+WHY_NOT = obstacle()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=pipe, stdout=pipe, text=True, bufsize=1
+    ) as process:
+        assert read(process) == "ready"
+        yield process
+        process.kill()
+
+
+def read(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def write(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    print(line, file=process.stdin)
+
+
+async def test_a_thread_stands_still_and_goes_on(process: subprocess.Popen[str]) -> None:
+    stopping = asyncio.create_task(stopped(find_thread(process.pid, "engine"), 0.2))
+    await asyncio.sleep(0)  # it is stopped with its first turn
+    write(process, "engine: first")
+    write(process, "main: second")
+    assert read(process) == "main: second", "the other thread was not there"
+    await stopping
+    assert read(process) == "engine: first"
+
+
+async def test_the_end_of_its_process_is_the_end(process: subprocess.Popen[str]) -> None:
+    stopping = asyncio.create_task(stopped(find_thread(process.pid, "engine"), 60.0))
+    await asyncio.sleep(0)
+    process.kill()
+    async with asyncio.timeout(10):
+        await stopping
+    assert process.wait(10) < 0
+
+
+async def test_there_is_no_thread_of_another_name(process: subprocess.Popen[str]) -> None:
+    with pytest.raises(ClusterError, match="has no thread named none"):
+        find_thread(process.pid, "none")
