@@ -13,20 +13,27 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 
 _log = logging.getLogger(__name__)
 
 
 def cuda_decoder(
-    config: ModelConfig, weights: DecoderWeights, attention: str = "", *, has_graphs: bool = True
+    config: ModelConfig,
+    weights: DecoderWeights,
+    attention: str = "",
+    *,
+    has_graphs: bool = True,
+    ranks: Collectives = ALONE,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
     Args:
-        config: the architecture.
-        weights: on a GPU.
+        config: the architecture, of the whole model.
+        weights: on a GPU; this rank's.
         attention: name of an attention backend; empty for the best one that works.
         has_graphs: whether decode steps become CUDA graphs.
+        ranks: this rank and the others.
 
     Raises:
         ConfigError: the named backend cannot be used.
@@ -40,7 +47,7 @@ def cuda_decoder(
     lacking = triton_missing()
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
-        return TorchDecoder(config, weights, backend)
+        return TorchDecoder(config, weights, backend, ranks)
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
@@ -48,7 +55,7 @@ def cuda_decoder(
     _log.info("attention on %s: %s", embedding.device, backend.name)
     staging = Staging(CudaCopies(embedding.device))
     recorder = CudaRecorder(embedding.device) if has_graphs else None
-    return CudaDecoder(config, weights, backend, staging, recorder)
+    return CudaDecoder(config, weights, backend, staging, recorder, ranks=ranks)
 
 
 def best_attention(needs: AttentionNeeds, device: torch.device) -> AttentionBackend:
