@@ -139,4 +139,4 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise NodeSick(f"{Sickness.RANK_LOST}: ranks cannot compute together: {error}") from error
+        raise NodeSick(f"{Sickness.RANK_LOST}: ranks cannot compute together: {error}") from None
