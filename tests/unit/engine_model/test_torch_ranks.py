@@ -34,6 +34,8 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen2 with windows": 4,
     "qwen3 with bias": 4,
     "qwen3 with windows": 2,
+    "mixtral": 4,
+    "qwen3 moe with MLPs": 2,
 }
 Make = Callable[..., Path]
 
