@@ -20,11 +20,12 @@ from kv_transfer.checksum import checksums
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.sharded_pool import parts_of
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
-from kv_transfer.transports.catalog import KINDS, TransportKind
-from kv_transfer.transports.interface import TransportServer
+from kv_transfer.transports.catalog import KINDS, PORTS_OF_A_PART, TransportKind
+from kv_transfer.transports.interface import Source, TransportServer
 from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import Clock
 from pdserve.errors import (
@@ -42,10 +43,33 @@ from pdserve.protocol.version import PROTOCOL, check_protocol
 log = logging.getLogger(__name__)
 
 TICKET_LIFETIME_S = 60.0
+MAX_PORT = 65535
+
+
+class PartSource:
+    """One part of an exporter's pool. Implements Source."""
+
+    def __init__(self, exporter: Exporter, number: int, pool: KvPool, layout: KvLayout) -> None:
+        self.name = f"{exporter.name}/{number}"
+        self.layout = layout
+        self.pool = pool
+        self.statistics = exporter.statistics
+        self.tls = exporter.tls
+        self._exporter = exporter
+
+    def check_access(self, token: bytes) -> None:
+        """As Source.check_access: a session's token is for all parts."""
+        self._exporter.check_access(token)
+
+    def open_ticket(self, sealed: bytes) -> Ticket:
+        """As Source.open_ticket: a ticket is for the heads of all parts."""
+        return self._exporter.open_ticket(sealed)
 
 
 class Exporter:
     """The exported pool of one incarnation of a node. Uses the pool, owns the servers.
+
+    A pool of several parts has servers for each. Otherwise the exporter is its own Source.
 
     All methods belong to the event loop's thread.
     """
@@ -63,11 +87,8 @@ class Exporter:
         ticket_lifetime_s: float = TICKET_LIFETIME_S,
         tls: NodeTls | None = None,
     ) -> None:
-        if pool.block_bytes != identity.layout.block_bytes:
-            raise ValueError(
-                f"the pool has blocks of {pool.block_bytes} bytes, the layout of "
-                f"{identity.layout.block_bytes}"
-            )
+        pools = parts_of(pool)
+        layouts = identity.check_pools(pools)
         self.node_id = node_id
         self.incarnation = incarnation
         self.identity = identity
@@ -82,6 +103,10 @@ class Exporter:
         self._ticket_lifetime_s = ticket_lifetime_s
         self._sealer = TicketSealer(incarnation, clock)
         self._servers: list[TransportServer] = []
+        self._sources: list[Source] = [self]  # of the parts of the pool
+        if len(pools) > 1:
+            parts = enumerate(zip(pools, layouts, strict=True))
+            self._sources = [PartSource(self, n, part, layout) for n, (part, layout) in parts]
         self._access = AccessTokens()
         self._host_id = host_id()
 
@@ -98,7 +123,8 @@ class Exporter:
     @property
     def reaches(self) -> list[TransportReach]:
         """Which nodes each available transport reaches, best first. Call after `start`."""
-        available = {offer.name for offer in self.offers if not offer.unavailable}
+        lacking = {offer.name for offer in self.offers if offer.unavailable}
+        available = {offer.name for offer in self.offers} - lacking
         return [
             TransportReach(name=kind.name, domain=kind.domain(self.pool))
             for kind in self._kinds
@@ -113,8 +139,8 @@ class Exporter:
     async def start(self, host: str, advertised_host: str = "", port: int = 0) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
 
-        The first TCP port is `port`, each kind of transport has its own from there on; for port 0
-        all are any free ones.
+        The first TCP port is `port`, each kind of transport has its own from there on, and so has
+        each part of the pool after it; for port 0 all are any free ones.
 
         The offer of a transport that this process cannot serve has a reason instead of an address.
         If this raises, also by cancellation, nothing is left running.
@@ -122,9 +148,17 @@ class Exporter:
         Raises:
             OSError: the address cannot be bound.
         """
+        last_port = port + len(self._sources) * PORTS_OF_A_PART - 1
+        if port and last_port > MAX_PORT:
+            raise OSError(f"ports {port} to {last_port} are for KV, and the last one is {MAX_PORT}")
         try:
-            for kind in self._kinds:
-                self.offers.append(await self._offer(kind, host, advertised_host or host, port))
+            for part, source in enumerate(self._sources):
+                first_port = port and port + part * PORTS_OF_A_PART
+                for kind in self._kinds:
+                    offer = await self._offer(
+                        kind, source, host, advertised_host or host, first_port
+                    )
+                    self.offers.append(msgspec.structs.replace(offer, part=part))
         except BaseException:
             await self.close()
             raise
@@ -132,12 +166,17 @@ class Exporter:
             log.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
 
     async def _offer(
-        self, kind: TransportKind, host: str, advertised_host: str, first_port: int
+        self,
+        kind: TransportKind,
+        source: Source,
+        host: str,
+        advertised_host: str,
+        first_port: int,
     ) -> TransportOffer:
-        obstacle = kind.obstacle(self.pool)
+        obstacle = kind.obstacle(source.pool)
         if obstacle is not None:
             return TransportOffer(name=kind.name, unavailable=obstacle)
-        server = kind.server(self)
+        server = kind.server(source)
         self._servers.append(server)
         try:
             port = first_port and first_port + kind.port_offset

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_transfer.memory import KvPool
 from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvLayout
@@ -21,6 +23,22 @@ class KvIdentity:
     def fingerprint(self) -> str:
         """A hash of model, revision and layout, for the peer to compare."""
         return self.layout.fingerprint(self.model_id, self.revision)
+
+    def check_pools(self, pools: Sequence[KvPool]) -> list[KvLayout]:
+        """Return the layout of each part of our own pool, of which there usually is one.
+
+        Raises:
+            ValueError: its blocks are of another size.
+        """
+        count = len(pools)
+        layouts = [self.layout.shard(n, count) if count > 1 else self.layout for n in range(count)]
+        for pool, layout in zip(pools, layouts, strict=True):
+            if pool.block_bytes != layout.block_bytes:
+                raise ValueError(
+                    f"the pool has blocks of {pool.block_bytes} bytes, the layout of "
+                    f"{layout.block_bytes}"
+                )
+        return layouts
 
     def check_peer(self, peer_id: str, fingerprint: str, layout: KvLayout) -> None:
         """Check that the peer has the same model, and a layout that can be converted to ours.

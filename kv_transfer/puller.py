@@ -11,18 +11,27 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
-from kv_transfer.link import Link, open_link
+from kv_transfer.link import open_link
 from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.sharded_link import (
+    AnyLink,
+    OwnPart,
+    ShardedLink,
+    Strand,
+    open_sharded_link,
+    part_welcomes,
+)
+from kv_transfer.sharded_pool import parts_of
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.spans.shards import common_heads
@@ -59,7 +68,7 @@ class Pulls(Protocol):
 
     async def pull(
         self,
-        link: Link,
+        link: AnyLink,
         ticket: bytes,
         block_table: Sequence[int],
         from_token: int,
@@ -69,8 +78,18 @@ class Pulls(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """What one strand of a pull, or all of them, have moved."""
+
+    num_bytes: int
+    read_s: float  # in the transport
+
+
 class Puller:
     """Pulls KV into one pool. Uses the pool, owns its threads; the caller closes the links.
+
+    A pool of several parts is pulled into part by part, at the same time.
 
     All methods belong to the event loop's thread.
     """
@@ -88,20 +107,21 @@ class Puller:
         tls: NodeTls | None = None,
     ) -> None:
         """`simulated` returns the network to simulate from an exporter, by its node id."""
-        if pool.block_bytes != identity.layout.block_bytes:
-            raise ValueError(
-                f"the pool has blocks of {pool.block_bytes} bytes, the layout of "
-                f"{identity.layout.block_bytes}"
-            )
         self.statistics = PullerStatistics()
-        self._pool = pool
+        self._pools = parts_of(pool)
+        layouts = identity.check_pools(self._pools)
         self._identity = identity
         self._simulated = simulated
-        self._threads = CopyThreads(num_threads, "kv-pull")
-        reader = Reader(name or secrets.token_hex(8), host_id, pool, self._threads, tls)
-        self._transports = [kind.client(reader) for kind in kinds if not kind.obstacle(pool)]
+        self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
+        own_name = name or secrets.token_hex(8)
+        self._parts = []
+        for number, (part, layout) in enumerate(zip(self._pools, layouts, strict=True)):
+            part_name = f"{own_name}/{number}" if number else own_name
+            reader = Reader(part_name, host_id, part, self._threads, tls)
+            clients = [kind.client(reader) for kind in kinds if not kind.obstacle(part)]
+            self._parts.append(OwnPart(layout, clients))
 
-    async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> Link:
+    async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> AnyLink:
         """A link to the exporter that sent this welcome.
 
         Raises:
@@ -112,11 +132,17 @@ class Puller:
         check_protocol(welcome.protocol, welcome.node_id)
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
         simulated = self._simulated(welcome.node_id)
-        return await open_link(welcome, self._transports, timeout_s, self.statistics, simulated)
+        theirs = part_welcomes(welcome)
+        if len(theirs) == len(self._parts) == 1:
+            transports = self._parts[0].transports
+            return await open_link(welcome, transports, timeout_s, self.statistics, simulated)
+        return await open_sharded_link(
+            welcome, theirs, self._parts, timeout_s, self.statistics, simulated
+        )
 
     async def pull(
         self,
-        link: Link,
+        link: AnyLink,
         ticket: bytes,
         block_table: Sequence[int],
         from_token: int,
@@ -147,14 +173,19 @@ class Puller:
         try:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
-                box = _box_of(opened, link, self._identity, from_token, heads)
-                num_bytes, read_s = 0, 0.0
-                if not box.is_empty:
-                    num_bytes, read_s = await self._pull(link, ticket, opened, box, block_table)
+                strands = self._strands(link, heads)
+                boxes = [_box_of(opened, strand.heads, from_token) for strand in strands]
+                pulls = [
+                    self._pull(link, strand, ticket, opened, box, block_table)
+                    for strand, box in zip(strands, boxes, strict=True)
+                    if not box.is_empty
+                ]
+                pulled = await _together(pulls)
         except (TransferError, StaleIncarnation, asyncio.CancelledError) as error:
             self.statistics.count(error)
             raise
-        result = PullResult(num_bytes, time.perf_counter() - started_s, read_s)
+        seconds = time.perf_counter() - started_s
+        result = PullResult(pulled.num_bytes, seconds, pulled.read_s)
         self.statistics.pulls += 1
         self.statistics.bytes += result.bytes
         self.statistics.seconds += result.seconds
@@ -167,27 +198,43 @@ class Puller:
         """
         async with AsyncExitStack() as closing:
             closing.callback(self._threads.close)
-            for transport in self._transports:
-                closing.push_async_callback(transport.close)
+            for part in self._parts:
+                for transport in part.transports:
+                    closing.push_async_callback(transport.close)
+
+    def _strands(self, link: AnyLink, heads: range | None) -> Sequence[Strand]:
+        """What is pulled over a link, into which part of our pool; `heads` as in `pull`."""
+        if isinstance(link, ShardedLink):
+            return link.strands
+        layout = self._identity.layout
+        common = common_heads(link.welcome.layout, layout) if heads is None else heads
+        return [Strand(0, common, link)]
 
     async def _pull(
-        self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, block_table: Sequence[int]
-    ) -> tuple[int, float]:
-        """Pull a non-empty box: (bytes moved, seconds in the transport)."""
+        self,
+        link: AnyLink,
+        strand: Strand,
+        sealed: bytes,
+        ticket: Ticket,
+        box: KvBox,
+        block_table: Sequence[int],
+    ) -> _Pulled:
+        """Pull a non-empty box, of the heads of one strand."""
         room = len(block_table) * self._identity.layout.block_size
         if box.end > room:
             raise TicketInvalid(
                 f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
                 f"for {room}"
             )
-        destination = self._destination(block_table)
-        moved = await self._read(link, sealed, ticket, box, destination)
-        if ticket.checksums and self._pool.kind == "cpu":
+        pool = self._pools[strand.part]
+        destination = self._destination(strand.part, block_table)
+        moved = await self._read(strand, sealed, ticket, box, destination)
+        if ticket.checksums and pool.kind == "cpu":
             check = partial(
                 check_arrived,
                 ticket,
                 link.welcome.layout,
-                cpu_pool(self._pool).flat,
+                cpu_pool(pool).flat,
                 destination,
                 box,
             )
@@ -197,35 +244,33 @@ class Puller:
                 log.warning("%s", error)
                 self.statistics.corrupt += 1
                 self.statistics.retried += 1
-                moved = await self._read(link, sealed, ticket, box, destination)
+                moved = await self._read(strand, sealed, ticket, box, destination)
                 await self._threads.run(check, CancelFlag())
         return moved
 
     async def _read(
-        self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun
-    ) -> tuple[int, float]:
-        """Read the box, one read per plan: (bytes moved, seconds in the transport)."""
-        layout = link.welcome.layout
+        self, strand: Strand, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun
+    ) -> _Pulled:
+        """Read the box, one read per plan."""
+        layout, pool = strand.link.welcome.layout, self._pools[strand.part]
         num_bytes, read_s = 0, 0.0
         for part in split_box(layout, destination.layout, box):
             block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
             source = BlockRun(layout, block_ids, part.begin // layout.block_size)
             spans = await self._plan(source, destination, part)
-            read = Read(
-                sealed, part, block_ids, generations, spans, part.num_bytes(layout), self._pool
-            )
+            read = Read(sealed, part, block_ids, generations, spans, part.num_bytes(layout), pool)
             started_s = time.perf_counter()
-            await link.read(read)
+            await strand.link.read(read)
             read_s += time.perf_counter() - started_s
             num_bytes += read.num_bytes
-        return num_bytes, read_s
+        return _Pulled(num_bytes, read_s)
 
-    def _destination(self, block_table: Sequence[int]) -> BlockRun:
-        num_blocks = self._pool.num_blocks
+    def _destination(self, part: int, block_table: Sequence[int]) -> BlockRun:
+        num_blocks = self._pools[part].num_blocks
         block_ids = np.array(block_table, dtype=np.int64)
         if len(block_ids) and not 0 <= min(block_table) <= max(block_table) < num_blocks:
             raise ValueError(f"the block table names blocks outside of 0..{num_blocks}")
-        return BlockRun(self._identity.layout, block_ids)
+        return BlockRun(self._parts[part].layout, block_ids)
 
     async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         plan = partial(plan_spans, source, destination, box)
@@ -251,11 +296,8 @@ def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
     return ticket
 
 
-def _box_of(
-    ticket: Ticket, link: Link, identity: KvIdentity, from_token: int, heads: range | None
-) -> KvBox:
-    """The part of the ticket that is to be pulled."""
-    heads = common_heads(link.welcome.layout, identity.layout) if heads is None else heads
+def _box_of(ticket: Ticket, heads: range, from_token: int) -> KvBox:
+    """The part of the ticket that is to be pulled, of these heads."""
     return KvBox(
         max(ticket.first_token, from_token),
         ticket.end_token,
@@ -264,3 +306,17 @@ def _box_of(
         heads.start,
         heads.stop,
     )
+
+
+async def _together(pulls: Sequence[Coroutine[Any, Any, _Pulled]]) -> _Pulled:
+    """Run them at the same time; ends when all of them have, also by the error of one."""
+    if len(pulls) == 1:
+        return await pulls[0]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pull) for pull in pulls]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    results = [task.result() for task in tasks]
+    read_s = max((result.read_s for result in results), default=0.0)
+    return _Pulled(sum(result.num_bytes for result in results), read_s)

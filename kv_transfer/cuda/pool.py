@@ -47,13 +47,7 @@ class DevicePool:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The blocks as uint8[num_blocks * block_bytes], for torch and others, without a copy."""
-        return {
-            "shape": (self.region.num_bytes,),
-            "typestr": "|u1",
-            "data": (self.region.address, False),
-            "strides": None,
-            "version": 3,
-        }
+        return _array_of(self.region)
 
     def bump(self, block_ids: Sequence[int]) -> None:
         """As KvPool.bump."""
@@ -64,6 +58,22 @@ class DevicePool:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class OpenedPool:
+    """The blocks of a pool that another process of this node has allocated on this GPU.
+
+    They stay opened as long as this process lives, which ends with that one.
+    """
+
+    def __init__(self, driver: Driver, handle: bytes, num_bytes: int) -> None:
+        """Raises DeviceError: they cannot be opened."""
+        self.region = Region(driver.open(handle), num_bytes)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """As that of DevicePool."""
+        return _array_of(self.region)
 
 
 class PrivatePool:
@@ -85,6 +95,16 @@ class PrivatePool:
 
     def close(self) -> None:
         """Nothing to do: it is not shared."""
+
+
+def _array_of(region: Region) -> dict[str, Any]:
+    return {
+        "shape": (region.num_bytes,),
+        "typestr": "|u1",
+        "data": (region.address, False),
+        "strides": None,
+        "version": 3,
+    }
 
 
 def device_pool(pool: KvPool) -> DevicePool:

@@ -65,7 +65,7 @@ class TransportKind:
     port_offset: int = 0  # its port is that far from the first one of all transports
 
     def obstacle(self, pool: KvPool) -> str | None:
-        """Why this process cannot use it for this pool; None: it can."""
+        """Why this process cannot use it for this pool, or a part of it; None: it can."""
         if pool.kind not in self.memory:
             return f"moves {' or '.join(sorted(self.memory))} memory, the pool is {pool.kind}"
         return self.missing()
@@ -106,6 +106,8 @@ KINDS = (  # best first
     ),
     TransportKind("tcp", TcpServer, TcpTransport, frozenset({"cpu"})),
 )
+
+PORTS_OF_A_PART = 1 + max(kind.port_offset for kind in KINDS)
 
 IN_CLEAR = frozenset({"ucx", "nccl"})  # what reaches other machines, and has no TLS
 

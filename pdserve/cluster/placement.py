@@ -57,10 +57,13 @@ def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[i
     return sorted(spare) or list(cores)
 
 
-def assign_device(device: str, index: int, num_gpus: int) -> str:
-    """The device of node `index`: GPUs in turn, unless the config names one."""
+def assign_device(device: str, index: int, num_gpus: int, num_ranks: int = 1) -> str:
+    """The first device of node `index`, of which it has one a rank in a row.
+
+    Nodes have GPUs in turn, unless the config names one.
+    """
     if device in ("auto", "cuda") and num_gpus > 0:
-        return f"cuda:{index % num_gpus}"
+        return f"cuda:{index % max(1, num_gpus // num_ranks) * num_ranks}"
     return device
 
 

@@ -225,5 +225,5 @@ def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) 
     return replace(
         engine,
         cpus=format_cpus(cores),
-        device=assign_device(engine.device, number, num_gpus),
+        device=assign_device(engine.device, number, num_gpus, engine.tensor_parallel),
     )

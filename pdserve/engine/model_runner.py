@@ -41,13 +41,13 @@ class ModelRunner:
 
         Args:
             model: on the pool's device, with the same dtype.
-            kv_cache: with the model's layout.
+            kv_cache: with the model's layout, or this rank's part of it.
             eos_token_ids: tokens that `min_tokens` suppresses; None for those of the model config.
             scored_logits_bytes: maximum size of logits at a time, in steps that score prompts.
             grammars: computes the masks of answers that have a grammar.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
-        assert layout == kv_cache.layout, "the pool was laid out for another model"
+        assert layout.model_shape == kv_cache.layout.model_shape, "the pool is of this model"
         assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # total time spent in the model itself, over all steps
         self.batches = StepBatches(kv_cache.layout.block_size)

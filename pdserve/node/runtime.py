@@ -14,10 +14,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import uvloop
 from msgspec.structs import replace
@@ -33,7 +33,8 @@ from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
-from pdserve.node.engine_watch import EngineWatch
+from pdserve.node.device_ranks.start import DeviceRanks, start_device_ranks
+from pdserve.node.engine_watch import TICK_S, EngineWatch
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
     commit_if_asked,
@@ -88,6 +89,7 @@ from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
 from pdserve.wire.security import Security, check_exposure
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
@@ -170,8 +172,10 @@ class Node:
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
         cache = packed_cache(config.engine, config.timeouts)
-        self._ranks: Ranks | None = None
-        if not model.share.is_alone:
+        self._ranks: Ranks | DeviceRanks | None = None
+        if model.has_device_ranks:
+            self._ranks = start_device_ranks(model, cores, memory)
+        elif not model.share.is_alone:
             self._ranks = start_ranks(model, cores, cpu_pool(memory), cache, self._security)
         self.loading = Loading(config, cores, model, memory, self._ranks, pair)
         self._parts = parts = make_parts(
@@ -261,7 +265,9 @@ class Node:
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
         await asyncio.to_thread(self._parts.preparation.compiler.load)
-        runner, known = await self._services.engine.in_thread(self.loading.run)
+        runner, known = await self._unless_rank_lost(
+            self._services.engine.in_thread(self.loading.run)
+        )
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
         self._parts.perf.costs = known.costs
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
@@ -271,6 +277,17 @@ class Node:
         if self._pair is None:
             return runner
         return split_steps(runner, self._pair, self._parts, known.costs, self.loading.slowdowns)
+
+    async def _unless_rank_lost(self, loading: Awaitable[T]) -> T:
+        """Wait for what computes with all ranks; if one has ended, it may never end on a GPU."""
+        task = asyncio.ensure_future(loading)
+        while self._ranks is not None and not task.done():
+            await asyncio.wait({task}, timeout=TICK_S)
+            if (lost := self._ranks.processes.lost) and not task.done():
+                await asyncio.wait({task}, timeout=TICK_S)  # on CPUs it ends by itself
+                if not task.done():
+                    await self._end_sick(NodeSick(f"{Sickness.RANK_LOST}: {lost}"))
+        return await task
 
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""

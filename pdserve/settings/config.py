@@ -98,7 +98,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     tensor_parallel: Annotated[
         Count,
-        Meta(description="processes that compute each layer together, on CPUs of this host"),
+        Meta(description="processes that compute each layer together, on this host; a GPU each"),
     ] = 1
     pipeline_parallel: Annotated[
         int,
@@ -265,7 +265,9 @@ class NodeConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address to listen on, for peers")] = "127.0.0.1"
     advertise: Annotated[str, Meta(description="name or address to tell peers; empty: host")] = ""
     port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 0
-    kv_port: Annotated[KvPort, Meta(description="KV port: tcp, +1 nccl, +2 ucx; 0: any")] = 0
+    kv_port: Annotated[
+        KvPort, Meta(description="KV port: tcp, +1 nccl, +2 ucx; +3 each further GPU; 0: any")
+    ] = 0
     metrics_port: Annotated[Port, Meta(description="HTTP port of /metrics; 0: any free port")] = 0
     coordinators: Annotated[
         list[str], Meta(min_length=1, description="gRPC host:port of coordinators or a name of all")

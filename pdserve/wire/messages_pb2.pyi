@@ -498,16 +498,18 @@ class LegFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TransportOffer(_message.Message):
-    __slots__ = ("name", "endpoint", "metadata", "unavailable")
+    __slots__ = ("name", "endpoint", "metadata", "unavailable", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     metadata: bytes
     unavailable: str
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ...) -> None: ...
+    part: int
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class PullerHello(_message.Message):
     __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction", "protocol")

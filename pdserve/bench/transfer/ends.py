@@ -18,9 +18,9 @@ import uvloop
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
+from kv_transfer.sharded_link import AnyLink
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from pdserve.bench.transfer.wire import (
     AskCpu,
@@ -183,7 +183,7 @@ class _PullerEnd:
         self._pool = filled_pool(num_blocks, block_bytes)
         self.pools = [self._expected, self._pool]
         self._puller: Puller | None = None
-        self._link: Link | None = None
+        self._link: AnyLink | None = None
 
     async def answer(self, request: Request) -> BenchMessage:
         match request:

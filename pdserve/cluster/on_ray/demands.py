@@ -29,8 +29,8 @@ def demand(engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str,
     """What each of `num_nodes` nodes asks for, of machines with these resources.
 
     CPUs: the compute threads that the config names, or else an equal share of the smallest machine
-    that has any, with the nodes spread evenly. A GPU, if there are any and the config does not say
-    otherwise. As memory, the KV cache, if its size is known.
+    that has any, with the nodes spread evenly. A GPU for each rank, if there are any and the config
+    does not say otherwise. As memory, the KV cache, if its size is known.
 
     Raises:
         ConfigError: no machine has a CPU, or the config names what Ray chooses.
@@ -46,7 +46,7 @@ def demand(engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str,
     at_most = -(-num_nodes // len(cpus))  # nodes of one machine, rounded up
     return Demand(
         cpus=engine.threads or max(1, min(cpus) // at_most),
-        gpus=int(wants_gpu),
+        gpus=engine.tensor_parallel if wants_gpu else 0,
         memory_bytes=0 if engine.kv_memory == "auto" else parse_bytes(engine.kv_memory),
     )
 
@@ -55,7 +55,7 @@ def fitted(asked: Demand, number: int, cores: Sequence[int]) -> list[str]:
     """The flags of the node that is the `number`-th of its machine.
 
     It gets cores of its own, as Ray counts CPUs but does not say which. Where Ray counts more than
-    there are, nodes take turns on them. Its GPU is the only one that its process sees.
+    there are, nodes take turns on them. Its GPUs are the only ones that its process sees.
     """
     first = number * asked.cpus
     own = {cores[(first + index) % len(cores)] for index in range(asked.cpus)}

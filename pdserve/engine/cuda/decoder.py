@@ -17,6 +17,7 @@ from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -34,17 +35,19 @@ class CudaDecoder:
         recorder: Recorder | None,
         buckets: tuple[int, ...] = BUCKETS,
         decode_attention: DecodeAttention | None = None,
+        ranks: Collectives = ALONE,
     ) -> None:
         """Assemble a decoder.
 
         Args:
-            config: the architecture.
-            weights: on a GPU, all of one dtype.
+            config: the architecture, of the whole model.
+            weights: on a GPU, all of one dtype; this rank's.
             attention: for steps that no graph takes, such as those with chunks of prompts.
             staging: uploads batches from the host.
             recorder: captures CUDA graphs; None disables graphs.
             buckets: numbers of rows of the graphs, ascending.
             decode_attention: of the graphs; None for our kernels.
+            ranks: this rank and the others.
         """
         self.config = config
         self._weights = weights
@@ -53,7 +56,8 @@ class CudaDecoder:
         self._staging = staging
         self._recorder = recorder
         self._buckets = buckets
-        self._forward = Forward(config, weights)
+        self._ranks = ranks
+        self._forward = Forward(config, weights, ranks)
         self.sampler = CudaSampler(staging, config.vocab_size)
         self._graphs: DecodeGraphs | None = None
         self._graphs_pool = 0  # address of the KV pool that the graphs were captured with
@@ -102,9 +106,11 @@ class CudaDecoder:
         max_blocks = -(-self.config.max_model_len // block_size)
         inputs = DecodeInputs(self._buckets[-1], max_blocks, self.device)
         logits = torch.zeros(
-            (self._buckets[-1], self.config.vocab_size), dtype=torch.float32, device=self.device
+            (self._buckets[-1], self._forward.num_columns), dtype=torch.float32, device=self.device
         )
-        graphs = DecodeGraphs(self._recorder, inputs, logits, block_size, self._buckets)
+        graphs = DecodeGraphs(
+            self._recorder, inputs, logits, block_size, self._buckets, ranks=self._ranks
+        )
         attend = self._decode_attention.attend_decode
 
         def step(rows: StepInputs) -> Tensor:
@@ -115,6 +121,9 @@ class CudaDecoder:
         try:
             graphs.record(step)
         except RuntimeError:  # torch's errors of CUDA; one that sticks fails the next step, too
+            if self._ranks.shard.num_ranks > 1:
+                _log.error("a rank cannot launch what others replay: try cuda_graphs = false")
+                raise
             _log.warning("no CUDA graphs: decode steps launch their kernels", exc_info=True)
             self._recorder = None
             return None

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.cuda.experts import mix_experts
@@ -19,6 +18,8 @@ from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.models.vocabulary import Vocabulary
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope
 from pdserve.engine.steps.batch import WantedStates
 
@@ -53,11 +54,20 @@ class StepInputs:
 class Forward:
     """The layers of one model. Only launches kernels; waits for the GPU only to return states."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ranks: Collectives = ALONE
+    ) -> None:
         self._config = config
         self._weights = weights
+        self._ranks = ranks
+        self._vocabulary = Vocabulary(config, weights, ranks)
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
         self._scale = config.head_dim**-0.5
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of what `logits` returns: vocab_size on rank 0."""
+        return self._vocabulary.num_columns
 
     def logits(
         self,
@@ -69,10 +79,10 @@ class Forward:
         """Launch one step.
 
         Returns:
-            [num_sampled, vocab_size] in the model's dtype; None if nothing is sampled.
+            [num_sampled, num_columns] in the model's dtype; None if nothing is sampled.
         """
         weights, eps = self._weights, self._config.rms_norm_eps
-        residual = functional.embedding(inputs.token_ids, weights.embedding).float()
+        residual = self._vocabulary.embed(inputs.token_ids).float()
         cos, sin = self._rope.cos_sin(inputs.positions, torch.float32)
         delta: Tensor | None = None  # what the previous layer adds to the residual
         for index, layer in enumerate(weights.layers):
@@ -90,7 +100,8 @@ class Forward:
                 scale=self._scale,
                 sliding_window=self._config.sliding_windows[index],
             )
-            delta = self._mlp(layer, residual, layer.attention_out(attended.flatten(1)))
+            delta = self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
+            delta = self._ranks.all_reduce(self._mlp(layer, residual, delta))
         if inputs.states is not None:
             rows = inputs.states.rows.to(residual.device)
             inputs.states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
@@ -107,7 +118,7 @@ class Forward:
     ) -> Tensor | None:
         if sampled_rows is not None and len(sampled_rows) == 0:
             return None
-        return functional.linear(self._final(residual, delta, sampled_rows), self._weights.lm_head)
+        return self._vocabulary.logits(self._final(residual, delta, sampled_rows))
 
     def _final(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         """Return the states after the last norm: [num rows, hidden_size] in the model's dtype."""

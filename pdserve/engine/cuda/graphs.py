@@ -20,6 +20,7 @@ from pdserve.engine.cuda.forward import StepInputs
 from pdserve.engine.cuda.packing import Packing
 from pdserve.engine.cuda.rows import spread_tables
 from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
 
 BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows
@@ -140,6 +141,7 @@ class DecodeGraphs:
         block_size: int,
         buckets: tuple[int, ...] = BUCKETS,
         max_bytes: int = MAX_GRAPH_BYTES,
+        ranks: Collectives = ALONE,
     ) -> None:
         """Prepare, without capturing anything yet.
 
@@ -150,6 +152,7 @@ class DecodeGraphs:
             block_size: tokens in a block of the pool.
             buckets: numbers of rows, ascending.
             max_bytes: once captured graphs take this much memory, no larger ones are captured.
+            ranks: agree on which are captured, since they replay the same ones.
         """
         self._recorder = recorder
         self._inputs = inputs
@@ -157,6 +160,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._buckets = buckets
         self._max_bytes = max_bytes
+        self._ranks = ranks
         self._recordings: list[Recording] = []  # one per bucket, for the first buckets
 
     def record(self, step: Callable[[StepInputs], Tensor]) -> None:
@@ -176,7 +180,7 @@ class DecodeGraphs:
                 )
                 return
             recording = self._recorder.record(self._work(step, bucket))
-            num_bytes += recording.num_bytes
+            num_bytes += self._ranks.largest(recording.num_bytes)
             self._recordings.append(recording)
         _log.info("%d CUDA graphs take %d MiB", len(self._recordings), num_bytes >> 20)
 

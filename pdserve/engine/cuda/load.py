@@ -14,6 +14,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 
 _log = logging.getLogger(__name__)
 MOST_ROWS: Final = 256  # of a graph, if nobody limits a step's requests
@@ -26,29 +27,32 @@ def cuda_decoder(
     *,
     has_graphs: bool = True,
     most_rows: int = MOST_ROWS,
+    ranks: Collectives = ALONE,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
     Args:
-        config: the architecture.
-        weights: on a GPU.
+        config: the architecture, of the whole model.
+        weights: on a GPU; this rank's.
         attention: name of an attention backend; empty for the fastest that works.
         has_graphs: whether decode steps become CUDA graphs.
         most_rows: the most requests of a step; there are graphs for as many.
+        ranks: this rank and the others.
 
     Raises:
         ConfigError: the named backend cannot be used.
     """
     device = weights.embedding.device
+    own = ranks.shard.of(config)
     needs = AttentionNeeds(
-        weights.embedding.dtype, config.head_dim, config.num_heads, config.num_kv_heads
+        weights.embedding.dtype, config.head_dim, own.num_heads, own.num_kv_heads
     )
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         backend = ReferenceAttention() if named is None else named.open(device)
-        return TorchDecoder(config, weights, backend)
+        return TorchDecoder(config, weights, backend, ranks)
     from pdserve.engine.cuda.attention_race import CudaStopwatch, Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.graphs import buckets_for
@@ -71,6 +75,7 @@ def cuda_decoder(
             None if new_recorder is None else new_recorder(),
             buckets_for(most_rows),
             chosen.decodes,
+            ranks,
         )
         decoder.sampler.warm_up(device)
     return decoder

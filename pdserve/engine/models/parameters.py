@@ -3,6 +3,9 @@
 The query, key and value projections are one matrix, and so are gate and up: one large product
 instead of several small ones. The experts of a layer are one tensor for each purpose. The
 checkpoint's tensors are loaded directly into their rows.
+
+A tensor-parallel rank has its own heads, inner channels and tokens only. The results of
+`attention_out` and of MLPs are added up over the ranks, so only rank 0 has their bias.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from pdserve.engine.experts import Experts
 from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
+from pdserve.engine.ranks.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Heads are ordered queries, keys, values."""
+    """One layer. Heads are ordered queries, keys, values. Numbers of them are this rank's."""
 
     attention_norm: Tensor  # [hidden_size]
     qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
@@ -47,12 +51,13 @@ class TensorSlot:
 
     shape: tuple[int, ...]  # required shape in the checkpoint
     destination: Tensor  # the part of the weights that it is copied or broadcast into
+    part: tuple[slice, ...] = ()  # of the tensor, that this rank has; (): all of it
 
 
 def allocate_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> DecoderWeights:
-    """Allocate uninitialised memory for a model's weights."""
+    """Allocate uninitialised memory for one rank's weights of a model."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -62,8 +67,10 @@ def allocate_weights(
 
     def mlp(experts: ExpertConfig | None) -> Mlp | Experts:
         if experts is None:
-            inner, has_bias = config.intermediate_size, config.has_mlp_bias
-            return Mlp(linear(2 * inner, hidden, has_bias), linear(hidden, inner, has_bias))
+            inner, has_bias = own.intermediate_size, config.has_mlp_bias
+            return Mlp(
+                linear(2 * inner, hidden, has_bias), linear(hidden, inner, has_bias and is_first)
+            )
         count, inner = experts.num_experts, experts.intermediate_size
         return Experts(
             experts,
@@ -72,10 +79,13 @@ def allocate_weights(
             down=empty(count, hidden, inner),
         )
 
+    own, is_first = shard.of(config), shard.rank == 0
     hidden, head_dim = config.hidden_size, config.head_dim
-    num_qk_heads = config.num_heads + config.num_kv_heads
-    num_qkv_heads = num_qk_heads + config.num_kv_heads
-    embedding = empty(config.vocab_size, hidden)
+    num_qk_heads = own.num_heads + own.num_kv_heads
+    num_qkv_heads = num_qk_heads + own.num_kv_heads
+    tokens = shard.share(config.vocab_size)
+    num_tokens = tokens.stop - tokens.start
+    embedding = empty(num_tokens, hidden)
     return DecoderWeights(
         embedding=embedding,
         layers=[
@@ -83,25 +93,36 @@ def allocate_weights(
                 attention_norm=empty(hidden),
                 qkv=linear(num_qkv_heads * head_dim, hidden, config.has_qkv_bias),
                 qk_norm=empty(num_qk_heads, head_dim) if config.has_qk_norm else None,
-                attention_out=linear(hidden, config.num_heads * head_dim, config.has_o_bias),
+                attention_out=linear(
+                    hidden, own.num_heads * head_dim, config.has_o_bias and is_first
+                ),
                 mlp_norm=empty(hidden),
-                mlp=mlp(config.experts_of(index)),
+                mlp=mlp(own.experts_of(index)),
             )
             for index in range(config.num_layers)
         ],
         final_norm=empty(hidden),
-        lm_head=embedding if config.ties_embeddings else empty(config.vocab_size, hidden),
+        lm_head=embedding if config.ties_embeddings else empty(num_tokens, hidden),
     )
 
 
-def tensor_slots(weights: DecoderWeights, config: ModelConfig) -> dict[str, TensorSlot]:
-    """Return tensor name in the checkpoint |-> its slot. Together the slots cover all weights."""
-    slots = dict(_slot("model.embed_tokens.weight", weights.embedding))
+def tensor_slots(
+    weights: DecoderWeights, config: ModelConfig, shard: Shard = WHOLE
+) -> dict[str, TensorSlot]:
+    """Return tensor name in the checkpoint |-> its slot. Together the slots cover all weights.
+
+    Args:
+        weights: of this rank.
+        config: of the whole model.
+        shard: the rank.
+    """
+    tokens = _Cut(config.vocab_size, shard.share(config.vocab_size))
+    slots = dict(_row_slot("model.embed_tokens.weight", weights.embedding, tokens))
     for index, layer in enumerate(weights.layers):
-        slots.update(_layer_slots(f"model.layers.{index}.", layer, config))
+        slots.update(_layer_slots(index, layer, config, shard))
     slots.update(_slot("model.norm.weight", weights.final_norm))
     if not config.ties_embeddings:
-        slots.update(_slot("lm_head.weight", weights.lm_head))
+        slots.update(_row_slot("lm_head.weight", weights.lm_head, tokens))
     return slots
 
 
@@ -114,57 +135,87 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 _Slots = Iterator[tuple[str, TensorSlot]]
 
 
-def _layer_slots(prefix: str, layer: LayerWeights, config: ModelConfig) -> _Slots:
-    head_dim, num_heads = config.head_dim, config.num_heads
-    q_rows, kv_rows = num_heads * head_dim, config.num_kv_heads * head_dim
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Which rows or columns of a matrix in the checkpoint a rank has."""
+
+    total: int  # in the checkpoint
+    own: slice
+
+    @property
+    def size(self) -> int:
+        return int(self.own.stop - self.own.start)
+
+    @classmethod
+    def of_heads(cls, total: int, own: slice, head_dim: int) -> _Cut:
+        return cls(total * head_dim, slice(own.start * head_dim, own.stop * head_dim))
+
+
+def _layer_slots(index: int, layer: LayerWeights, config: ModelConfig, shard: Shard) -> _Slots:
+    prefix = f"model.layers.{index}."
+    head_dim, own_heads = config.head_dim, shard.share(config.num_heads)
+    queries = _Cut.of_heads(config.num_heads, own_heads, head_dim)
+    keys = _Cut.of_heads(config.num_kv_heads, shard.kv_heads(config), head_dim)
     attention = prefix + "self_attn."
     yield from _slot(prefix + "input_layernorm.weight", layer.attention_norm)
-    yield from _split_slots(
-        {
-            f"{attention}q_proj": q_rows,
-            f"{attention}k_proj": kv_rows,
-            f"{attention}v_proj": kv_rows,
-        },
+    yield from _row_slots(
+        {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys},
         layer.qkv,
     )
     if layer.qk_norm is not None:
         # The checkpoint has one vector for all query heads and one for all key heads. It is
         # broadcast to a row per head, so that one product normalizes both.
-        shape = (head_dim,)
+        shape, num_heads = (head_dim,), own_heads.stop - own_heads.start
         yield attention + "q_norm.weight", TensorSlot(shape, layer.qk_norm[:num_heads])
         yield attention + "k_norm.weight", TensorSlot(shape, layer.qk_norm[num_heads:])
-    yield from _split_slots({f"{attention}o_proj": config.hidden_size}, layer.attention_out)
+    yield from _column_slots(f"{attention}o_proj", layer.attention_out, queries)
     yield from _slot(prefix + "post_attention_layernorm.weight", layer.mlp_norm)
+    experts = config.experts_of(index)
+    total = config.intermediate_size if experts is None else experts.intermediate_size
+    inner = _Cut(total, shard.share(total))
     if isinstance(layer.mlp, Mlp):
-        yield from _mlp_slots(prefix + "mlp.", layer.mlp, config)
+        yield from _mlp_slots(prefix + "mlp.", layer.mlp, inner)
     else:
-        yield from _expert_slots(prefix, layer.mlp)
+        yield from _expert_slots(prefix, layer.mlp, inner)
 
 
-def _mlp_slots(mlp: str, weights: Mlp, config: ModelConfig) -> _Slots:
-    inner = config.intermediate_size
-    yield from _split_slots({f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, weights.gate_up)
-    yield from _split_slots({f"{mlp}down_proj": config.hidden_size}, weights.down)
+def _mlp_slots(mlp: str, weights: Mlp, inner: _Cut) -> _Slots:
+    yield from _row_slots({f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}, weights.gate_up)
+    yield from _column_slots(f"{mlp}down_proj", weights.down, inner)
 
 
-def _expert_slots(layer: str, weights: Experts) -> _Slots:
+def _expert_slots(layer: str, weights: Experts, inner: _Cut) -> _Slots:
+    """Each rank has a share of the width of every expert, and all of the router."""
     names = weights.config.names
     yield from _slot(f"{layer}{names.router()}.weight", weights.router)
     for number, (gate_up, out) in enumerate(zip(weights.gate_up, weights.down, strict=True)):
         gate, up, down = names.expert(number)
-        for name, matrix in zip((gate, up, down), (*gate_up.chunk(2), out), strict=True):
-            yield from _slot(f"{layer}{name}.weight", matrix)
+        for name, rows in zip((gate, up), gate_up.chunk(2), strict=True):
+            yield from _row_slot(f"{layer}{name}.weight", rows, inner)
+        yield from _column_slots(f"{layer}{down}", Linear(out, None), inner)
 
 
 def _slot(name: str, destination: Tensor) -> _Slots:
     yield name, TensorSlot(tuple(destination.shape), destination)
 
 
-def _split_slots(num_rows: dict[str, int], linear: Linear) -> _Slots:
-    """Yield slots for the matrices whose rows, concatenated, make up `linear`."""
+def _row_slot(name: str, destination: Tensor, rows: _Cut) -> _Slots:
+    yield name, TensorSlot((rows.total, *destination.shape[1:]), destination, (rows.own,))
+
+
+def _row_slots(parts: dict[str, _Cut], linear: Linear) -> _Slots:
+    """Yield slots for the matrices of whose rows, concatenated, `linear` consists."""
     start = 0
-    for name, rows in num_rows.items():
-        yield from _slot(name + ".weight", linear.weight[start : start + rows])
+    for name, rows in parts.items():
+        end = start + rows.size
+        yield from _row_slot(name + ".weight", linear.weight[start:end], rows)
         if linear.bias is not None:
-            yield from _slot(name + ".bias", linear.bias[start : start + rows])
-        start += rows
+            yield from _row_slot(name + ".bias", linear.bias[start:end], rows)
+        start = end
+
+
+def _column_slots(name: str, linear: Linear, columns: _Cut) -> _Slots:
+    shape = (len(linear.weight), columns.total)
+    yield name + ".weight", TensorSlot(shape, linear.weight, (slice(None), columns.own))
+    if linear.bias is not None:
+        yield from _slot(name + ".bias", linear.bias)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pdserve.engine.attention import AttentionBackend
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.models.vocabulary import Vocabulary
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
@@ -24,12 +25,20 @@ class TorchDecoder:
     """Decoder in plain torch, except for attention, which is a given backend."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        attention: AttentionBackend,
+        ranks: Collectives = ALONE,
     ) -> None:
+        """`config` is that of the whole model, `weights` are those of this rank."""
         self.config = config
         self.sampler = PlainSampler()
+        self._own = ranks.shard.of(config)
         self._weights = weights
+        self._vocabulary = Vocabulary(config, weights, ranks)
         self._attention = attention
+        self._ranks = ranks
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
         self._scale = config.head_dim**-0.5
 
@@ -54,14 +63,14 @@ class TorchDecoder:
         if len(batch.sampled_rows) == 0:
             return None
         normed = self._normed(hidden, batch.sampled_rows)
-        return functional.linear(normed, self._weights.lm_head).float()
+        return self._vocabulary.logits(normed).float()
 
     def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """Return the hidden states before the final norm: [num_tokens, hidden_size]."""
-        hidden = functional.embedding(batch.token_ids, self._weights.embedding)
+        hidden = self._vocabulary.embed(batch.token_ids)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
@@ -77,16 +86,16 @@ class TorchDecoder:
                 scale=self._scale,
                 sliding_window=self.config.sliding_windows[index],
             )
-            hidden += layer.attention_out(attended.flatten(1))
+            hidden += self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            hidden += layer.mlp(normed)
+            hidden += self._ranks.all_reduce(layer.mlp(normed))
         return hidden
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
-        config = self.config
+        config = self._own
         num_qk_heads = config.num_heads + config.num_kv_heads
         heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
         query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]

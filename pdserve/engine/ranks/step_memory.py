@@ -21,8 +21,9 @@ from pdserve.engine.ranks.sizes import RESULT_BYTES, STEP_BYTES, memory_bytes
 from pdserve.engine.steps.batch import Batch, WantedStates
 
 _ALIGNMENT = 64
-_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, num_bytes
+_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, and these two
 _NUM_BYTES = 5  # of all of it
+_REPORTS_LAYERS = 6
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
@@ -82,7 +83,12 @@ class StepMemory:
             raise ValueError(f"a step of {num_bytes} bytes")
         return self._step[:num_bytes]
 
-    def write(self, batch: Batch) -> None:
+    @property
+    def reports_layers(self) -> bool:
+        """Whether somebody waits for single layers of the step that is running."""
+        return bool(self._head[_REPORTS_LAYERS])
+
+    def write(self, batch: Batch, *, reports_layers: bool = False) -> None:
         """Write the next step. Rank 0 only, while none is running.
 
         Raises:
@@ -105,6 +111,7 @@ class StepMemory:
         for place, array in zip(places, arrays, strict=True):
             place.copy_(array)
         self._head[_NUM_BYTES] = end
+        self._head[_REPORTS_LAYERS] = int(reports_layers)
 
     def read(self, hidden_size: int, vocab_size: int) -> Batch:
         """The step that is running, without what only rank 0 or other decoders need."""

@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import DecoderWeights, allocate_weights, tensor_slots
+from pdserve.engine.models.parameters import (
+    DecoderWeights,
+    allocate_weights,
+    tensor_shapes,
+    tensor_slots,
+)
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
-from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.tensors import open_tensors
@@ -104,21 +110,28 @@ def load_torch_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress | None = None,
+    shard: Shard = WHOLE,
 ) -> DecoderWeights:
-    """Load all weights onto a device. Arguments and errors as for load_decoder."""
-    weights = allocate_weights(config, dtype, device)
-    slots = tensor_slots(weights, config)
-    shapes = {name: slot.shape for name, slot in slots.items()}
+    """Load a rank's weights onto a device. Arguments and errors as for load_decoder.
+
+    Of the files, only the parts that this rank has are read.
+    """
+    weights = allocate_weights(config, dtype, device, shard)
+    slots = tensor_slots(weights, config, shard)
     tensors = open_tensors(
-        checkpoint.weight_files(), shapes, ties_embeddings=config.ties_embeddings
+        checkpoint.weight_files(), tensor_shapes(config), ties_embeddings=config.ties_embeddings
     )
     total_bytes = sum(slot.destination.nbytes for slot in slots.values())
     loaded_bytes = 0
+    loaded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        destination = slots[name].destination
-        destination.copy_(tensor)
-        loaded_bytes += destination.nbytes
+        slot = slots.get(name)
+        if slot is None:
+            continue  # a bias that rank 0 adds
+        slot.destination.copy_(tensor[slot.part])
+        loaded[name] = slot.destination
+        loaded_bytes += slot.destination.nbytes
         if on_progress is not None:
             on_progress(loaded_bytes / total_bytes)
-    check_finite({name: slots[name].destination for name in tensors})
+    check_finite(loaded)
     return weights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import torch
 
 from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.config import ModelConfig
@@ -58,12 +57,12 @@ def capacity(
         ConfigError: the model cannot be divided so, or nothing is left for KV.
     """
     check_ranks(model, Parallelism(devices.number))
-    torch_dtype, part = TORCH_DTYPES[dtype], Shard(0, devices.number).of(model)
-    weights = weight_bytes(part, torch_dtype) - _vocabulary_elsewhere(model, torch_dtype, devices)
-    step = step_bytes(part, torch_dtype, worst)
+    torch_dtype, shard = TORCH_DTYPES[dtype], Shard(0, devices.number)
+    weights = weight_bytes(model, torch_dtype, shard)
+    step = step_bytes(model, torch_dtype, worst, shard)
     memory = devices.memory_bytes
     kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
-    block_bytes = part.kv_layout(block_size, dtype).block_bytes
+    block_bytes = shard.of(model).kv_layout(block_size, dtype).block_bytes
     num_blocks = kv_bytes // block_bytes
     return Capacity(
         weight_bytes=weights,
@@ -74,10 +73,3 @@ def capacity(
         num_paged=num_blocks // -(-context // block_size),
         num_preallocated=num_blocks // -(-longest // block_size),
     )
-
-
-def _vocabulary_elsewhere(model: ModelConfig, dtype: torch.dtype, devices: Devices) -> int:
-    """Bytes of the embedding and of the output that the other devices have."""
-    matrices = 1 if model.ties_embeddings else 2
-    whole = matrices * model.vocab_size * model.hidden_size * dtype.itemsize
-    return whole - whole // devices.number

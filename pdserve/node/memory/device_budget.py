@@ -9,6 +9,7 @@ import torch
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.errors import ConfigError
 
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
@@ -25,30 +26,32 @@ class WorstStep:
     num_requests: int
 
 
-def weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the size of a model's weights on a device."""
-    weights = allocate_weights(model, dtype, torch.device("meta"))
-    return sum(slot.destination.nbytes for slot in tensor_slots(weights, model).values())
+def weight_bytes(model: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+    """Return the size of a model's weights on the device of one rank."""
+    weights = allocate_weights(model, dtype, torch.device("meta"), shard)
+    return sum(slot.destination.nbytes for slot in tensor_slots(weights, model, shard).values())
 
 
-def step_bytes(model: ModelConfig, dtype: torch.dtype, step: WorstStep) -> int:
-    """Return an upper bound of what a step's tensors take at a time.
+def step_bytes(
+    model: ModelConfig, dtype: torch.dtype, step: WorstStep, shard: Shard = WHOLE
+) -> int:
+    """Return an upper bound of what a step's tensors take at a time, on the device of one rank.
 
     Of a layer, the widest moment counts: the residual, its norm, and either queries, keys, values
     and their attention or the two halves of the MLP and their product. With experts, a token has
     those of each that it chooses, and float32 results of each besides.
     """
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    inner = 3 * max(model.inner_widths)
-    if model.experts is not None:
+    own = shard.of(model)
+    heads = (2 * own.num_heads + 2 * own.num_kv_heads) * model.head_dim
+    inner = 3 * max(own.inner_widths)
+    if own.experts is not None:
         results = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
-        inner = max(
-            inner, model.experts.num_chosen * (3 * model.experts.intermediate_size + results)
-        )
+        inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = step.num_tokens * widest * dtype.itemsize
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
-    return activations + logits + GRAPH_BYTES + FIXED_BYTES
+    contexts = FIXED_BYTES if shard.num_ranks > 1 else 0  # NCCL, and rank 0 on the others' devices
+    return activations + logits + GRAPH_BYTES + FIXED_BYTES + contexts
 
 
 def gpu_kv_bytes(

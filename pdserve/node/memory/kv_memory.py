@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kv_transfer.cuda.driver import DeviceError, open_driver
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool, KvPool
+from kv_transfer.sharded_pool import ShardedPool, parts_of
 from pdserve.engine.kv.cache import DeviceBuffer
 from pdserve.errors import ConfigError, TransportUnavailable
 from pdserve.node.start.model import NodeModel
@@ -26,9 +27,10 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
         ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
             an option requires KV transfer.
     """
-    num_blocks, block_bytes = model.num_blocks, model.layout.block_bytes
+    num_blocks, sizes = model.num_blocks, [layout.block_bytes for layout in model.rank_layouts]
     if model.device.type == "cpu":
-        return ExportedPool(num_blocks, block_bytes, is_sealed=model.share.is_alone)
+        is_sealed = model.share.is_alone
+        return _joined([ExportedPool(num_blocks, size, is_sealed=is_sealed) for size in sizes])
     if config.checksums:
         raise ConfigError(
             f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "
@@ -36,8 +38,9 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
         )
     try:
         # A device without an index is torch's current device, which is always 0 here.
-        driver = open_driver(model.device.index or 0)
-        return DevicePool(num_blocks, block_bytes, driver)
+        drivers = [open_driver(model.device_of_rank(n).index or 0) for n in range(len(sizes))]
+        parts = zip(sizes, drivers, strict=True)
+        return _joined([DevicePool(num_blocks, size, driver) for size, driver in parts])
     except TransportUnavailable as error:
         if role is NodeRole.PREFILL:
             raise ConfigError(
@@ -45,11 +48,15 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
                 "cpu, or --mode colocated, where no KV moves"
             ) from error
         log.warning("no KV can move to or from this node: %s", error)
-        return PrivatePool(num_blocks, block_bytes)
+        return PrivatePool(num_blocks, model.layout.block_bytes)
     except DeviceError as error:
         raise ConfigError(
             f"no KV pool of {num_blocks} blocks on {model.device}: {error}; lower kv_memory"
         ) from error
+
+
+def _joined(parts: list[KvPool]) -> KvPool:
+    return parts[0] if len(parts) == 1 else ShardedPool(parts)
 
 
 def prefill_refusal(memory: KvPool) -> str:
@@ -81,11 +88,14 @@ def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
 
 
 def engine_buffer(memory: KvPool) -> NDArray[np.uint8] | DeviceBuffer | None:
-    """The memory for the engine's KV cache; None: the engine allocates it itself."""
-    match memory:
-        case ExportedPool():
-            return memory.flat
-        case DevicePool():
-            return memory
+    """The memory for the engine's KV cache; None: the engine allocates it itself.
+
+    Of a pool in parts it is that of rank 0.
+    """
+    match parts_of(memory)[0]:
+        case ExportedPool() as pool:
+            return pool.flat
+        case DevicePool() as pool:
+            return pool
         case _:
             return None

@@ -13,8 +13,8 @@ import grpc.aio
 import msgspec
 
 from kv_transfer.handshake import KvIdentity
-from kv_transfer.link import Link
 from kv_transfer.puller import Puller
+from kv_transfer.sharded_link import AnyLink
 from kv_transfer.spans.shards import choose_shards
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
@@ -54,7 +54,7 @@ Receive: TypeAlias = Callable[[msgspec.Struct], None]
 class Session:
     """An open session: the link for pulling bytes, and the subscriptions and queries over it."""
 
-    def __init__(self, peer: NodeAddress, link: Link, outbox: Sender, clock: Clock) -> None:
+    def __init__(self, peer: NodeAddress, link: AnyLink, outbox: Sender, clock: Clock) -> None:
         self.peer = peer
         self.link = link
         self._outbox = outbox

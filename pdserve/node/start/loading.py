@@ -14,8 +14,7 @@ from pdserve.node.profiling.costs import KnownCosts, step_costs, step_limits
 from pdserve.node.profiling.slowdowns import measure_slowdowns
 from pdserve.node.split_cores.pair import CorePair
 from pdserve.node.start.cores import CorePlan, use_compute_cores
-from pdserve.node.start.model import NodeModel, load_runner, packed_cache
-from pdserve.node.start.ranks import Ranks
+from pdserve.node.start.model import NodeModel, RankLoader, load_runner, packed_cache
 from pdserve.settings.config import NodeConfig
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class Loading:
         cores: CorePlan,
         model: NodeModel,
         memory: KvPool,
-        ranks: Ranks | None = None,
+        ranks: RankLoader | None = None,
         pair: CorePair | None = None,
     ) -> None:
         """With `pair`, the node shares its cores."""

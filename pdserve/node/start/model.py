@@ -68,6 +68,23 @@ class NodeModel:
     max_batch_size: int = 64  # the most requests of a step
 
     @property
+    def has_device_ranks(self) -> bool:
+        """Whether each rank has a device, and KV, of its own; ranks on CPUs share one pool."""
+        return self.kernels is None and not self.share.is_alone
+
+    @property
+    def rank_layouts(self) -> list[KvLayout]:
+        """The layouts of the pool's parts, of which only ranks with devices have several."""
+        num_ranks = self.share.num_ranks
+        if not self.has_device_ranks:
+            return [self.layout]
+        return [self.layout.shard(rank, num_ranks) for rank in range(num_ranks)]
+
+    def device_of_rank(self, rank: int) -> torch.device:
+        """The GPU of a rank: they are in a row, from that of the node on."""
+        return device_of_rank(self.device, rank)
+
+    @property
     def first_layer(self) -> int:
         """The first layer of the model that the pool has."""
         return self.share.first_layer(self.config)
@@ -84,7 +101,7 @@ class NodeModel:
 
 
 class RankLoader(Protocol):
-    """Loads a model that several ranks compute together: `ranks.Ranks`."""
+    """Loads a model that several ranks compute together: `ranks.Ranks`, or `DeviceRanks`."""
 
     def load(
         self, model: NodeModel, on_progress: Callable[[float], None], cache: PackedCache | None
@@ -116,7 +133,9 @@ def plan_model(config: NodeConfig) -> NodeModel:
             "leave it out, or ask for device cpu"
         )
     share = _share(engine, model, device)
-    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype])
+    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype], share)
+    if device.type != "cpu" and share.num_ranks > layout.num_kv_heads:
+        budget_bytes = budget_bytes * layout.num_kv_heads // share.num_ranks  # heads are replicated
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
         "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
@@ -158,14 +177,33 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
     """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
     share = share_of(engine)
     parallelism = share.parallelism
-    if parallelism.num_ranks > 1 and device.type != "cpu":
-        raise ConfigError(
-            f"tensor_parallel {parallelism.tensor} and pipeline_parallel {parallelism.pipeline} "
-            f"are for CPUs, and this node computes on {device}: leave them out, or ask for device "
-            "cpu"
-        )
+    if device.type != "cpu":
+        if parallelism.pipeline > 1:
+            raise ConfigError(
+                f"pipeline_parallel {parallelism.pipeline} is for CPUs, and this node computes on "
+                f"{device}: leave it and rank_hosts out, or ask for device cpu"
+            )
+        if parallelism.tensor > 1:
+            _check_devices(device, parallelism.tensor, torch.cuda.device_count())
     check_ranks(model, parallelism)
     return share
+
+
+def _check_devices(first: torch.device, num_ranks: int, num_devices: int) -> None:
+    """Raises ConfigError: there are too few GPUs."""
+    last = device_of_rank(first, num_ranks - 1)
+    if last.index >= num_devices:
+        raise ConfigError(
+            f"tensor_parallel {num_ranks} takes {device_of_rank(first, 0)} to {last}, and there "
+            f"are {num_devices} GPUs: lower it, or begin at another --device"
+        )
+
+
+def device_of_rank(first: torch.device, rank: int) -> torch.device:
+    """The GPU of a rank, if that of rank 0 is `first`; on CPUs it is the same."""
+    if first.type == "cpu":
+        return first
+    return torch.device(first.type, (first.index or 0) + rank)
 
 
 def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
@@ -225,7 +263,7 @@ def load_runner(
     """
     started_s = time.perf_counter()
     decoder = (_load_alone if ranks is None else ranks.load)(model, on_progress, cache)
-    kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
+    kv_cache = KvCache(model.rank_layouts[0], model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
     loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, model.max_model_len))
@@ -288,9 +326,13 @@ def set_threads(num_threads: int) -> None:
 
 
 def _kv_budget(
-    engine: EngineConfig, device: torch.device, model: ModelConfig, dtype: torch.dtype
+    engine: EngineConfig,
+    device: torch.device,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    share: HostShare,
 ) -> int:
-    """Bytes of the KV pool. Pages of a CPU pool cost nothing until they are used."""
+    """Bytes of the KV pool, on all GPUs. Pages of a CPU pool cost nothing until they are used."""
     kv_memory = engine.kv_memory
     if kv_memory != "auto":
         budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
@@ -301,14 +343,15 @@ def _kv_budget(
             )
         return budget_bytes
     if device.type == "cuda":
-        free_bytes, all_bytes = torch.cuda.mem_get_info(device)
-        worst = WorstStep(engine.token_budget, engine.max_batch_size)
-        return gpu_kv_bytes(
+        devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
+        free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
+        worst, shard = WorstStep(engine.token_budget, engine.max_batch_size), share.shard(0)
+        return share.num_ranks * gpu_kv_bytes(
             free_bytes,
             all_bytes,
             engine.kv_utilization,
-            weight_bytes(model, dtype),
-            step_bytes(model, dtype, worst),
+            weight_bytes(model, dtype, shard),
+            step_bytes(model, dtype, worst, shard),
         )
     return min(available_bytes() // 4, AUTO_KV_BYTES)
 

@@ -76,6 +76,8 @@ def test_the_coordinator_keeps_off_compute_cores_if_there_are_others(
 def test_devices_go_round_robin_unless_one_was_asked_for():
     assert [assign_device("auto", i, 2) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert assign_device("cuda", 1, 2) == "cuda:1"
+    assert [assign_device("auto", i, 5, 2) for i in range(3)] == ["cuda:0", "cuda:2", "cuda:0"]
+    assert assign_device("auto", 1, 1, 2) == "cuda:0"  # the node will say what it lacks
     assert assign_device("cuda:1", 0, 2) == "cuda:1"
     assert assign_device("cpu", 0, 2) == "cpu"
     assert assign_device("auto", 0, 0) == "auto"

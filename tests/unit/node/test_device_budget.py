@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +111,37 @@ def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     engine = EngineConfig(device="cuda", kv_utilization=0.5)
     model = plan_model(NodeConfig(engine=engine))
     assert 30 * GIB < model.num_blocks * model.layout.block_bytes < 40 * GIB
+
+
+def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    free = {"cuda:1": 40 * GIB, "cuda:2": 10 * GIB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 80 * GIB))
+    monkeypatch.setattr(start_model, "_device", torch.device)
+    model = plan_model(NodeConfig(engine=EngineConfig(device="cuda:1", tensor_parallel=2)))
+    assert model.has_device_ranks
+    assert [str(model.device_of_rank(rank)) for rank in range(2)] == ["cuda:1", "cuda:2"]
+    assert [layout.num_kv_heads for layout in model.rank_layouts] == [1, 1]
+    part_bytes = model.num_blocks * model.rank_layouts[1].block_bytes
+    assert 7 * GIB < part_bytes < 10 * GIB
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel": 4}, "tensor_parallel 4 takes cuda:0 to cuda:3, and there are 2 GPUs"),
+        ({"pipeline_parallel": 2}, "pipeline_parallel 2 is for CPUs"),
+        ({"rank_hosts": ["10.0.0.2:1"]}, "leave it and rank_hosts out"),
+    ],
+    ids=str,
+)
+def test_ranks_that_gpus_cannot_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(start_model, "_device", torch.device)
+    with pytest.raises(ConfigError, match=says):
+        plan_model(NodeConfig(engine=EngineConfig(device="cuda", **options)))

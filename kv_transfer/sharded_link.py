@@ -1,0 +1,144 @@
+"""A puller's link to an exporter, where at least one of the two has a pool in several parts.
+
+Each part of the puller's pool takes its heads from as few parts of the exporter's as have them,
+over a link to each. A session, its tickets and its pulls are those of the whole nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from kv_transfer.in_flight import Pulling, PullsInFlight
+from kv_transfer.link import Link, open_link
+from kv_transfer.spans.shards import choose_shards
+from kv_transfer.statistics import PullerStatistics
+from kv_transfer.transports.interface import Transport
+from pdserve.errors import PeerLost
+from pdserve.kv_layout import KvLayout
+from pdserve.protocol import ExporterWelcome
+from pdserve.simulated_link import SimulatedLink
+
+MAX_PARTS: Final = 64  # of an exporter's pool
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """What one part of our pool takes from one part of the exporter's."""
+
+    part: int  # of our pool
+    heads: range  # of the model
+    link: Link  # its welcome is that of the exporter's part
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """One part of the puller's pool, as links to it need it."""
+
+    layout: KvLayout
+    transports: Sequence[Transport]  # best first
+
+
+class ShardedLink:
+    """Owns its strands' links. `close` ends the pulls in flight. Elsewhere used like a Link."""
+
+    def __init__(self, welcome: ExporterWelcome, strands: Sequence[Strand]) -> None:
+        """Use `open_sharded_link`."""
+        self.welcome = welcome
+        self.strands = strands
+        self._pulls = PullsInFlight(welcome.node_id, lambda: self.transport)
+
+    @property
+    def transport(self) -> str:
+        """The name of the transport in use; of several, joined."""
+        return "+".join(sorted({strand.link.transport for strand in self.strands}))
+
+    @property
+    def reason(self) -> str:
+        """As Link.reason, of the first strand."""
+        return self.strands[0].link.reason
+
+    @property
+    def simulated(self) -> SimulatedLink | None:
+        """As Link.simulated; each strand has such a network of its own."""
+        return self.strands[0].link.simulated
+
+    def pulling(self, timeout_s: float) -> Pulling:
+        """As Link.pulling."""
+        return Pulling(self._pulls, timeout_s)
+
+    async def close(self) -> None:
+        """As Link.close."""
+        await self._pulls.close()
+        async with AsyncExitStack() as closing:  # closes all, even if one fails
+            for strand in self.strands:
+                closing.push_async_callback(strand.link.close)
+
+
+AnyLink: TypeAlias = Link | ShardedLink
+
+
+def part_welcomes(welcome: ExporterWelcome) -> list[ExporterWelcome]:
+    """Return the welcome of each part of the exporter's pool; of most there is one, the whole.
+
+    Raises:
+        PeerLost: its offers are of no such parts.
+        LayoutMismatch: its heads cannot be divided so.
+    """
+    parts = {offer.part for offer in welcome.offers} or {0}
+    num_parts = len(parts)
+    if parts != set(range(num_parts)) or num_parts > MAX_PARTS:
+        raise PeerLost(f"{welcome.node_id!r} offers parts {sorted(parts)[:3]} ... of its KV")
+    if num_parts == 1:
+        return [welcome]
+    return [
+        replace(
+            welcome,
+            layout=welcome.layout.shard(part, num_parts),
+            offers=[offer for offer in welcome.offers if offer.part == part],
+        )
+        for part in range(num_parts)
+    ]
+
+
+async def open_sharded_link(
+    welcome: ExporterWelcome,
+    theirs: Sequence[ExporterWelcome],
+    own: Sequence[OwnPart],
+    timeout_s: float,
+    statistics: PullerStatistics,
+    simulated: SimulatedLink | None = None,
+) -> ShardedLink:
+    """A link between all parts that have heads in common.
+
+    Args:
+        welcome: the exporter's.
+        theirs: the same of its parts.
+        own: our parts.
+        timeout_s: for all of them.
+        statistics: as Link.
+        simulated: as Link.
+
+    Raises:
+        TransferTimeout, PeerLost, LayoutMismatch: as Puller.connect.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    layouts = [part.layout for part in theirs]
+    strands: list[Strand] = []
+    async with AsyncExitStack() as undo:
+        for number, part in enumerate(own):
+            for index, heads in choose_shards(layouts, part.layout, number):
+                left_s = max(0.0, end_s - loop.time())
+                link = await open_link(
+                    theirs[index], part.transports, left_s, statistics, simulated
+                )
+                undo.push_async_callback(link.close)
+                strands.append(Strand(number, heads, link))
+        undo.pop_all()
+    return ShardedLink(welcome, strands)

@@ -1,0 +1,46 @@
+"""The KV pool of a node whose tensor-parallel ranks have a GPU each: a part on every one of them.
+
+A block is in all parts under the same id: part r has the KV heads of rank r (`KvLayout.shard`).
+To other nodes they are one pool, in which blocks are allocated, reused and named by tickets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.memory import KvPool, MemoryKind
+
+
+class ShardedPool:
+    """Implements KvPool. Owns its parts."""
+
+    def __init__(self, parts: Sequence[KvPool]) -> None:
+        """`parts`: of the ranks in order; new ones, with equally many blocks."""
+        assert len({(part.kind, part.num_blocks) for part in parts}) == 1, "parts are alike"
+        self.parts = tuple(parts)
+        self.kind: MemoryKind = parts[0].kind
+        self.num_blocks = parts[0].num_blocks
+        self.block_bytes = sum(part.block_bytes for part in parts)
+
+    @property
+    def generations(self) -> NDArray[np.uint64]:
+        """As KvPool.generations: those of any part, since all are bumped together."""
+        return self.parts[0].generations
+
+    def bump(self, block_ids: Sequence[int]) -> None:
+        """As KvPool.bump."""
+        for part in self.parts:
+            part.bump(block_ids)
+
+    def close(self) -> None:
+        """As KvPool.close."""
+        for part in self.parts:
+            part.close()
+
+
+def parts_of(pool: KvPool) -> tuple[KvPool, ...]:
+    """The parts of a pool, of which most have one: themselves."""
+    return pool.parts if isinstance(pool, ShardedPool) else (pool,)

@@ -1,0 +1,63 @@
+"""Where the vocabulary meets the layers: the embedding before them, the output matrix after them.
+
+Tensor-parallel ranks have a range of the tokens each. A rank embeds those of its range, and the sum
+over the ranks has all of them. Of logits it has the columns of its range, and only rank 0, which
+samples, gets all of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.engine.ranks.shard import Shard
+
+
+class Vocabulary:
+    """One rank's share of it, in torch."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ranks: Collectives = ALONE
+    ) -> None:
+        shard = ranks.shard
+        self._embedding = weights.embedding
+        self._lm_head = weights.lm_head
+        self._ranks = ranks
+        self._first_token = shard.share(config.vocab_size).start
+        shares = [
+            Shard(r, shard.num_ranks).share(config.vocab_size) for r in range(shard.num_ranks)
+        ]
+        self._widths = [share.stop - share.start for share in shares]
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of what `logits` returns here."""
+        return sum(self._widths) if self._ranks.shard.rank == 0 else len(self._lm_head)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] int64 -> [num_tokens, hidden_size] in the model's dtype."""
+        if len(self._widths) == 1:
+            return functional.embedding(token_ids, self._embedding)
+        own = token_ids - self._first_token
+        is_elsewhere = (own < 0) | (own >= len(self._embedding))
+        rows = functional.embedding(own.masked_fill_(is_elsewhere, 0), self._embedding)
+        return self._ranks.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size] in the model's dtype, on rank 0.
+
+        The other ranks get the columns of their own tokens.
+        """
+        columns = functional.linear(states, self._lm_head)
+        if len(self._widths) == 1:
+            return columns
+        missing = max(self._widths) - columns.shape[1]  # 0 or 1: gathered tensors have one shape
+        parts = self._ranks.gather(functional.pad(columns, (0, missing)) if missing else columns)
+        if not parts:
+            return columns
+        cut = [part[:, :width] for part, width in zip(parts, self._widths, strict=True)]
+        return torch.cat(cut, dim=1)

@@ -1,0 +1,91 @@
+"""The decoders of ranks on GPUs, and what of them differs on rank 0: it tells the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from pdserve import _native
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks.collectives import Collectives
+from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.engine.steps.batch import Batch
+from pdserve.errors import NodeSick
+from pdserve.protocol import Sickness
+
+
+def open_store(fd: int, shard: Shard) -> FileStore:
+    """The store of the file that all ranks have inherited. It has no name to clean up."""
+    return FileStore(f"/proc/self/fd/{fd}", shard.num_ranks)
+
+
+def make_decoder(
+    config: ModelConfig,
+    weights: DecoderWeights,
+    ranks: Collectives,
+    attention: str,
+    *,
+    has_graphs: bool,
+) -> Decoder:
+    """Return the decoder of one rank, on the device of its weights.
+
+    Args:
+        config: the architecture, of the whole model.
+        weights: this rank's.
+        ranks: this rank and the others.
+        attention: as load_decoder.
+        has_graphs: as load_decoder.
+    """
+    if weights.embedding.device.type == "cpu":
+        return TorchDecoder(config, weights, ReferenceAttention(), ranks)
+    from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
+
+    return cuda_decoder(config, weights, attention, has_graphs=has_graphs, ranks=ranks)
+
+
+class LeadingDecoder:
+    """Rank 0's decoder, which has the other ranks compute each of its steps."""
+
+    def __init__(self, decoder: Decoder, steps: StepMemory) -> None:
+        self.config = decoder.config
+        self.sampler = decoder.sampler
+        self._decoder = decoder
+        self._steps = steps
+
+    @property
+    def device(self) -> torch.device:
+        """As Decoder.device."""
+        return self._decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As Decoder.dtype."""
+        return self._decoder.dtype
+
+    def logits(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
+    ) -> Tensor | None:
+        """See Decoder.logits.
+
+        Raises:
+            ValueError: the step is too large for the memory that ranks share.
+            NodeSick: another rank has ended, or this one has left a step half done; no step can be
+                computed any more.
+        """
+        self._steps.write(batch, reports_layers=progress is not None)
+        self._steps.group.begin_step()
+        try:
+            logits = self._decoder.logits(batch, kv_pool, progress)
+            self._steps.group.end_step()
+        except _native.RanksLost as error:
+            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None
+        except RuntimeError as error:  # torch's; the others wait for this rank
+            raise NodeSick(f"{Sickness.RANK_LOST}: rank 0 has failed: {error}") from error
+        return logits

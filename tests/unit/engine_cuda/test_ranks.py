@@ -1,0 +1,119 @@
+"""CudaDecoder on several ranks: the tokens of one, and its graphs have the ranks' sums in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.ranks.collectives import Collectives
+from pdserve.engine.request import Scheduled
+from tests.checkpoints import make_checkpoint
+from tests.requests import make_request
+from tests.unit.engine_cuda.late_copies import PromptCopies
+from tests.unit.engine_cuda.replayed import Recorded
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.threaded_ranks import threaded_node
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+NUM_LAYERS = 2
+BUCKETS = (1, 4)
+STEP = [*["all_reduce"] * (1 + 2 * NUM_LAYERS), "gather"]  # embeddings; attention and MLP
+
+
+def checkpoint(path: Path, family: str, **overrides: int) -> Path:
+    sizes = {"num_hidden_layers": NUM_LAYERS, "max_position_embeddings": 64}
+    return make_checkpoint(path, family, **(sizes | overrides))
+
+
+def cuda_decoders(
+    recorders: list[Recorded], buckets: tuple[int, ...] = BUCKETS
+) -> Callable[..., Decoder]:
+    """What makes a rank's decoder, with a recorder of its own."""
+
+    def make(config: ModelConfig, weights: DecoderWeights, ranks: Collectives) -> Decoder:
+        from pdserve.engine.cuda.decoder import CudaDecoder
+        from pdserve.engine.cuda.staging import Staging
+        from pdserve.engine.cuda.triton_attention import TritonAttention
+
+        recorders.append(Recorded())
+        staging = Staging(PromptCopies())
+        recorder = recorders[-1]
+        return CudaDecoder(config, weights, TritonAttention(), staging, recorder, buckets, ranks)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "overrides"),
+    [
+        ("llama", 2, {"vocab_size": 319, "intermediate_size": 99}),
+        ("qwen3", 4, {}),  # 2 KV heads, each on two ranks
+    ],
+)
+def test_tokens_are_those_of_one_rank(
+    tmp_path: Path, family: str, num_ranks: int, overrides: dict[str, int]
+) -> None:
+    path = checkpoint(tmp_path, family, num_hidden_layers=1, **overrides)
+    expected, found = (
+        [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 6)] for _ in range(2)
+    )
+    Node.load(path, DecoderKind.TORCH).generate(expected, 2)
+    recorders: list[Recorded] = []
+    make = cuda_decoders(recorders, (2,))
+    with threaded_node(path, num_ranks, make, num_blocks=40) as (node, _):
+        node.generate(found, 2, chunk=4)
+    assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
+    replays = [[recording.num_replays for recording in r.recordings] for r in recorders]
+    assert replays == [replays[0]] * num_ranks, "all ranks replay the same graphs"
+    assert sum(replays[0]) > 0
+
+
+def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> None:
+    recorders: list[Recorded] = []
+    path = checkpoint(tmp_path, "llama")
+    with threaded_node(path, 2, cuda_decoders(recorders), num_blocks=40) as (node, ranks):
+        request = make_request(make_prompt(6))
+        node.step([Scheduled(request, 6)])  # captures the graphs, and is launched
+        capture_and_step = [*STEP, "largest"] * len(BUCKETS) + STEP
+        assert [rank.calls for rank in ranks] == [capture_and_step] * 2
+        for rank in ranks:
+            rank.calls.clear()
+        node.step([Scheduled(request, 1)])
+        assert [rank.calls for rank in ranks] == [STEP] * 2
+    assert [r.recordings[0].num_replays for r in recorders] == [1, 1]
+
+
+def test_ranks_capture_as_many_graphs_as_have_room_on_each(tmp_path: Path) -> None:
+    """One rank's graphs take more memory than the others'."""
+    recorders: list[Recorded] = []
+    path = checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    with threaded_node(path, 2, cuda_decoders(recorders), num_blocks=40) as (node, _):
+        recorders[1].num_bytes = 4 << 30
+        node.step([Scheduled(make_request(make_prompt(6)), 6)])
+    assert [len(recorder.recordings) for recorder in recorders] == [1, 1]
+
+
+def test_a_rank_that_cannot_capture_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one rank launches is no match for what the others replay."""
+
+    def forbid(work: Callable[[], None]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    recorders: list[Recorded] = []
+    path = checkpoint(tmp_path, "llama")
+    with threaded_node(path, 2, cuda_decoders(recorders), num_blocks=40) as (node, _):
+        for recorder in recorders:
+            monkeypatch.setattr(recorder, "record", forbid)
+        with pytest.raises(RuntimeError, match="not permitted"):
+            node.step([Scheduled(make_request(make_prompt(6)), 6)])
+    assert "cuda_graphs = false" in caplog.text

@@ -1,0 +1,115 @@
+"""Ranks that torch computes, as on GPUs, here by gloo: the tokens of transformers, and of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.parameters import tensor_slots
+from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.request import Scheduled
+from pdserve.engine.weights.load import load_torch_weights
+from pdserve.kv_layout import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.pooling import Pooling
+from tests.native_attention import attention_backend
+from tests.requests import make_request, work_of
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.reference import Reference, assert_node_matches
+from tests.unit.engine_model.test_families import CASES
+from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
+
+DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
+    "llama": 2,
+    "llama tied": 4,
+    "llama with one KV head": 2,
+    "llama with biases": 4,
+    "mistral with window": 4,
+    "qwen2 tied": 2,
+    "qwen2 with windows": 4,
+    "qwen3 with bias": 4,
+    "qwen3 with windows": 2,
+    "mixtral": 4,
+    "qwen3 moe with MLPs": 2,
+}
+Make = Callable[..., Path]
+
+
+def torch_decoder(config, weights, ranks):
+    return TorchDecoder(config, weights, attention_backend(CPU), ranks)
+
+
+@pytest.mark.parametrize(("case", "num_ranks"), DIVIDED.items(), ids=str)
+def test_a_family_on_several_ranks_matches_transformers(
+    checkpoint_of: Make, case: str, num_ranks: int
+) -> None:
+    family, overrides = CASES[case]
+    path = checkpoint_of(family, **overrides)
+    with threaded_node(path, num_ranks, torch_decoder) as (node, _):
+        assert_node_matches(path, node, 100, 8)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_tokens_of_a_batch_are_those_of_one_rank(checkpoint_of: Make, num_ranks: int) -> None:
+    """The vocabulary and the inner width cannot be divided evenly."""
+    path = checkpoint_of("llama", vocab_size=319, intermediate_size=99)
+    prompts = [make_prompt(length, seed=length) for length in (1, 15, 16, 17, 40)]
+    expected = [make_request(prompt) for prompt in prompts]
+    Node.load(path, DecoderKind.TORCH).generate(expected, 12)
+    found = [make_request(prompt) for prompt in prompts]
+    with threaded_node(path, num_ranks, torch_decoder) as (node, _):
+        node.generate(found, 12, chunk=23)
+    assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
+
+
+def test_embeddings_are_those_of_one_rank(checkpoint_of: Make) -> None:
+    path, prompt = checkpoint_of("llama"), make_prompt(60)
+    expected = Reference(path).states(prompt).mean(dim=0)
+    with threaded_node(path, 2, torch_decoder) as (node, _):
+        request = make_request(prompt, max_tokens=0, pooling=Pooling.MEAN)
+        node.step([Scheduled(request, len(prompt))])
+    found = torch.frombuffer(bytearray(work_of(request).embedding), dtype=torch.float32)
+    assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 1 - 1e-5
+
+
+def test_bfloat16_is_close(checkpoint_of: Make) -> None:
+    path, prompt = checkpoint_of("llama"), make_prompt(60)
+    expected = Node.load(path, DecoderKind.TORCH, dtype=KvDtype.BFLOAT16).logits(prompt)
+    with threaded_node(path, 2, torch_decoder, dtype=KvDtype.BFLOAT16) as (node, _):
+        difference = (node.logits(prompt) - expected).abs()
+    assert difference.mean() < 0.05 * expected.std()
+
+
+def test_two_sums_a_layer_one_of_embeddings_and_one_gather_a_step(checkpoint_of: Make) -> None:
+    with threaded_node(checkpoint_of("llama", num_hidden_layers=3), 2, torch_decoder) as found:
+        node, ranks = found
+        node.logits(make_prompt(9))
+        request = make_request(make_prompt(9))
+        node.step([Scheduled(request, 4)])  # samples nothing
+    expected = [*["all_reduce"] * 7, "gather", *["all_reduce"] * 7]
+    assert [rank.calls for rank in ranks] == [expected, expected]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_have_each_part_of_the_weights_once(checkpoint_of: Make, num_ranks: int) -> None:
+    """KV heads are there once, or as often as they are replicated; biases of sums on rank 0."""
+    family, overrides = CASES["llama with biases"]
+    checkpoint = resolve_checkpoint(str(checkpoint_of(family, **overrides)))
+    config = load_model_config(checkpoint)
+    sizes: dict[str, int] = {}
+    whole = load_torch_weights(checkpoint, config, torch.float32, CPU)
+    for rank in range(num_ranks):
+        shard = Shard(rank, num_ranks)
+        weights = load_torch_weights(checkpoint, config, torch.float32, CPU, None, shard)
+        for name, slot in tensor_slots(weights, config, shard).items():
+            sizes[name] = sizes.get(name, 0) + slot.destination.numel()
+    for name, slot in tensor_slots(whole, config).items():
+        is_replicated = "k_proj" in name or "v_proj" in name
+        factor = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
+        factor = num_ranks if "norm" in name else factor
+        assert sizes[name] == factor * slot.destination.numel(), name

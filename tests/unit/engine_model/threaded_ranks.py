@@ -1,0 +1,130 @@
+"""Decoders on torch of several ranks, each in a thread of this process, which meet by gloo."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.ranks.collectives import Collectives
+from pdserve.engine.ranks.process_group import join_ranks
+from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.engine.ranks.sizes import Parallelism
+from pdserve.engine.steps.batch import Batch
+from pdserve.engine.weights.load import load_torch_weights
+from pdserve.kv_layout import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from tests.unit.engine_model.harness import Node
+
+CPU = torch.device("cpu")
+T = TypeVar("T")
+MakeDecoder = Callable[[ModelConfig, DecoderWeights, Collectives], Decoder]
+
+
+class InTurn:
+    """Collectives of a thread that computes alone: Triton's interpreter has global state.
+
+    It also counts what is asked of it.
+    """
+
+    def __init__(self, ranks: Collectives, computing: threading.Lock) -> None:
+        self.shard = ranks.shard
+        self.calls: list[str] = []
+        self._ranks = ranks
+        self._computing = computing
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.calls.append("all_reduce")
+        return self._meet(lambda: self._ranks.all_reduce(tensor))
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        self.calls.append("gather")
+        return self._meet(lambda: self._ranks.gather(tensor))
+
+    def largest(self, number: int) -> int:
+        self.calls.append("largest")
+        return self._meet(lambda: self._ranks.largest(number))
+
+    def _meet(self, collective: Callable[[], T]) -> T:
+        self._computing.release()
+        try:
+            return collective()
+        finally:
+            self._computing.acquire()
+
+
+class ThreadedRanks:
+    """Implements Decoder: rank 0's, and beside it those of the others, on the same batch."""
+
+    def __init__(
+        self, decoders: list[Decoder], pools: list[KvCache], computing: threading.Lock
+    ) -> None:
+        self.config, self.dtype = decoders[0].config, decoders[0].dtype
+        self.device = CPU
+        self._decoders = decoders
+        self._pools = pools
+        self._computing = computing
+        self._threads = ThreadPoolExecutor(len(decoders), "rank")
+
+    def logits(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
+    ) -> Tensor | None:
+        assert kv_pool is self._pools[0].pool
+        silent = None if progress is None else LayerProgress([], lambda _: None)
+
+        def compute(rank: int) -> Tensor | None:
+            with self._computing, torch.inference_mode():
+                pool = self._pools[rank].pool
+                return self._decoders[rank].logits(batch, pool, silent if rank else progress)
+
+        logits, *_ = self._threads.map(compute, range(len(self._decoders)))
+        return logits
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@contextmanager
+def threaded_node(
+    path: Path,
+    num_ranks: int,
+    make: MakeDecoder,
+    *,
+    dtype: KvDtype = KvDtype.FLOAT32,
+    block_size: int = 16,
+    num_blocks: int = 600,
+) -> Iterator[tuple[Node, list[InTurn]]]:
+    """A node of these ranks; each has loaded its share, and has a pool of its own."""
+    checkpoint = resolve_checkpoint(str(path))
+    config = load_model_config(checkpoint)
+    check_ranks(config, Parallelism(num_ranks))
+    shards = [Shard(rank, num_ranks) for rank in range(num_ranks)]
+    store, computing = dist.HashStore(), threading.Lock()
+    with ThreadPoolExecutor(num_ranks) as threads:
+        joined = threads.map(lambda shard: join_ranks(store, shard, CPU, lambda: None), shards)
+        ranks = [InTurn(each, computing) for each in joined]
+    decoders, pools = [], []
+    for shard, rank in zip(shards, ranks, strict=True):
+        weights = load_torch_weights(checkpoint, config, TORCH_DTYPES[dtype], CPU, None, shard)
+        decoders.append(make(config, weights, rank))
+        layout = config.kv_layout(block_size, dtype).shard(shard.rank, num_ranks)
+        pools.append(KvCache(layout, num_blocks, CPU))
+        pools[-1].pool.fill_(float("nan"))  # what a block held before must never matter
+    model = ThreadedRanks(decoders, pools, computing)
+    try:
+        yield Node(model, pools[0], ModelRunner(model, pools[0]), list(range(num_blocks))), ranks
+    finally:
+        model.close()

@@ -1,0 +1,101 @@
+"""Nodes whose ranks have pools of their own, as on GPUs; here on CPUs, forked from this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.sharded_pool import parts_of
+from pdserve.node.device_ranks.order import DeviceRankOrder
+from pdserve.node.device_ranks.process import run_device_rank
+from pdserve.node.device_ranks.start import DeviceRanks, start_device_ranks
+from pdserve.node.memory.kv_memory import engine_buffer, make_kv_memory
+from pdserve.node.start.cores import CorePlan
+from pdserve.node.start.model import NodeModel, load_runner, plan_model
+from pdserve.process.parent_death import die_with_parent
+from pdserve.protocol import NodeRole
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig
+from tests.unit.engine_model.harness import Node
+
+BLOCK_SIZE = 16
+
+
+class ForkedRank:
+    """Implements pdserve.engine.ranks.processes.RankProcess."""
+
+    def __init__(self, order: DeviceRankOrder, fds: Sequence[int]) -> None:
+        self.stdout, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                die_with_parent(order.parent)
+                run_device_rank(order, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@dataclass
+class DeviceRanked:
+    """A node as its parts see it."""
+
+    model: NodeModel
+    memory: KvPool
+    ranks: DeviceRanks | None
+    node: Node
+
+
+def model_of(path: Path, num_ranks: int, block_size: int = BLOCK_SIZE) -> NodeModel:
+    """As planned for a GPU, but on CPUs: without native kernels."""
+    engine = EngineConfig(
+        device="cpu",
+        dtype="float32",
+        tensor_parallel=num_ranks,
+        block_size=block_size,
+        kv_memory="4MiB",
+        max_model_len=512,
+    )
+    planned = plan_model(NodeConfig(engine=engine, checkpoint=CheckpointConfig(model=str(path))))
+    return replace(planned, kernels=None)
+
+
+@contextmanager
+def device_ranked(
+    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE
+) -> Iterator[DeviceRanked]:
+    """A node of this process and the other ranks, made as one on GPUs is.
+
+    That of one rank has the native decoder.
+    """
+    model = model_of(path, num_ranks, block_size)
+    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
+    ranks: DeviceRanks | None = None
+    if model.has_device_ranks:
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        ranks = start_device_ranks(model, CorePlan(num_ranks, cores, cores), memory, ForkedRank)
+    try:
+        if ranks is not None:
+            ranks.wait_mapped()
+        runner = load_runner(model, engine_buffer(memory), lambda _: None, None, ranks)
+        for part in parts_of(memory):  # what a block held before must never matter
+            cpu_pool(part).flat.view(np.float32)[:] = np.nan
+        node = Node(runner._model, runner._kv_cache, runner, list(range(model.num_blocks)))
+        yield DeviceRanked(model, memory, ranks, node)
+    finally:
+        if ranks is not None:
+            ranks.close()
+        memory.close()
