@@ -45,8 +45,8 @@ def cuda_decoders(
 
         recorders.append(Recorded())
         staging = Staging(PromptCopies())
-        recorder = recorders[-1]
-        return CudaDecoder(config, weights, TritonAttention(), staging, recorder, buckets, ranks)
+        attention, recorder = TritonAttention(), recorders[-1]
+        return CudaDecoder(config, weights, attention, staging, recorder, buckets, attention, ranks)
 
     return make
 

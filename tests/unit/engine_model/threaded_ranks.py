@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,7 +74,7 @@ class ThreadedRanks:
         self, decoders: list[Decoder], pools: list[KvCache], computing: threading.Lock
     ) -> None:
         self.config, self.dtype = decoders[0].config, decoders[0].dtype
-        self.device = CPU
+        self.device, self.sampler = CPU, decoders[0].sampler
         self._decoders = decoders
         self._pools = pools
         self._computing = computing
@@ -86,9 +87,10 @@ class ThreadedRanks:
         silent = None if progress is None else LayerProgress([], lambda _: None)
 
         def compute(rank: int) -> Tensor | None:
+            pool, heard = self._pools[rank].pool, silent if rank else progress
+            own = batch if rank == 0 else replace(batch, cargo=None)  # only rank 0 samples
             with self._computing, torch.inference_mode():
-                pool = self._pools[rank].pool
-                return self._decoders[rank].logits(batch, pool, silent if rank else progress)
+                return self._decoders[rank].logits(own, pool, heard)
 
         logits, *_ = self._threads.map(compute, range(len(self._decoders)))
         return logits
