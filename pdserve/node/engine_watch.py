@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
@@ -19,6 +19,8 @@ from pdserve.engine.steps.shape import shape_of
 from pdserve.errors import NodeSick
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import Sickness
+
+T = TypeVar("T")
 
 TICK_S = 0.25
 FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
@@ -109,6 +111,28 @@ class EngineWatch:
                 f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
                 f"{self._ran_s:.1f} s, {predicted_s:.3g} s were predicted"
             )
+
+
+async def unless_rank_lost(
+    loading: Awaitable[T],
+    lost_rank: Callable[[], str],
+    end_sick: Callable[[NodeSick], Awaitable[NoReturn]],
+) -> T:
+    """Wait for what loads with other ranks: on a GPU, it may wait for ever for one that has ended.
+
+    Args:
+        loading: returns what has been loaded.
+        lost_rank: which rank has ended; empty: none.
+        end_sick: ends the process.
+    """
+    task = asyncio.ensure_future(loading)
+    while not task.done():
+        await asyncio.wait({task}, timeout=TICK_S)
+        if lost_rank() and not task.done():
+            await asyncio.wait({task}, timeout=TICK_S)  # on CPUs it ends by itself
+            if not task.done():
+                await end_sick(NodeSick(f"{Sickness.RANK_LOST}: {lost_rank()}"))
+    return await task
 
 
 def _sickness(error: BaseException | None) -> NodeSick:

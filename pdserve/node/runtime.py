@@ -14,16 +14,16 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import uvloop
 from msgspec.structs import replace
 
 import pdserve
-from kv_transfer.memory import ExportedPool, cpu_pool
+from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
@@ -33,8 +33,7 @@ from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
-from pdserve.node.device_ranks.start import DeviceRanks, start_device_ranks
-from pdserve.node.engine_watch import TICK_S, EngineWatch
+from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
     commit_if_asked,
@@ -68,14 +67,8 @@ from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import (
-    NodeModel,
-    packed_cache,
-    plan_model,
-    set_threads,
-    share_of,
-)
-from pdserve.node.start.ranks import Ranks, start_ranks
+from pdserve.node.start.model import NodeModel, plan_model, set_threads, share_of
+from pdserve.node.start.other_ranks import start_other_ranks
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import SICK
 from pdserve.process.loop_watch import LoopWatch
@@ -89,7 +82,6 @@ from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
 from pdserve.wire.security import Security, check_exposure
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
@@ -171,12 +163,7 @@ class Node:
         self._certificate = CertificateEnd(self._security.tls_dir)
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
-        cache = packed_cache(config.engine, config.timeouts)
-        self._ranks: Ranks | DeviceRanks | None = None
-        if model.has_device_ranks:
-            self._ranks = start_device_ranks(model, cores, memory)
-        elif not model.share.is_alone:
-            self._ranks = start_ranks(model, cores, cpu_pool(memory), cache, self._security)
+        self._ranks = start_other_ranks(config, model, cores, memory, self._security)
         self.loading = Loading(config, cores, model, memory, self._ranks, pair)
         self._parts = parts = make_parts(
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
@@ -265,9 +252,8 @@ class Node:
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
         await asyncio.to_thread(self._parts.preparation.compiler.load)
-        runner, known = await self._unless_rank_lost(
-            self._services.engine.in_thread(self.loading.run)
-        )
+        loading = self._services.engine.in_thread(self.loading.run)
+        runner, known = await unless_rank_lost(loading, self._lost_rank, self._end_sick)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
         self._parts.perf.costs = known.costs
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
@@ -277,17 +263,6 @@ class Node:
         if self._pair is None:
             return runner
         return split_steps(runner, self._pair, self._parts, known.costs, self.loading.slowdowns)
-
-    async def _unless_rank_lost(self, loading: Awaitable[T]) -> T:
-        """Wait for what computes with all ranks; if one has ended, it may never end on a GPU."""
-        task = asyncio.ensure_future(loading)
-        while self._ranks is not None and not task.done():
-            await asyncio.wait({task}, timeout=TICK_S)
-            if (lost := self._ranks.processes.lost) and not task.done():
-                await asyncio.wait({task}, timeout=TICK_S)  # on CPUs it ends by itself
-                if not task.done():
-                    await self._end_sick(NodeSick(f"{Sickness.RANK_LOST}: {lost}"))
-        return await task
 
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
@@ -328,15 +303,17 @@ class Node:
 
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
         parts, compiles = self._parts, self._model.device.type != "cpu"
-        ranks = self._ranks
         return EngineWatch(
             parts.engine,
             running,
             parts.perf,
             parts.clock,
             compiles=compiles,
-            lost_rank=lambda: "" if ranks is None else ranks.processes.lost,
+            lost_rank=self._lost_rank,
         )
+
+    def _lost_rank(self) -> str:
+        return "" if self._ranks is None else self._ranks.processes.lost
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:
         """Tell everybody, and end the process.

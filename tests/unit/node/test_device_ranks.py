@@ -10,8 +10,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.node.device_ranks.following import with_places
-from pdserve.node.runtime import Node
+from pdserve.node.engine_watch import unless_rank_lost
 from pdserve.node.start.model import _check_devices, device_of_rank
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
@@ -85,16 +84,15 @@ def test_a_killed_rank_ends_the_steps_of_the_others(checkpoint: Path, is_computi
 
 async def test_a_rank_that_ends_while_others_load_ends_the_node() -> None:
     """Whatever rank 0 waits for: on a GPU, it may be for the rank that has ended."""
-    processes = SimpleNamespace(lost="")
+    lost = [""]
 
     async def end_sick(sick: NodeSick) -> NoReturn:
         raise sick
 
-    node: Any = SimpleNamespace(_ranks=SimpleNamespace(processes=processes), _end_sick=end_sick)
     never = asyncio.Event()
-    loading = asyncio.ensure_future(Node._unless_rank_lost(node, never.wait()))
+    loading = asyncio.ensure_future(unless_rank_lost(never.wait(), lambda: lost[0], end_sick))
     await asyncio.sleep(0)
-    processes.lost = "rank 1 of 2 was killed"
+    lost[0] = "rank 1 of 2 was killed"
     with pytest.raises(NodeSick, match="rank_lost: rank 1 of 2 was killed"):
         await loading
     never.set()
