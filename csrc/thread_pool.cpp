@@ -162,9 +162,10 @@ bool ThreadPool::may_go_on(int index) const {
 // Whoever is admitted late, or still works on a job that it is not admitted to, changes no result.
 void ThreadPool::admit(int num_workers) {
     const int before = num_admitted_.exchange(num_workers);
-    if (num_workers <= before) return;
+    if (num_workers == before) return;
     { std::lock_guard lock(mutex_); }  // whoever has looked for the last time waits by now
-    admitted_.notify_all();
+    // Those that are not admitted any longer go to sleep apart, so that jobs do not wake them.
+    (num_workers < before ? work_available_ : admitted_).notify_all();
 }
 
 bool ThreadPool::is_admitted(int index) const { return index < num_admitted_; }

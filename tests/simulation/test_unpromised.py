@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
-from typing import get_args
 
 import pytest
 
@@ -37,14 +36,14 @@ def burst(mode: Mode, slower: float) -> Score:
 
 
 @pytest.mark.parametrize("slower", [1.0, 8.0])
-@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("mode", NODES)
 def test_nobody_is_refused_that_could_be_served(mode: Mode, slower: float) -> None:
     score = burst(mode, slower)
     assert score.num_refused == 0
     assert len(score.served) == 64
 
 
-@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("mode", NODES)
 def test_batches_still_keep_a_usable_pace(mode: Mode) -> None:
     """On a machine where sixty-four streams at once would take 0.5 s a token."""
     crowd = ONE_CORE_53M.perf(16.0).decode_s(64, 64 * 544)

@@ -125,7 +125,7 @@ class CudaDecoder:
                 _log.error("a rank cannot launch what others replay: try cuda_graphs = false")
                 raise
             _log.warning("no CUDA graphs: decode steps launch their kernels", exc_info=True)
-            self._recorder = None
+            self._recorder = self._graphs = None
             return None
         self._graphs, self._graphs_pool = graphs, kv_pool.data_ptr()
         return graphs

@@ -90,8 +90,6 @@ class Forward:
             rotation = Rotation(cos, sin, layer.qk_norm, eps)
             slots = inputs.attention.slot_mapping
             query = rotate_and_write(layer.qkv(normed), rotation, slots, kv_pool, index)
-            if progress is not None and index + 1 in progress.ends:
-                progress.done(index + 1)
             attended = attend(
                 query,
                 kv_pool,
@@ -101,6 +99,8 @@ class Forward:
                 sliding_window=self._config.sliding_windows[index],
             )
             delta = self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
+            if progress is not None and index + 1 in progress.ends:
+                progress.done(index + 1)  # the ranks have met: all have written their heads
             delta = self._ranks.all_reduce(self._mlp(layer, residual, delta))
         if inputs.states is not None:
             rows = inputs.states.rows.to(residual.device)

@@ -76,8 +76,6 @@ class TorchDecoder:
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            if progress is not None and index + 1 in progress.ends:
-                progress.done(index + 1)
             attended = self._attention.attend(
                 query,
                 kv_pool,
@@ -87,6 +85,8 @@ class TorchDecoder:
                 sliding_window=self.config.sliding_windows[index],
             )
             hidden += self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
+            if progress is not None and index + 1 in progress.ends:
+                progress.done(index + 1)  # the ranks have met: all have written their heads
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
             hidden += self._ranks.all_reduce(layer.mlp(normed))
         return hidden

@@ -33,6 +33,7 @@ def make_decoder(
     attention: str,
     *,
     has_graphs: bool,
+    most_rows: int,
 ) -> Decoder:
     """Return the decoder of one rank, on the device of its weights.
 
@@ -42,12 +43,15 @@ def make_decoder(
         ranks: this rank and the others.
         attention: as load_decoder.
         has_graphs: as load_decoder.
+        most_rows: as load_decoder; the same on all ranks.
     """
     if weights.embedding.device.type == "cpu":
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)
     from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
-    return cuda_decoder(config, weights, attention, has_graphs=has_graphs, ranks=ranks)
+    return cuda_decoder(
+        config, weights, attention, has_graphs=has_graphs, most_rows=most_rows, ranks=ranks
+    )
 
 
 class LeadingDecoder:
@@ -86,6 +90,6 @@ class LeadingDecoder:
             self._steps.group.end_step()
         except _native.RanksLost as error:
             raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None
-        except RuntimeError as error:  # torch's; the others wait for this rank
+        except Exception as error:
             raise NodeSick(f"{Sickness.RANK_LOST}: rank 0 has failed: {error}") from error
         return logits

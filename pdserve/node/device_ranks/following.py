@@ -92,7 +92,14 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
     while not steps.group.wait_ready(1.0):
         pass  # the others still load; raises RanksLost
     ranks = join_ranks(open_store(order.store_fd, order.shard), order.shard, device, check)
-    return make_decoder(config, weights, ranks, order.attention, has_graphs=order.has_graphs)
+    return make_decoder(
+        config,
+        weights,
+        ranks,
+        order.attention,
+        has_graphs=order.has_graphs,
+        most_rows=order.most_rows,
+    )
 
 
 def _check(group: _native.RankGroup) -> None:

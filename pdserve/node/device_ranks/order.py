@@ -25,6 +25,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     attention: str
     has_graphs: bool
+    most_rows: int  # the most requests of a step
     num_threads: int
     cores: tuple[int, ...]
 

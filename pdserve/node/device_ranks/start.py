@@ -79,6 +79,7 @@ class DeviceRanks:
             self._joined,
             "" if model.attention == "auto" else model.attention,
             has_graphs=model.has_graphs,
+            most_rows=model.max_batch_size,
         )
         return LeadingDecoder(decoder, steps)
 
@@ -146,6 +147,7 @@ def _order(
         revision=model.checkpoint.revision,
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
+        most_rows=model.max_batch_size,
         num_threads=own.num_threads,
         cores=own.compute,
     )
