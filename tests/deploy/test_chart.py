@@ -45,10 +45,10 @@ VALUES: dict[str, Document] = {
     "adaptive": {"mode": "adaptive"},
     "pools of two sizes": {"prefill": {"replicas": 3}, "decode": {"replicas": 8}},
     "an empty pool": {"prefill": {"replicas": 0}},
-    "GPUs": {"prefill": {"gpus": 1}, "decode": {"gpus": 1}},
+    "GPUs": {"prefill": {"device": "cuda"}, "decode": {"device": "cuda", "tensorParallel": 4}},
     "GPUs with RDMA": {
-        "prefill": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
-        "decode": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+        "prefill": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+        "decode": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
     },
     "a model of the hub": {
         "model": {"name": "org/model", "revision": "v1", "servedName": "m", "tokenSecret": "hub"}
@@ -89,7 +89,13 @@ VALUES: dict[str, Document] = {
     "nodes of several hosts": {
         "model": {"name": "/models/m"},
         "auth": {"coordinatorTlsSecret": "for-coordinators", "nodeTlsSecret": "for-nodes"},
-        "decode": {"hosts": 3, "replicas": 2, "rankPort": 7200, "autoscaling": SCALED},
+        "decode": {
+            "hosts": 3,
+            "tensorParallel": 2,
+            "replicas": 2,
+            "rankPort": 7200,
+            "autoscaling": SCALED,
+        },
     },
     "behind a gateway": {"inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
@@ -225,6 +231,25 @@ def test_settings_reach_their_processes(chart: Renderer) -> None:
     assert decode.engine.kv_memory == "16GiB"
 
 
+def test_a_node_asks_for_a_gpu_for_each_of_its_processes(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["GPUs"]))
+    for pool, number in (("prefill", 1), ("decode", 4)):
+        node = config_of(pool, parts[pool])
+        assert isinstance(node, NodeConfig)
+        assert (node.engine.device, node.engine.tensor_parallel) == ("cuda", number)
+        (container,) = pod_of(parts[pool])["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == number
+
+
+def test_processes_of_a_node_on_cpus_need_no_gpu(chart: Renderer) -> None:
+    decode = workloads(chart.render({"decode": {"tensorParallel": 2}}))["decode"]
+    node = config_of("decode", decode)
+    assert isinstance(node, NodeConfig)
+    assert (node.engine.device, node.engine.tensor_parallel) == ("cpu", 2)
+    (container,) = pod_of(decode)["containers"]
+    assert set(container["resources"]["limits"]) == {"memory"}
+
+
 def test_nothing_is_stopped_before_it_has_drained(chart: Renderer) -> None:
     values = {part: {"drainSeconds": 300} for part in ("coordinator", "prefill", "decode")}
     for part, document in workloads(chart.render(values)).items():
@@ -325,6 +350,7 @@ def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
     set_name = decode["metadata"]["name"]
     hosts = [f"{node.node_id}-{number}.{set_name}:7200" for number in (1, 2)]
     assert node.engine.rank_hosts == hosts, "as the pods of a LeaderWorkerSet are called"
+    assert node.engine.tensor_parallel == 2
     for host in ("leaderTemplate", "workerTemplate"):
         pod = template[host]["spec"]
         whole = {"metadata": {"name": "a"}, "spec": pod, "apiVersion": "v1", "kind": "Pod"}
@@ -380,7 +406,18 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
     "an unknown mode": ({"mode": "split"}, "mode"),
-    "hosts with GPUs": ({"decode": {"hosts": 2, "gpus": 1}}, "gpus"),
+    "a mode of one machine": ({"mode": "multiplexed"}, "mode"),
+    "hosts with GPUs": ({"decode": {"hosts": 2, "device": "cuda"}}, "hosts"),
+    "stages on GPUs": (
+        {"decode": {"device": "cuda", "settings": {"engine.pipeline_parallel": 2}}},
+        "engine.pipeline_parallel",
+    ),
+    "no process": ({"decode": {"tensorParallel": 0}}, "tensorParallel"),
+    "a number of GPUs in two places": (
+        {"decode": {"device": "cuda", "settings": {"engine.tensor_parallel": 2}}},
+        "engine.tensor_parallel",
+    ),
+    "cores of two pods": ({"decode": {"settings": {"shared_cores": "/dev/shm/a"}}}, "shared_cores"),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),

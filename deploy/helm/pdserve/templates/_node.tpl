@@ -23,9 +23,8 @@ containers:
       - --set=kv_port={{ $pool.kvPort }}
       - --coordinators={{ $name }}-coordinators:{{ $root.Values.coordinator.grpcPort }} # all of them
       - --set=timeouts.drain_s={{ $pool.drainSeconds }}
-      {{- if $pool.gpus }}
-      - --device=cuda
-      {{- end }}
+      - --device={{ $pool.device }}
+      - --tensor-parallel={{ $pool.tensorParallel }}
       {{- if gt (int $pool.hosts) 1 }}
       - {{ printf "--rank-hosts=%s" (include "pdserve.rankHosts" .) }}
       {{- end }}
@@ -104,8 +103,8 @@ resources:
     {{- with $pool.resources.limits }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-    {{- if $pool.gpus }}
-    nvidia.com/gpu: {{ $pool.gpus }}
+    {{- if eq $pool.device "cuda" }}
+    nvidia.com/gpu: {{ $pool.tensorParallel }}
     {{- end }}
     {{- with $pool.rdma }}
     {{ . }}: 1
