@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from msgspec.structs import replace
 
 pytest.importorskip("helm_sdkpy", reason="`make env-test` could not install Helm")
 pytest.importorskip("kubernetes_validate", reason="as Helm")
@@ -30,6 +31,7 @@ from tools import kustomize
 from tools.chart import Document, Renderer, renderer
 
 KUBERNETES = "1.33"
+NODES_POLICY = ("NetworkPolicy", "test-nodes")
 SCALED: Document = {"enabled": True, "prometheus": "http://prometheus.monitoring:9090"}
 
 VALUES: dict[str, Document] = {
@@ -97,6 +99,12 @@ VALUES: dict[str, Document] = {
             "autoscaling": SCALED,
         },
     },
+    "a node on standby": {
+        "decode": {"autoscaling": SCALED},
+        "standby": {"replicas": 1},
+        "podMonitor": {"enabled": True},
+    },
+    "a node of several hosts on standby": {"decode": {"hosts": 2}, "standby": {"replicas": 1}},
     "behind a gateway": {"inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
     "an open network": {"networkPolicy": {"enabled": False}},
@@ -143,7 +151,7 @@ def pod_of(document: Document) -> Document:
 
 
 def workloads(documents: Sequence[Document]) -> dict[str, Document]:
-    """By component: coordinator, prefill, decode."""
+    """By component: coordinator, prefill, decode, standby."""
     return {
         document["metadata"]["labels"]["app.kubernetes.io/component"]: document
         for document in documents
@@ -164,7 +172,7 @@ def config_of(component: str, document: Document) -> CoordinatorConfig | NodeCon
         re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], argument)
         for argument in container["args"]
     ]
-    assert arguments[0] == component
+    assert arguments[0] == ("decode" if component == "standby" else component)
     config: type[Any] = CoordinatorConfig if component == "coordinator" else NodeConfig
     found = config_from(config, parser().parse_args(arguments))
     assert not isinstance(found, ClusterConfig)
@@ -189,8 +197,9 @@ def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, n
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(set(names)) == len(names)
     found = {part: config_of(part, document) for part, document in workloads(documents).items()}
-    is_colocated = VALUES[name].get("mode") == "colocated"
-    assert set(found) == {"coordinator", "decode"} | (set() if is_colocated else {"prefill"})
+    is_colocated, has_standby = VALUES[name].get("mode") == "colocated", "standby" in VALUES[name]
+    sets = {"prefill": not is_colocated, "standby": has_standby}
+    assert set(found) == {"coordinator", "decode"} | {part for part in sets if sets[part]}
 
 
 @pytest.mark.parametrize("name", ["the defaults", "other ports", "five coordinators"])
@@ -365,6 +374,41 @@ def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
     policies = [document for document in documents if document["kind"] == "NetworkPolicy"]
     labels = template["workerTemplate"]["metadata"]["labels"]
     assert any(labels["app.kubernetes.io/component"] in str(p["spec"]) for p in policies)
+
+
+def test_a_node_on_standby_is_a_decode_node_that_waits(chart: Renderer) -> None:
+    documents = chart.render(VALUES["a node on standby"])
+    parts = workloads(documents)
+    standby, decode = config_of("standby", parts["standby"]), config_of("decode", parts["decode"])
+    assert isinstance(standby, NodeConfig)
+    assert isinstance(decode, NodeConfig)
+    assert standby.standby
+    assert replace(standby, standby=False, node_id=decode.node_id) == decode
+    containers = [pod_of(parts[part])["containers"][0] for part in ("standby", "decode")]
+    assert len({json.dumps(container["readinessProbe"]) for container in containers}) == 1
+    assert parts["standby"]["spec"]["replicas"] == 1
+    (scaled,) = (document for document in documents if document["kind"] == "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == parts["decode"]["metadata"]["name"]
+
+
+def test_a_node_on_standby_is_reached_as_any_other(chart: Renderer) -> None:
+    documents = chart.render(VALUES["a node on standby"])
+    standby = workloads(documents)["standby"]
+    labels = template_of(standby)["metadata"]["labels"]
+    assert standby["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (policy,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == NODES_POLICY)
+    (among,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert labels[among["key"]] in among["values"]
+
+
+def test_the_hosts_of_a_node_on_standby_find_each_other(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["a node of several hosts on standby"]))
+    standby = config_of("standby", parts["standby"])
+    assert isinstance(standby, NodeConfig)
+    set_name = parts["standby"]["metadata"]["name"]
+    assert standby.engine.rank_hosts == [f"{standby.node_id}-1.{set_name}:7100"]
 
 
 def test_coordinators_of_pools_that_may_be_empty_keep_requests(chart: Renderer) -> None:
