@@ -3,7 +3,7 @@
 For users:
 
     serve/        any OpenAI-compatible servers, in turns under the same load
-    compare/      goodput of the three modes on the same requests
+    compare/      goodput of modes, and of other servers, on the same requests
     neighbours/   what one tenant feels of another, who attacks
     chaos/        what calls feel of nodes that are killed, frozen or cut off
 

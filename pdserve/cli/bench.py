@@ -59,7 +59,7 @@ class Bench:
 
 COMPARISONS: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
-    Bench("compare", "goodput of the three modes on the same requests", CompareConfig),
+    Bench("compare", "goodput of modes, and of other servers, on the same requests", CompareConfig),
     Bench("neighbours", "what one tenant feels of another, who attacks", NeighboursConfig),
     Bench(
         "prediction",

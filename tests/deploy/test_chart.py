@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from msgspec.structs import replace
 
 pytest.importorskip("helm_sdkpy", reason="`make env-test` could not install Helm")
 pytest.importorskip("kubernetes_validate", reason="as Helm")
@@ -30,6 +31,7 @@ from tools import kustomize
 from tools.chart import Document, Renderer, renderer
 
 KUBERNETES = "1.33"
+NODES_POLICY = ("NetworkPolicy", "test-nodes")
 SCALED: Document = {"enabled": True, "prometheus": "http://prometheus.monitoring:9090"}
 
 VALUES: dict[str, Document] = {
@@ -45,10 +47,10 @@ VALUES: dict[str, Document] = {
     "adaptive": {"mode": "adaptive"},
     "pools of two sizes": {"prefill": {"replicas": 3}, "decode": {"replicas": 8}},
     "an empty pool": {"prefill": {"replicas": 0}},
-    "GPUs": {"prefill": {"gpus": 1}, "decode": {"gpus": 1}},
+    "GPUs": {"prefill": {"device": "cuda"}, "decode": {"device": "cuda", "tensorParallel": 4}},
     "GPUs with RDMA": {
-        "prefill": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
-        "decode": {"gpus": 1, "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+        "prefill": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
+        "decode": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
     },
     "a model of the hub": {
         "model": {"name": "org/model", "revision": "v1", "servedName": "m", "tokenSecret": "hub"}
@@ -89,8 +91,20 @@ VALUES: dict[str, Document] = {
     "nodes of several hosts": {
         "model": {"name": "/models/m"},
         "auth": {"coordinatorTlsSecret": "for-coordinators", "nodeTlsSecret": "for-nodes"},
-        "decode": {"hosts": 3, "replicas": 2, "rankPort": 7200, "autoscaling": SCALED},
+        "decode": {
+            "hosts": 3,
+            "tensorParallel": 2,
+            "replicas": 2,
+            "rankPort": 7200,
+            "autoscaling": SCALED,
+        },
     },
+    "a node on standby": {
+        "decode": {"autoscaling": SCALED},
+        "standby": {"replicas": 1},
+        "podMonitor": {"enabled": True},
+    },
+    "a node of several hosts on standby": {"decode": {"hosts": 2}, "standby": {"replicas": 1}},
     "behind a gateway": {"inferencePool": {"enabled": True, "endpointPicker": "picker"}},
     "scraped": {"podMonitor": {"enabled": True, "labels": {"team": "serving"}, "interval": "5s"}},
     "an open network": {"networkPolicy": {"enabled": False}},
@@ -137,7 +151,7 @@ def pod_of(document: Document) -> Document:
 
 
 def workloads(documents: Sequence[Document]) -> dict[str, Document]:
-    """By component: coordinator, prefill, decode."""
+    """By component: coordinator, prefill, decode, standby."""
     return {
         document["metadata"]["labels"]["app.kubernetes.io/component"]: document
         for document in documents
@@ -158,7 +172,7 @@ def config_of(component: str, document: Document) -> CoordinatorConfig | NodeCon
         re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], argument)
         for argument in container["args"]
     ]
-    assert arguments[0] == component
+    assert arguments[0] == ("decode" if component == "standby" else component)
     config: type[Any] = CoordinatorConfig if component == "coordinator" else NodeConfig
     found = config_from(config, parser().parse_args(arguments))
     assert not isinstance(found, ClusterConfig)
@@ -183,8 +197,9 @@ def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, n
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(set(names)) == len(names)
     found = {part: config_of(part, document) for part, document in workloads(documents).items()}
-    is_colocated = VALUES[name].get("mode") == "colocated"
-    assert set(found) == {"coordinator", "decode"} | (set() if is_colocated else {"prefill"})
+    is_colocated, has_standby = VALUES[name].get("mode") == "colocated", "standby" in VALUES[name]
+    sets = {"prefill": not is_colocated, "standby": has_standby}
+    assert set(found) == {"coordinator", "decode"} | {part for part in sets if sets[part]}
 
 
 @pytest.mark.parametrize("name", ["the defaults", "other ports", "five coordinators"])
@@ -223,6 +238,25 @@ def test_settings_reach_their_processes(chart: Renderer) -> None:
     assert prefill.policy.prefill_policy == "sjf-aging"
     assert decode.engine.max_batch_size == 256
     assert decode.engine.kv_memory == "16GiB"
+
+
+def test_a_node_asks_for_a_gpu_for_each_of_its_processes(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["GPUs"]))
+    for pool, number in (("prefill", 1), ("decode", 4)):
+        node = config_of(pool, parts[pool])
+        assert isinstance(node, NodeConfig)
+        assert (node.engine.device, node.engine.tensor_parallel) == ("cuda", number)
+        (container,) = pod_of(parts[pool])["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == number
+
+
+def test_processes_of_a_node_on_cpus_need_no_gpu(chart: Renderer) -> None:
+    decode = workloads(chart.render({"decode": {"tensorParallel": 2}}))["decode"]
+    node = config_of("decode", decode)
+    assert isinstance(node, NodeConfig)
+    assert (node.engine.device, node.engine.tensor_parallel) == ("cpu", 2)
+    (container,) = pod_of(decode)["containers"]
+    assert set(container["resources"]["limits"]) == {"memory"}
 
 
 def test_nothing_is_stopped_before_it_has_drained(chart: Renderer) -> None:
@@ -325,6 +359,7 @@ def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
     set_name = decode["metadata"]["name"]
     hosts = [f"{node.node_id}-{number}.{set_name}:7200" for number in (1, 2)]
     assert node.engine.rank_hosts == hosts, "as the pods of a LeaderWorkerSet are called"
+    assert node.engine.tensor_parallel == 2
     for host in ("leaderTemplate", "workerTemplate"):
         pod = template[host]["spec"]
         whole = {"metadata": {"name": "a"}, "spec": pod, "apiVersion": "v1", "kind": "Pod"}
@@ -339,6 +374,41 @@ def test_the_hosts_of_a_node_find_and_trust_each_other(chart: Renderer) -> None:
     policies = [document for document in documents if document["kind"] == "NetworkPolicy"]
     labels = template["workerTemplate"]["metadata"]["labels"]
     assert any(labels["app.kubernetes.io/component"] in str(p["spec"]) for p in policies)
+
+
+def test_a_node_on_standby_is_a_decode_node_that_waits(chart: Renderer) -> None:
+    documents = chart.render(VALUES["a node on standby"])
+    parts = workloads(documents)
+    standby, decode = config_of("standby", parts["standby"]), config_of("decode", parts["decode"])
+    assert isinstance(standby, NodeConfig)
+    assert isinstance(decode, NodeConfig)
+    assert standby.standby
+    assert replace(standby, standby=False, node_id=decode.node_id) == decode
+    containers = [pod_of(parts[part])["containers"][0] for part in ("standby", "decode")]
+    assert len({json.dumps(container["readinessProbe"]) for container in containers}) == 1
+    assert parts["standby"]["spec"]["replicas"] == 1
+    (scaled,) = (document for document in documents if document["kind"] == "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == parts["decode"]["metadata"]["name"]
+
+
+def test_a_node_on_standby_is_reached_as_any_other(chart: Renderer) -> None:
+    documents = chart.render(VALUES["a node on standby"])
+    standby = workloads(documents)["standby"]
+    labels = template_of(standby)["metadata"]["labels"]
+    assert standby["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (policy,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == NODES_POLICY)
+    (among,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert labels[among["key"]] in among["values"]
+
+
+def test_the_hosts_of_a_node_on_standby_find_each_other(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["a node of several hosts on standby"]))
+    standby = config_of("standby", parts["standby"])
+    assert isinstance(standby, NodeConfig)
+    set_name = parts["standby"]["metadata"]["name"]
+    assert standby.engine.rank_hosts == [f"{standby.node_id}-1.{set_name}:7100"]
 
 
 def test_coordinators_of_pools_that_may_be_empty_keep_requests(chart: Renderer) -> None:
@@ -380,7 +450,18 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
     "an unknown mode": ({"mode": "split"}, "mode"),
-    "hosts with GPUs": ({"decode": {"hosts": 2, "gpus": 1}}, "gpus"),
+    "a mode of one machine": ({"mode": "multiplexed"}, "mode"),
+    "hosts with GPUs": ({"decode": {"hosts": 2, "device": "cuda"}}, "hosts"),
+    "stages on GPUs": (
+        {"decode": {"device": "cuda", "settings": {"engine.pipeline_parallel": 2}}},
+        "engine.pipeline_parallel",
+    ),
+    "no process": ({"decode": {"tensorParallel": 0}}, "tensorParallel"),
+    "a number of GPUs in two places": (
+        {"decode": {"device": "cuda", "settings": {"engine.tensor_parallel": 2}}},
+        "engine.tensor_parallel",
+    ),
+    "cores of two pods": ({"decode": {"settings": {"shared_cores": "/dev/shm/a"}}}, "shared_cores"),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),

@@ -23,6 +23,7 @@ from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.process.thread_name import ENGINE_THREAD
+from pdserve.settings.config import Mode
 
 KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
 FULL_DISK: Final = "full-disk"
@@ -308,6 +309,10 @@ NEEDS_HOSTS: Final = {
     "part-one-way": 2,
     "slow-host": 2,
 }
-NEEDS_PREFILL: Final = frozenset(
-    {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}
-)
+# Kinds that a mode has no nodes for, or whose nodes refuse.
+NOT_IN: Final[dict[Mode, frozenset[str]]] = {
+    "colocated": frozenset(
+        {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}
+    ),
+    "multiplexed": frozenset({"flip"}),
+}

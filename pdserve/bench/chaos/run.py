@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pdserve.bench.chaos import stopped_thread
 from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, STOP_ENGINE, Target
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NOT_IN, STOP_ENGINE, Target
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG
 from pdserve.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.bench.chaos.measurement import Chaos, ChaosReport, session
@@ -50,7 +50,7 @@ def run(config: ChaosConfig, setup: dict[str, object]) -> int:
     """Run and print; the exit code is 1 if anything was lost, wrong, hung or leaked.
 
     Raises:
-        ConfigError: a kind of faults is not known.
+        ConfigError: a kind of faults is not known, or such nodes are not for the mode.
         ClusterError: the cluster failed without a fault, or does not come back.
     """
     report = ChaosReport(seed=config.seed, no_hosts=obstacle())
@@ -88,17 +88,39 @@ def kinds_of(config: ChaosConfig, num_hosts: int, impossible: Container[str] = (
     for name in config.only:
         if name not in FAULTS:
             raise ConfigError(f'--only "{name}" is none of {", ".join(FAULTS)}')
-    has_prefill = config.mode != "colocated"
     kinds = [
         name
         for name in config.only or FAULTS
-        if (has_prefill or name not in NEEDS_PREFILL)
+        if name not in NOT_IN.get(config.mode, ())
         and num_hosts >= NEEDS_HOSTS.get(name, 0)
         and name not in impossible
     ]
     if not kinds:
-        raise ConfigError(f"--only {','.join(config.only)}: not with these nodes on this machine")
+        raise ConfigError(
+            f"--only {','.join(config.only)}: not in mode {config.mode} with these nodes on this "
+            "machine"
+        )
     return kinds
+
+
+def cluster_config(config: ChaosConfig, store: str) -> ClusterConfig:
+    """Return that of the cluster, whose answers are stored in a file.
+
+    Raises:
+        ConfigError: such nodes are not for the mode.
+    """
+    try:
+        return ClusterConfig(
+            port=0,
+            mode=config.mode,
+            prefill=config.prefill if config.mode != "colocated" else None,
+            decode=config.decode,
+            checkpoint=config.checkpoint,
+            engine=config.engine,
+            answers=AnswerConfig(store=store),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 async def measure(
@@ -127,19 +149,11 @@ async def measure(
         relays = {
             name: await stack.enter_async_context(Relay(coordinator, here)) for name in relayed
         }
-        cluster_config = ClusterConfig(
-            port=0,
-            mode=config.mode,
-            prefill=config.prefill if config.mode != "colocated" else None,
-            decode=config.decode,
-            checkpoint=config.checkpoint,
-            engine=config.engine,
-            answers=AnswerConfig(store=f"{folder}/answers"),
-        )
+        disturbed = cluster_config(config, f"{folder}/answers")
         site: OnHosts | None = None
         if hosts is not None:
-            site = OnHosts(cluster_config, make_child, hosts, Path(folder, "token"))
-        cluster = RelayedCluster(cluster_config, relays, make_child=make_child, site=site)
+            site = OnHosts(disturbed, make_child, hosts, Path(folder, "token"))
+        cluster = RelayedCluster(disturbed, relays, make_child=make_child, site=site)
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(session())
         target = Target(cluster, relays, hosts, client, Random(f"targets {config.seed}"))
@@ -178,6 +192,10 @@ def _remarks(report: ChaosReport, config: ChaosConfig) -> list[str]:
     memory = f"the coordinator's memory: {before:.0f} MB before, {after:.0f} MB after"
     if not report.complaints:
         return [said, memory, "nothing was lost"]
-    only = f" --only {','.join(config.only)}" if config.only else ""
-    again = f"again: pdserve bench chaos --seed {report.seed} --faults {config.faults}{only}"
+    again = f"again: pdserve bench chaos --seed {report.seed} --faults {config.faults}"
+    again += f" --mode {config.mode} --decode {config.decode}"
+    if config.prefill is not None:
+        again += f" --prefill {config.prefill}"
+    if config.only:
+        again += f" --only {','.join(config.only)}"
     return [said, memory, *report.complaints, again]

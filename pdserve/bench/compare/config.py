@@ -68,7 +68,7 @@ class ComparePlan:
 
 
 class CompareConfig(ConfigStruct, frozen=True):
-    """The three modes on the same cores and the same requests."""
+    """Modes, and other servers, on the same cores and the same requests."""
 
     scenarios: Annotated[list[ScenarioName], Meta(description="built-in workloads")] = (
         msgspec.field(default_factory=lambda: ["long-prompts", "short-prompts"])

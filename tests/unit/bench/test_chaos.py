@@ -12,13 +12,14 @@ import pytest
 from pdserve.bench.chaos.calls import KINDS, make_call
 from pdserve.bench.chaos.clients import Heard
 from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NEEDS_PREFILL, STOP_ENGINE
+from pdserve.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NOT_IN, STOP_ENGINE
 from pdserve.bench.chaos.histories import HUNG, LOST, WRONG, Excuses, gap_s, judge
 from pdserve.bench.chaos.measurement import Watch, _held
 from pdserve.bench.chaos.relay import Relay
-from pdserve.bench.chaos.run import kinds_of
+from pdserve.bench.chaos.run import cluster_config, kinds_of
 from pdserve.errors import ConfigError
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
+from pdserve.settings.config import EngineConfig
 
 
 def heard() -> Heard:
@@ -133,14 +134,26 @@ def test_calls_are_the_same_whenever_they_are_made() -> None:
 
 def test_kinds_of_faults_fit_the_mode() -> None:
     assert kinds_of(ChaosConfig(), 3) == list(FAULTS)
-    assert not NEEDS_PREFILL & set(kinds_of(ChaosConfig(mode="colocated"), 3))
+    for mode, left_out in NOT_IN.items():
+        assert set(FAULTS) - set(kinds_of(ChaosConfig(mode=mode), 3)) == left_out
     assert set(FAULTS) - set(kinds_of(ChaosConfig(), 2)) == {"part-nodes", "part-host"}
     assert set(FAULTS) - set(kinds_of(ChaosConfig(), 0)) == set(NEEDS_HOSTS)
     assert STOP_ENGINE not in kinds_of(ChaosConfig(), 3, {STOP_ENGINE})
     with pytest.raises(ConfigError, match='"rain" is none of kill-decode'):
         kinds_of(ChaosConfig(only=["rain"]), 3)
-    with pytest.raises(ConfigError, match="part-nodes: not with these nodes on this machine"):
+    with pytest.raises(ConfigError, match="part-nodes: not in mode disaggregated with these nodes"):
         kinds_of(ChaosConfig(only=["part-nodes"]), 2)
+    with pytest.raises(ConfigError, match="flip: not in mode multiplexed"):
+        kinds_of(ChaosConfig(only=["flip"], mode="multiplexed"), 3)
+
+
+def test_pairs_are_asked_for_as_of_a_cluster() -> None:
+    assert cluster_config(ChaosConfig(mode="multiplexed"), "memory").num_prefill == 2
+    with pytest.raises(ConfigError, match="as many of each"):
+        _ = cluster_config(ChaosConfig(mode="multiplexed", prefill=1), "memory").num_prefill
+    alone = EngineConfig(tensor_parallel=2)
+    with pytest.raises(ConfigError, match="tensor_parallel: not in mode multiplexed"):
+        cluster_config(ChaosConfig(mode="multiplexed", engine=alone), "memory")
 
 
 def node(name: str, role: RoleName, state: str = "ready", **fields: int) -> NodeStatus:

@@ -1,4 +1,5 @@
-{{/* The pod of a node. Of these: `root`, the chart; `role`; and `pool`, its values. */}}
+{{/* The pod of a node. Of these: `root`, the chart; `component`, the set that it is in; `role`, what
+it starts as; and `pool`, its values. */}}
 {{- define "pdserve.nodePod" -}}
 {{- $root := .root }}
 {{- $role := .role }}
@@ -23,8 +24,10 @@ containers:
       - --set=kv_port={{ $pool.kvPort }}
       - --coordinators={{ $name }}-coordinators:{{ $root.Values.coordinator.grpcPort }} # all of them
       - --set=timeouts.drain_s={{ $pool.drainSeconds }}
-      {{- if $pool.gpus }}
-      - --device=cuda
+      - --device={{ $pool.device }}
+      - --tensor-parallel={{ $pool.tensorParallel }}
+      {{- if eq .component "standby" }}
+      - --set=standby=true
       {{- end }}
       {{- if gt (int $pool.hosts) 1 }}
       - {{ printf "--rank-hosts=%s" (include "pdserve.rankHosts" .) }}
@@ -84,7 +87,7 @@ containers:
 {{- $addresses := list }}
 {{- range $number := until (int .pool.hosts) }}
 {{- if $number }}
-{{- $address := printf "$(POD_NAME)-%d.%s-%s:%v" $number (include "pdserve.name" $.root) $.role $.pool.rankPort }}
+{{- $address := printf "$(POD_NAME)-%d.%s-%s:%v" $number (include "pdserve.name" $.root) $.component $.pool.rankPort }}
 {{- $addresses = append $addresses $address }}
 {{- end }}
 {{- end }}
@@ -104,8 +107,8 @@ resources:
     {{- with $pool.resources.limits }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-    {{- if $pool.gpus }}
-    nvidia.com/gpu: {{ $pool.gpus }}
+    {{- if eq $pool.device "cuda" }}
+    nvidia.com/gpu: {{ $pool.tensorParallel }}
     {{- end }}
     {{- with $pool.rdma }}
     {{ . }}: 1
