@@ -19,6 +19,7 @@ from cupy.cuda import runtime
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Region
 from kv_transfer.spans.plan import Spans
 
+_LOWEST_PRIORITY = 0  # CUDA's default; higher ones are negative
 _THREADS = 256  # per block: 8 warps, each copying one piece
 _MAX_BLOCKS = 64  # half of an H100's multiprocessors; the rest is left to the model
 
@@ -103,7 +104,7 @@ class CupyLane:
         self._device = device
         self._kernel = kernel
         # Non-blocking: independent of CUDA's default stream, where the model may run.
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
         self._done = cupy.cuda.Event(block=True, disable_timing=True)  # block: sleep, do not spin
         self._table = int(runtime.malloc(MAX_PIECES * 3 * 8))
         self._uploads: list[Spans] = []  # the device may read them until the lane is finished

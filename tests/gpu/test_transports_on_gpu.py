@@ -25,6 +25,7 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds
+from pdserve.engine.cuda.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
 from pdserve.errors import PeerLost, StaleTicket
 from tests.gpu.gpu_exporter_process import (
@@ -91,6 +92,16 @@ def test_spans_of_every_size_are_copied(driver: Driver, span_bytes: int) -> None
     copier.close()
     for address in addresses:
         driver.free(address)
+
+
+def test_copies_give_way_to_decodes(driver: Driver) -> None:
+    """A lower number is a higher priority."""
+    lane = driver.open_lane()
+    recorder = CudaRecorder(torch.device("cuda", driver.device))
+    least, greatest = recorder._stream.priority_range()
+    assert lane._stream.priority == least
+    assert recorder._stream.priority < least or least == greatest
+    lane.close()
 
 
 def test_the_engine_lays_its_cache_over_the_pool(driver: Driver) -> None:
