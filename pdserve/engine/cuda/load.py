@@ -94,5 +94,5 @@ def cuda_decoder(
             chosen.decodes,
             ranks,
         )
-        decoder.sampler.warm_up(device)
+        decoder.warm_up()
     return decoder
