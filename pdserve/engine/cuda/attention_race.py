@@ -1,28 +1,30 @@
 """Which attention backend is the fastest on this GPU, for prompts and for decode steps: measured.
 
-Every backend that works computes a few batches of the model's heads. Decode steps are measured as
-they run, replayed by a graph; so only what can be captured takes part in that.
+Every backend that works does the attention of a few steps of the model. Decode steps are measured
+as they run, replayed by a graph; so only what can be captured takes part in that.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
 from pdserve.engine.cuda.catalog import KINDS, AttentionKind, AttentionNeeds, DecodeAttention
 from pdserve.engine.cuda.graphs import Recorder
-from pdserve.engine.cuda.probe import Contexts, Trial, check_attention
+from pdserve.engine.cuda.probe import Contexts, Trial, check_attention, check_decodes
 
-# At most 16k tokens of KV: 64 MiB of 8 heads of 128 in bfloat16.
+# At most 16k tokens of KV: 64 MiB a layer of 8 heads of 128 in bfloat16.
 PROMPTS: Final[tuple[Contexts, ...]] = (((512, 512),), ((256, 8192),), ((16, 256),) * 32)
 DECODES: Final[tuple[Contexts, ...]] = (((1, 1024),) * 16, ((1, 8192),), ((1, 128),) * 64)
-_NUM_RUNS: Final = 20
+COLD_BYTES: Final = 256 << 20  # of KV: more than a GPU's cache holds, so a layer comes from memory
+_NUM_RUNS: Final = 5
 
 _log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", AttentionBackend, DecodeAttention)
@@ -71,40 +73,59 @@ def fastest_attention(
     new_recorder: Callable[[], Recorder] | None,
     kinds: Sequence[AttentionKind] = KINDS,
 ) -> Fastest:
-    """Return the fastest of the backends that compute what they should: there is always one.
+    """Return the fastest of the backends that compute what they should.
 
     Args:
         needs: of the model.
         device: where it runs.
         stopwatch: measures there.
-        new_recorder: returns what captures graphs; None: there are none. Each backend has its own,
-            since the memory of graphs that are gone may not be captured in again.
-        kinds: the candidates; the last one takes part only if no other works.
+        new_recorder: returns what captures graphs; None: there are none. Each measurement has its
+            own, since the memory of graphs that are gone may not be captured in again.
+        kinds: the candidates. The last one, which needs no check, is for prompts if no other works.
     """
     *others, last = kinds
-    working = _working(others, needs, device) or _working([last], needs, device)
+    candidates = [kind for kind in others if kind.obstacle(needs) is None]
     course = _Course(needs, device, stopwatch)
-    prompts = _first("prompts", [backend for _, backend in working], course.prompts_s)
-    decodes = [kind.open_captured(device) for kind, _ in working if kind.open_captured is not None]
-    if new_recorder is None or not decodes:
+    prompts = _first(
+        "prompts",
+        _working(
+            [(kind.name, kind.open) for kind in candidates],
+            device,
+            lambda backend: check_attention(backend, needs, device),
+        ),
+        course.prompts_s,
+    )
+    if prompts is None:
+        prompts = last.open(device)
+    if new_recorder is None:
         return Fastest(prompts, None)
-    return Fastest(prompts, _first("decodes", decodes, partial(course.decodes_s, new_recorder)))
+    decodes = _first(
+        "decodes",
+        _working(
+            [(kind.name, kind.open_captured) for kind in candidates if kind.open_captured],
+            device,
+            lambda backend: check_decodes(backend, needs, device, new_recorder()),
+        ),
+        partial(course.decodes_s, new_recorder),
+    )
+    return Fastest(prompts, decodes)
 
 
 def _working(
-    kinds: Sequence[AttentionKind], needs: AttentionNeeds, device: torch.device
-) -> list[tuple[AttentionKind, AttentionBackend]]:
+    kinds: Iterable[tuple[str, Callable[[torch.device], _Backend]]],
+    device: torch.device,
+    check: Callable[[_Backend], None],
+) -> list[_Backend]:
+    """Open the backends, and return those that pass the check."""
     working = []
-    for kind in kinds:
-        if kind.obstacle(needs) is not None:
-            continue
+    for name, open_backend in kinds:
         try:
-            backend = kind.open(device)
-            check_attention(backend, needs, device)
+            backend = open_backend(device)
+            check(backend)
         except Exception:  # noqa: BLE001 - a library raises what its compiler does
-            _log.exception("attention by %s does not work here: it is left out", kind.name)
+            _log.exception("attention by %s does not work here: it is left out", name)
         else:
-            working.append((kind, backend))
+            working.append(backend)
     return working
 
 
@@ -117,41 +138,52 @@ class _Course:
     stopwatch: Stopwatch
 
     def prompts_s(self, backend: AttentionBackend) -> float:
-        """Return the seconds for all batches with chunks of prompts."""
-        return sum(
-            self.stopwatch.seconds(partial(trial.attend, backend.attend))
-            for trial in self._trials(PROMPTS)
-        )
+        """Return the seconds for a step of each batch with chunks of prompts."""
+        return sum(self.stopwatch.seconds(self._step(of, backend.attend)) for of in PROMPTS)
 
     def decodes_s(self, new_recorder: Callable[[], Recorder], backend: DecodeAttention) -> float:
-        """Return the seconds for all batches of decodes."""
-        recorder = new_recorder()
-        graphs = [
-            recorder.record(partial(trial.attend, backend.attend_decode))
-            for trial in self._trials(DECODES)
-        ]
-        return sum(self.stopwatch.seconds(graph.replay) for graph in graphs)
+        """Return the seconds for a step of each batch of decodes."""
+        total_s = 0.0
+        for contexts in DECODES:
+            step = self._step(contexts, backend.attend_decode)  # kept, with what the graph reads
+            graph = new_recorder().record(step)
+            total_s += self.stopwatch.seconds(graph.replay)
+        return total_s
 
-    def _trials(self, batches: Sequence[Contexts]) -> list[Trial]:
-        return [Trial(contexts, self.needs, self.device) for contexts in batches]
+    def _step(self, contexts: Contexts, attend: Callable[..., Tensor]) -> Callable[[], None]:
+        """Return the attention of one step of the model."""
+        trial = Trial(contexts, self.needs, self.device, self._num_layers(contexts))
+        return partial(trial.step, attend, self.needs.windows)
+
+    def _num_layers(self, contexts: Contexts) -> int:
+        """Return how many layers' KV differs: all, unless fewer are enough or there is no room."""
+        needs = self.needs
+        row_bytes = 2 * needs.num_kv_heads * needs.head_dim * needs.dtype.itemsize
+        layer_bytes = row_bytes * sum(context for _, context in contexts)
+        room = COLD_BYTES
+        if self.device.type == "cuda":
+            room = min(room, torch.cuda.mem_get_info(self.device)[0] // 4)
+        return min(len(needs.windows), max(1, -(-room // layer_bytes)))
 
 
 def _first(
     what: str, backends: Sequence[_Backend], seconds: Callable[[_Backend], float]
-) -> _Backend:
-    """Return the fastest backend: of those that can be measured, if there are several."""
+) -> _Backend | None:
+    """Return the fastest backend of those that can be measured; None: none can.
+
+    A single one is not measured.
+    """
     if len(backends) == 1:
         return backends[0]
-    found: dict[str, float] = {}
-    best = backends[0]
+    found: list[tuple[float, _Backend]] = []
     for backend in backends:
         try:
-            found[backend.name] = seconds(backend)
+            found.append((seconds(backend), backend))
         except Exception:  # noqa: BLE001 - as above
             _log.exception("attention by %s cannot compute %s here", backend.name, what)
-        else:
-            if found[backend.name] == min(found.values()):
-                best = backend
-    times = ", ".join(f"{name} {1e6 * taken_s:.0f} µs" for name, taken_s in found.items())
+    if not found:
+        return None
+    _, best = min(found, key=lambda one: one[0])
+    times = ", ".join(f"{backend.name} {1e6 * taken_s:.0f} µs" for taken_s, backend in found)
     _log.info("attention for %s is %s, measured: %s", what, best.name, times)
     return best

@@ -30,6 +30,7 @@ class AttentionNeeds:
     head_dim: int
     num_heads: int = 4
     num_kv_heads: int = 2
+    windows: tuple[int | None, ...] = (None,)  # of each layer: ModelConfig.sliding_windows
 
 
 class DecodeAttention(Protocol):

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.cuda import experts
 from pdserve.engine.cuda.catalog import DecodeAttention
 from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
+from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
@@ -71,6 +73,15 @@ class CudaDecoder:
     def dtype(self) -> torch.dtype:
         """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Launch the kernels that not every first step does, so that no request compiles them."""
+        with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
+            self.sampler.warm_up(self.device)
+            mixtures = [of.mlp for of in self._weights.layers if isinstance(of.mlp, Experts)]
+            if mixtures:  # they are all alike
+                experts.warm_up(mixtures[0])
 
     @torch.inference_mode()
     def logits(

@@ -17,8 +17,7 @@ from pdserve.engine.cuda.expert_kernels import add_up_experts, multiply_experts
 from pdserve.engine.cuda.rows import silu_mul
 from pdserve.engine.experts import Experts, choose_experts
 
-_LEAST_ROWS: Final = 16  # of a tile, whose products tensor cores compute
-_MOST_ROWS: Final = 64
+_TILES: Final = (16, 32, 64)  # numbers of rows, ascending; tensor cores compute their products
 _BLOCK: Final = 1024
 
 
@@ -46,10 +45,28 @@ def mix_experts(x: Tensor, layer: Experts) -> Tensor:
         raise ValueError(f"rows of shape {list(x.shape)} for experts {list(layer.gate_up.shape)}")
     if x.dtype != layer.gate_up.dtype:
         raise TypeError(f"rows of {x.dtype} for experts of {layer.gate_up.dtype}")
+    return _mixed(x, layer, _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts))
+
+
+def warm_up(layer: Experts) -> None:
+    """Launch every kernel for all tiles, so that no request waits for a compiler."""
+    weights = layer.gate_up
+    x = torch.zeros((1, weights.shape[2]), dtype=weights.dtype, device=weights.device)
+    for tile in _TILES:
+        _mixed(x, layer, tile)
+
+
+def _tile_of(num_places: int, num_experts: int) -> int:
+    """Return how many rows tiles have: about as many as experts have places in the mean."""
+    mean = -(-num_places // num_experts)
+    return next((tile for tile in _TILES if tile >= mean), _TILES[-1])
+
+
+def _mixed(x: Tensor, layer: Experts, tile: int) -> Tensor:
     routing = choose_experts(x, layer.router, layer.config)
     places = _sorted(routing.experts, layer.config.num_experts)
-    inner = silu_mul(_product(x, layer.gate_up, places, x.dtype, is_in_place=False))
-    made = _product(inner, layer.down, places, torch.float32, is_in_place=True)
+    inner = silu_mul(_product(x, layer.gate_up, places, tile, x.dtype, is_in_place=False))
+    made = _product(inner, layer.down, places, tile, torch.float32, is_in_place=True)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if len(x):
         add_up_experts[(len(x), -(-x.shape[1] // _BLOCK))](
@@ -74,7 +91,13 @@ def _sorted(chosen: Tensor, num_experts: int) -> _Places:
 
 
 def _product(
-    x: Tensor, weights: Tensor, places: _Places, dtype: torch.dtype, *, is_in_place: bool
+    x: Tensor,
+    weights: Tensor,
+    places: _Places,
+    tile: int,
+    dtype: torch.dtype,
+    *,
+    is_in_place: bool,
 ) -> Tensor:
     """Multiply each row by the weights of its expert.
 
@@ -82,6 +105,7 @@ def _product(
         x: [num_rows, num_in], or with `is_in_place` [num_places, num_in].
         weights: [num_experts, num_out, num_in].
         places: of the rows.
+        tile: one of _TILES.
         dtype: of the result.
         is_in_place: x is sorted already.
 
@@ -93,10 +117,8 @@ def _product(
     out = torch.empty((num_places, num_out), dtype=dtype, device=x.device)
     if num_places == 0:
         return out
-    rows = triton.next_power_of_2(-(-num_places // num_experts))
-    block_m = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
     # Each expert ends with a tile that may not be full.
-    num_tiles = min(num_places, num_places // block_m + num_experts)
+    num_tiles = min(num_places, num_places // tile + num_experts)
     block_n, block_k = (128, 64) if x.dtype.itemsize == 2 else (64, 32)
     multiply_experts[(num_tiles, -(-num_out // block_n))](
         x,
@@ -109,7 +131,7 @@ def _product(
         NUM_OUT=num_out,
         NUM_IN=num_in,
         IS_IN_PLACE=is_in_place,
-        BLOCK_M=block_m,
+        BLOCK_M=tile,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),

@@ -15,6 +15,7 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 MOST_ROWS: Final = 256  # of a graph, if nobody limits a step's requests
@@ -40,12 +41,16 @@ def cuda_decoder(
         ranks: this rank and the others.
 
     Raises:
-        ConfigError: the named backend cannot be used.
+        ConfigError: the named backend cannot be used; or a rank of several cannot have graphs.
     """
     device = weights.embedding.device
     own = ranks.shard.of(config)
     needs = AttentionNeeds(
-        weights.embedding.dtype, config.head_dim, own.num_heads, own.num_kv_heads
+        weights.embedding.dtype,
+        config.head_dim,
+        own.num_heads,
+        own.num_kv_heads,
+        own.sliding_windows,
     )
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
@@ -58,15 +63,27 @@ def cuda_decoder(
     from pdserve.engine.cuda.graphs import buckets_for
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
+    from pdserve.engine.cuda.triton_attention import TritonAttention
 
     new_recorder = partial(CudaRecorder, device) if has_graphs else None
     with torch.cuda.device(device):
         if named is None:
             chosen = fastest_attention(needs, device, CudaStopwatch(device), new_recorder)
+            torch.cuda.empty_cache()  # KV may have what was measured with
         else:
             captured = named.open_captured
-            chosen = Fastest(named.open(device), None if captured is None else captured(device))
+            chosen = Fastest(
+                named.open(device), TritonAttention() if captured is None else captured(device)
+            )
         _log.info("attention on %s: %s", device, chosen.prompts.name)
+        if chosen.decodes is None and new_recorder is not None:
+            if ranks.shard.num_ranks > 1:
+                raise ConfigError(
+                    "no attention works in CUDA graphs here, and other ranks may have one that "
+                    "does: set cuda_graphs = false"
+                )
+            _log.warning("no CUDA graphs: no attention works in them here")
+            new_recorder = None
         decoder = CudaDecoder(
             config,
             weights,
@@ -77,5 +94,5 @@ def cuda_decoder(
             chosen.decodes,
             ranks,
         )
-        decoder.sampler.warm_up(device)
+        decoder.warm_up()
     return decoder

@@ -1,11 +1,13 @@
-"""Whether an attention backend works on this GPU: a library that imports may still fail to compile.
+"""Whether attention works on this GPU: a library that imports may still fail to compile.
 
-It computes one small batch of both kinds of rows, and is compared with plain torch.
+It computes small batches, each of them also with a window if the model has one, and is compared
+with plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import torch
@@ -13,11 +15,14 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.catalog import AttentionNeeds
+from pdserve.engine.cuda.catalog import AttentionNeeds, DecodeAttention
+from pdserve.engine.cuda.graphs import Recorder
 
 _BLOCK_SIZE: Final = 16
 Contexts: TypeAlias = tuple[tuple[int, int], ...]  # (rows, KV tokens) of each request
-_CONTEXTS: Final = ((3, 21), (1, 33))  # a chunk and a decode row
+_MIXED: Final = ((3, 21), (1, 33))  # a chunk and a decode row
+_DECODES: Final = ((1, 21), (1, 33), (1, 0))  # the last one fills up: nobody reads its result
+_WINDOW: Final = 16  # whatever the model's is: so few tokens that one more or less shows
 # Of values up to about 3.
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -27,42 +32,99 @@ class AttentionBroken(RuntimeError):
 
 
 def check_attention(backend: AttentionBackend, needs: AttentionNeeds, device: torch.device) -> None:
-    """Compute a small batch.
+    """Compute a small batch of both kinds of rows.
 
     Raises:
         AttentionBroken: the result is wrong. Anything else that the backend raises.
     """
-    trial = Trial(_CONTEXTS, needs, device)
-    expected, found = (
-        trial.attend(each.attend).float() for each in (ReferenceAttention(), backend)
-    )
-    error = float((expected - found).abs().max())
-    if not error <= _TOLERANCE[needs.dtype]:
-        raise AttentionBroken(f"{backend.name} is off by {error:.2g}")
+    trial = Trial(_MIXED, needs, device, num_layers=2)
+    for window in _windows(needs):
+        found = trial.attend(backend.attend, 1, window)
+        expected = trial.attend(ReferenceAttention().attend, 1, window)
+        _compare(backend.name, found, expected, window)
+
+
+def check_decodes(
+    attention: DecodeAttention, needs: AttentionNeeds, device: torch.device, recorder: Recorder
+) -> None:
+    """Compute a small batch of decodes by graphs.
+
+    Raises:
+        AttentionBroken: the result is wrong. Anything else that the attention raises, or the
+            capture of it.
+    """
+    trial = Trial(_DECODES, needs, device, num_layers=2)
+    results: list[Tensor] = []
+
+    def work() -> None:
+        results.append(trial.attend(attention.attend_decode, 1, window))
+
+    for window in _windows(needs):
+        graph = recorder.record(work)
+        graph.replay()
+        expected = trial.attend(ReferenceAttention().attend, 1, window)
+        _compare(f"{attention.name} in a graph", results[-1][:-1], expected[:-1], window)
+
+
+def _windows(needs: AttentionNeeds) -> list[int | None]:
+    has_window = any(window is not None for window in needs.windows)
+    return [None, _WINDOW] if has_window else [None]
+
+
+def _compare(name: str, found: Tensor, expected: Tensor, window: int | None) -> None:
+    error = float((expected.float() - found.float()).abs().max())
+    if not error <= _TOLERANCE[expected.dtype]:
+        where = "" if window is None else f" with a window of {window} tokens"
+        raise AttentionBroken(f"{name} is off by {error:.2g}{where}")
 
 
 class Trial:
-    """A batch of random numbers on a device, of a pool with one layer."""
+    """A batch of random numbers on a device, and a pool for it."""
 
-    def __init__(self, contexts: Contexts, needs: AttentionNeeds, device: torch.device) -> None:
-        """Make one with the model's heads, and these requests."""
+    def __init__(
+        self, contexts: Contexts, needs: AttentionNeeds, device: torch.device, num_layers: int
+    ) -> None:
+        """Make one with the model's heads, and these requests. `num_layers`: of the pool."""
         random = torch.Generator(device).manual_seed(0)
 
         def drawn(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=random, device=device).to(needs.dtype)
+            return torch.randn(shape, generator=random, device=device, dtype=needs.dtype)
 
         on_host = _batch(contexts)
         num_blocks = int(on_host.block_tables.max()) + 1
         self._batch = _moved(on_host, device)
-        self._pool = drawn(num_blocks, 1, 2, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim)
+        self._num_layers = num_layers
+        self._pool = drawn(
+            num_blocks, num_layers, 2, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim
+        )
         num_rows = sum(rows for rows, _ in contexts)
         self._query = drawn(num_rows, needs.num_heads, needs.head_dim)
         self._scale = needs.head_dim**-0.5
 
-    def attend(self, attend: Callable[..., Tensor]) -> Tensor:
-        """Return what a function like AttentionBackend.attend computes of it."""
+    def attend(
+        self, attend: Callable[..., Tensor], layer: int, sliding_window: int | None
+    ) -> Tensor:
+        """Return what a function like AttentionBackend.attend computes of a layer."""
+        return self._attend(attend, layer, self._batch, sliding_window)
+
+    def step(self, attend: Callable[..., Tensor], windows: Sequence[int | None]) -> None:
+        """Do it for a model whose layers have these windows; the pool's layers take turns.
+
+        As in any step the batch is another object, for which some plan, once for all layers.
+        """
+        batch = replace(self._batch)
+        for index, window in enumerate(windows):
+            self._attend(attend, index % self._num_layers, batch, window)
+
+    def _attend(
+        self,
+        attend: Callable[..., Tensor],
+        layer: int,
+        batch: AttentionBatch,
+        sliding_window: int | None,
+    ) -> Tensor:
         return attend(
-            self._query, self._pool, 0, self._batch, scale=self._scale, sliding_window=None
+            self._query, self._pool, layer, batch, scale=self._scale, sliding_window=sliding_window
         )
 
 
@@ -74,7 +136,7 @@ def _batch(contexts: Contexts) -> AttentionBatch:
         blocks = list(range(num_blocks, num_blocks + -(-context // _BLOCK_SIZE)))
         num_blocks += len(blocks)
         slots += [
-            blocks[p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE
+            blocks[p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE if p >= 0 else -1
             for p in range(context - rows, context)
         ]
         tables.append(blocks)

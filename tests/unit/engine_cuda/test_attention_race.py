@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from pdserve.engine.cuda import attention_race
 from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
 from pdserve.engine.cuda.catalog import AttentionKind, AttentionNeeds
 from tests.unit.engine_cuda.replayed import Recorded, Replayed
-from tests.unit.engine_cuda.test_probe import Wrong
+from tests.unit.engine_cuda.test_probe import Near, Wrong, WrongDecodes
 
 CPU = torch.device("cpu")
 NEEDS = AttentionNeeds(torch.float32, 16)
@@ -53,6 +54,27 @@ class Uncompiled(Named):
         raise OSError("nvcc: not found")
 
 
+class Small(Named):
+    """Passes the checks, which have a context of 33 tokens, and raises at what is measured."""
+
+    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
+        if arguments[3].context_lens.max() < 33:
+            raise MemoryError("no workspace")
+        return super().attend(*arguments, **fields)
+
+
+class Layered(Named):
+    """Sees which pools it reads, layer by layer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 1.0, 1.0)
+        self.layers: list[tuple[int, int]] = []  # which one, of how many
+
+    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
+        self.layers.append((arguments[2], arguments[1].shape[1]))
+        return super().attend(*arguments, **fields)
+
+
 class Known:
     """As Stopwatch: what is known of the backend whose work it is."""
 
@@ -70,9 +92,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_race, "DECODES", (((1, 5),), ((1, 3), (1, 2))))
 
 
-def race(*kinds: AttentionKind, has_graphs: bool = True) -> Fastest:
+def race(*kinds: AttentionKind, has_graphs: bool = True, needs: AttentionNeeds = NEEDS) -> Fastest:
     last = Named("last", 0.0, 0.0).kind()
-    return fastest_attention(NEEDS, CPU, Known(), Recorded if has_graphs else None, (*kinds, last))
+    return fastest_attention(needs, CPU, Known(), Recorded if has_graphs else None, (*kinds, last))
 
 
 def test_prompts_and_decodes_have_winners_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,8 +123,49 @@ def test_what_does_not_work_is_left_out(caplog: pytest.LogCaptureFixture) -> Non
 def test_what_cannot_be_captured_after_all_does_not_win(caplog: pytest.LogCaptureFixture) -> None:
     refusing, slow = Named("refusing", 1e-6, None), Named("slow", 2e-6, 9.0)
     assert race(refusing.kind(), slow.kind()) == Fastest(refusing, slow)
-    assert "attention by refusing cannot compute decodes here" in caplog.text
+    assert "not permitted when stream is capturing" in caplog.text
+    assert race(refusing.kind()) == Fastest(refusing, None)
+
+
+def test_decodes_that_are_wrong_do_not_win(caplog: pytest.LogCaptureFixture) -> None:
+    wrong, slow = WrongDecodes(), Named("slow", 2e-6, 9.0)
+    wrong.prompt_s, wrong.decode_s = 1e-6, 1e-6
+    assert race(Named.kind(wrong), slow.kind()) == Fastest(wrong, slow)
+    assert "wrong_decodes in a graph is off by" in caplog.text
+    assert race(Named.kind(wrong)) == Fastest(wrong, None)
+
+
+def test_windows_that_are_wrong_do_not_win() -> None:
+    near, slow = Near(1), Named("slow", 2e-6, 9.0)
+    near.prompt_s, near.decode_s = 1e-6, 1e-6
+    windowed = dataclasses.replace(NEEDS, windows=(4096,))
+    assert race(Named.kind(near), slow.kind()) == Fastest(near, near)
+    assert race(Named.kind(near), slow.kind(), needs=windowed) == Fastest(slow, slow)
+
+
+def test_none_of_those_that_cannot_be_measured_wins(caplog: pytest.LogCaptureFixture) -> None:
+    small = [Small(name, 1.0, 1.0) for name in ("one", "two")]
+    found = race(*(one.kind() for one in small))
+    assert found.prompts.name == "last"
+    assert found.decodes is None
+    assert "attention by one cannot compute prompts here" in caplog.text
+    assert "attention by two cannot compute decodes here" in caplog.text
 
 
 def test_the_last_one_runs_if_no_other_does() -> None:
-    assert race(Uncompiled("uncompiled", 0.0).kind()).prompts.name == "last"
+    found = race(Uncompiled("uncompiled", 0.0).kind())
+    assert found.prompts.name == "last"
+    assert found.decodes is None
+
+
+@pytest.mark.parametrize(("num_bytes", "num_layers"), [(1, 1), (2561, 3), (1 << 30, 4)])
+def test_layers_take_turns_in_a_pool_that_no_cache_holds(
+    num_bytes: int, num_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context of 5 tokens has 1280 bytes of KV a layer."""
+    monkeypatch.setattr(attention_race, "COLD_BYTES", num_bytes)
+    layered, other = Layered("layered"), Named("other", 1.0, 1.0)
+    needs = dataclasses.replace(NEEDS, windows=(None,) * 4)
+    race(layered.kind(), other.kind(), needs=needs, has_graphs=False)
+    _, *measured = layered.layers  # one check
+    assert measured == [(index % num_layers, num_layers) for index in range(4)]

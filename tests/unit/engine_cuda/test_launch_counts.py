@@ -28,6 +28,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
+from tests.unit.engine_cuda.compilations import compilations
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded, Replayed
@@ -218,3 +219,22 @@ def test_a_mixed_step_is_copied_and_waited_for_once_as_well(tmp_path: Path) -> N
     copies.forget()
     node.step([Scheduled(decoding, 1), Scheduled(prompt, 5)])
     assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1]
+
+
+def test_experts_are_compiled_before_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whatever number of rows: it alone makes tiles of other sizes."""
+    from pdserve.engine.cuda.experts import mix_experts
+
+    node = cuda_node(tmp_path, 1, PromptCopies(), "qwen3_moe", has_graphs=False)
+    with compilations(monkeypatch) as before:
+        node.model.warm_up()
+    layer = random_weights(node.model.config, torch.float32, torch.device("cpu")).layers[0].mlp
+    tiles = set()
+    for num_rows in (1, 43, 86):  # with 3 of 8 experts each: 1, 17 and 33 places an expert
+        with compilations(monkeypatch) as found:
+            mix_experts(torch.ones(num_rows, layer.gate_up.shape[2]), layer)
+        assert found <= before, num_rows
+        tiles |= {dict(kept)["BLOCK_M"] for name, kept in found if name == "multiply_experts"}
+    assert tiles == {16, 32, 64}

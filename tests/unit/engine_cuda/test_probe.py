@@ -13,11 +13,12 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.catalog import AttentionNeeds
-from pdserve.engine.cuda.probe import AttentionBroken, check_attention
+from pdserve.engine.cuda.probe import AttentionBroken, Trial, check_attention, check_decodes
 from tests.kernels.cases import GPU_DTYPES
+from tests.unit.engine_cuda.replayed import Recorded
 
 CPU = torch.device("cpu")
-NEEDS = [AttentionNeeds(dtype, 32) for dtype in GPU_DTYPES]
+NEEDS = [AttentionNeeds(dtype, 32, windows=(None, 4096)) for dtype in GPU_DTYPES]
 
 
 class Wrong(ReferenceAttention):
@@ -31,15 +32,78 @@ class Wrong(ReferenceAttention):
         return super().attend(query, pool, layer, less, **fields)
 
 
+class Near(ReferenceAttention):
+    """Takes windows for one token more, or less, than they are."""
+
+    name = "near"
+
+    def __init__(self, excess: int) -> None:
+        self._excess = excess
+
+    def attend(self, *arguments: Any, sliding_window: int | None, **fields: Any) -> Tensor:
+        if sliding_window is not None:
+            sliding_window += self._excess
+        return super().attend(*arguments, sliding_window=sliding_window, **fields)
+
+    def attend_decode(self, *arguments: Any, **fields: Any) -> Tensor:
+        return self.attend(*arguments, **fields)
+
+
+class WrongDecodes(ReferenceAttention):
+    """Takes decode rows for those of another layer."""
+
+    name = "wrong_decodes"
+
+    def attend_decode(
+        self, query: Tensor, pool: Tensor, layer: int, *arguments: Any, **fields: Any
+    ) -> Tensor:
+        return self.attend(query, pool, 0, *arguments, **fields)
+
+
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
 @pytest.mark.usefixtures("interpreted")
 def test_ours_works(needs: AttentionNeeds) -> None:
     from pdserve.engine.cuda.triton_attention import TritonAttention  # once they are interpreted
 
     check_attention(TritonAttention(), needs, CPU)
+    check_decodes(TritonAttention(), needs, CPU, Recorded())
 
 
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
 def test_what_computes_something_else_is_found(needs: AttentionNeeds) -> None:
     with pytest.raises(AttentionBroken, match="wrong is off by"):
         check_attention(Wrong(), needs, CPU)
+    check_attention(WrongDecodes(), needs, CPU)
+    with pytest.raises(AttentionBroken, match="wrong_decodes in a graph is off by"):
+        check_decodes(WrongDecodes(), needs, CPU, Recorded())
+
+
+@pytest.mark.parametrize("excess", [-1, 1])
+@pytest.mark.parametrize("needs", NEEDS, ids=str)
+def test_a_window_that_is_off_by_one_is_found(needs: AttentionNeeds, excess: int) -> None:
+    near = Near(excess)
+    with pytest.raises(AttentionBroken, match=r"near is off by .* with a window"):
+        check_attention(near, needs, CPU)
+    with pytest.raises(AttentionBroken, match=r"near in a graph is off by .* with a window"):
+        check_decodes(near, needs, CPU, Recorded())
+    without = dataclasses.replace(needs, windows=(None, None))
+    check_attention(near, without, CPU)
+    check_decodes(near, without, CPU, Recorded())
+
+
+def test_a_step_has_a_batch_of_its_own_for_all_layers() -> None:
+    """So one that plans for a batch does so once in a step, as when a model runs."""
+    calls: list[tuple[int, int | None, object]] = []
+
+    def attend(query: Tensor, pool: Tensor, layer: int, batch: object, **fields: Any) -> Tensor:
+        calls.append((layer, fields["sliding_window"], batch))
+        return query
+
+    trial = Trial(((2, 5),), NEEDS[0], CPU, num_layers=2)
+    for _ in range(2):
+        trial.step(attend, (None, 4, None))
+    assert [call[:2] for call in calls] == [(0, None), (1, 4), (0, None)] * 2
+    first, second = calls[0][2], calls[3][2]
+    assert first is not second
+    assert [call[2] is first for call in calls] == [True] * 3 + [False] * 3
+    assert all(call[2] is second for call in calls[3:])

@@ -21,7 +21,9 @@ from pdserve.engine.sampling.permitted import with_allowed_ids
 from pdserve.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.kernels.sampling_cases import EOS, FILTERS, logits, make_row, rows
 from tests.requests import make_request
+from tests.unit.engine_cuda.compilations import compilations
 from tests.unit.engine_cuda.late_copies import PromptCopies
+from tests.unit.engine_cuda.test_launch_counts import SAMPLINGS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -163,10 +165,19 @@ def test_everything_goes_up_in_one_copy_and_comes_down_in_one() -> None:
     assert copies.num_waits == 1
 
 
-def test_every_kernel_is_compiled_before_the_first_request() -> None:
+def test_every_kernel_is_compiled_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     from pdserve.engine.cuda.sampling.sampler import CudaSampler
     from pdserve.engine.cuda.staging import Staging
 
-    copies = PromptCopies()
-    CudaSampler(Staging(copies), 40).warm_up(torch.device("cpu"))
-    assert len(copies.fetched) == 3
+    vocab_size = 40
+    sampler = CudaSampler(Staging(PromptCopies()), vocab_size)
+    with compilations(monkeypatch) as before:
+        sampler.warm_up(torch.device("cpu"))
+    masks = TokenMasks([0], np.full((1, 2), 0x55555555, np.int32))
+    for asked, (fields, _) in SAMPLINGS.items():
+        request = make_request([0, 1, 2], [3], **fields)
+        draws = Draws([request] * 3, None, masks if "grammar" in fields else None, EOS)
+        with compilations(monkeypatch) as found:
+            sampler.begin(draws).tokens(make_row(vocab_size).repeat(3, 1))
+        assert found, asked
+        assert found <= before, asked
