@@ -33,6 +33,8 @@ class FakeHost:
         self.memory: dict[int, NDArray[np.uint8]] = {}  # address |-> a live allocation
         self.exported: dict[bytes, int] = {}  # handle |-> address
         self.num_opened = 0  # mappings that have not been closed
+        self.batches_copies = True  # whether the drivers do
+        self.launches: list[str] = []  # method of a lane, for each call that queued copies
         self.num_lanes = 0  # lanes that have not been closed
         self.num_communicators = 0  # communicators that were ever joined
         self.copy_error = ""  # if not empty, every copy fails with this
@@ -121,6 +123,11 @@ class FakeDriver:
         self.bus_id = f"0000:{device:02x}:00.0"
         self._host = host
 
+    @property
+    def batches_copies(self) -> bool:
+        """As Driver.batches_copies."""
+        return self._host.batches_copies
+
     def allocate(self, num_bytes: int) -> int:
         """As Driver.allocate."""
         room = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
@@ -183,14 +190,21 @@ class FakeLane:
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
         """As Lane.copy."""
-        for address in (destination, source):
-            if not self._host.holds(address, num_bytes):
-                raise DeviceError("invalid argument")
-        self._queue.append((destination, source, num_bytes))
+        self._host.launches.append("copy")
+        self._engine_copy(destination, source, num_bytes)
+
+    def copy_batch(self, destination: int, source: int, spans: Spans) -> None:
+        """As Lane.copy_batch."""
+        assert self._host.batches_copies
+        self._host.launches.append("copy_batch")
+        for from_offset, to_offset, num_bytes in spans.tolist():
+            assert num_bytes > 0
+            self._engine_copy(destination + to_offset, source + from_offset, num_bytes)
 
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
         """As Lane.copy_pieces."""
         assert len(pieces) <= MAX_PIECES
+        self._host.launches.append("copy_pieces")
         for from_offset, to_offset, num_bytes in pieces.tolist():
             self._queue.append((destination + to_offset, source + from_offset, num_bytes))
 
@@ -206,6 +220,12 @@ class FakeLane:
     def close(self) -> None:
         """As Lane.close."""
         self._host.num_lanes -= 1
+
+    def _engine_copy(self, destination: int, source: int, num_bytes: int) -> None:
+        for address in (destination, source):
+            if not self._host.holds(address, num_bytes):
+                raise DeviceError("invalid argument")
+        self._queue.append((destination, source, num_bytes))
 
 
 class FakeCommunicator:

@@ -1,4 +1,13 @@
-"""Copies spans between regions of GPU memory, concurrently with the model."""
+"""Copies spans between regions of GPU memory, concurrently with the model, in few launches.
+
+Large spans go to the copy engines, by one call for hundreds of them. They leave the multiprocessors
+to the model. Small ones, of which an engine would make far fewer in a second, are copied by one
+kernel, and so are all of them where CUDA's driver takes no batches.
+
+CUDA promises nothing about the memory of another process that dies meanwhile. It checks addresses
+before the engines copy, but not a kernel's, whose error would be one of all further calls in this
+process: the node would end. This too is why whole blocks go to the engines.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +27,10 @@ from kv_transfer.threads import CancelFlag
 class CopySizes:
     """How copies are split."""
 
-    # From this mean size on, spans are copied by the copy engines, one call each, which leaves the
-    # multiprocessors to the model. (An estimate: about what a link moves during one call.)
-    min_engine_bytes: int = 1 << 20
-    engine_batch: int = 256  # copies between two checks of the cancel flag
+    # From this mean size on, spans are copied by the copy engines. (An estimate: what NVLink moves
+    # while an engine begins a copy.) Whole blocks of most models are larger.
+    min_engine_bytes: int = 256 << 10
+    engine_batch: int = 512  # copies of one call, between two checks of the cancel flag
     pieces: int = MAX_PIECES  # for one launch of the kernel
 
 
@@ -45,11 +54,13 @@ class SpanCopier:
         """
         _check(spans, 0, source, "source")
         _check(spans, 1, destination, "destination")
+        spans = spans[spans[:, 2] > 0]
         if not len(spans):
             return
         lane = self._take()
         try:
-            if spans[:, 2].mean() >= self._sizes.min_engine_bytes:
+            is_large = spans[:, 2].mean() >= self._sizes.min_engine_bytes
+            if is_large and self._driver.batches_copies:
                 self._by_engine(lane, destination, source, spans, cancel)
             else:
                 self._by_kernel(lane, destination, source, spans, cancel)
@@ -98,13 +109,12 @@ class SpanCopier:
     def _by_engine(
         self, lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
     ) -> None:
-        rows, at_once = spans.tolist(), self._sizes.engine_batch
-        for first in range(0, len(rows), at_once):
+        for first in range(0, len(spans), self._sizes.engine_batch):
             if cancel.byte[0]:
                 return
             try:
-                for from_offset, to_offset, nbytes in rows[first : first + at_once]:
-                    lane.copy(destination.address + to_offset, source.address + from_offset, nbytes)
+                batch = spans[first : first + self._sizes.engine_batch]
+                lane.copy_batch(destination.address, source.address, batch)
             finally:
                 lane.finish()
 

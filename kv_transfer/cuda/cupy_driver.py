@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,17 @@ import numpy as np
 from cupy.cuda import runtime
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Region
+from kv_transfer.cuda.engine_batch import EngineBatch, engine_batch
 from kv_transfer.spans.plan import Spans
 
+log = logging.getLogger(__name__)
+
+_PROBE_BYTES = 256
+_LOWEST_PRIORITY = 0  # CUDA's default; higher ones are negative
 _THREADS = 256  # per block: 8 warps, each copying one piece
-_MAX_BLOCKS = 64  # half of an H100's multiprocessors; the rest is left to the model
+# Half of an H100's multiprocessors; the rest is left to the model. Together they have 1 MiB on its
+# way, about what memory at 1 TB/s needs that is a microsecond away.
+_MAX_BLOCKS = 64
 
 
 def no_device() -> str | None:
@@ -44,6 +52,12 @@ class CupyDriver:
                 "copy_spans"
             )
             self._kernel.compile()
+        self._batch = self._working_batch()
+
+    @property
+    def batches_copies(self) -> bool:
+        """As Driver.batches_copies."""
+        return self._batch is not None
 
     def allocate(self, num_bytes: int) -> int:
         """As Driver.allocate. Directly from CUDA: memory of an allocator cannot be exported."""
@@ -76,7 +90,7 @@ class CupyDriver:
     def open_lane(self) -> CupyLane:
         """As Driver.open_lane."""
         with self._current("make a stream on"):
-            return CupyLane(self._device, self._kernel)
+            return CupyLane(self._device, self._kernel, self._batch)
 
     def new_communicator_id(self) -> bytes:
         """As Driver.new_communicator_id."""
@@ -90,6 +104,27 @@ class CupyDriver:
         with self._current("use NCCL on"):
             return CupyCommunicator(self._device, communicator_id, rank)
 
+    def _working_batch(self) -> EngineBatch | None:
+        """Try batches by a small one: what CUDA refuses here it would refuse of every pull."""
+        batch = engine_batch()
+        if batch is None:
+            log.warning("a kernel makes all copies of KV: CUDA's driver is older than 13.0")
+            return None
+        with self._current("copy on"):
+            lane = CupyLane(self._device, self._kernel, batch)
+            address = int(runtime.malloc(2 * _PROBE_BYTES))
+            try:
+                probe = np.array([[0, _PROBE_BYTES, _PROBE_BYTES]], dtype=np.int64)
+                lane.copy_batch(address, address, probe)
+                lane.finish()
+            except DeviceError as error:
+                log.warning("a kernel makes all copies of KV: %s", error)
+                return None
+            finally:
+                runtime.free(address)
+                lane.close()
+        return batch
+
     @contextmanager
     def _current(self, doing: str) -> Iterator[None]:
         with _reported(f"cannot {doing} GPU {self.device}"), self._device:
@@ -99,11 +134,12 @@ class CupyDriver:
 class CupyLane:
     """Implements Lane."""
 
-    def __init__(self, device: Any, kernel: Any) -> None:
+    def __init__(self, device: Any, kernel: Any, batch: EngineBatch | None) -> None:
         self._device = device
         self._kernel = kernel
+        self._batch = batch
         # Non-blocking: independent of CUDA's default stream, where the model may run.
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=_LOWEST_PRIORITY)
         self._done = cupy.cuda.Event(block=True, disable_timing=True)  # block: sleep, do not spin
         self._table = int(runtime.malloc(MAX_PIECES * 3 * 8))
         self._uploads: list[Spans] = []  # the device may read them until the lane is finished
@@ -114,6 +150,12 @@ class CupyLane:
             runtime.memcpyAsync(
                 destination, source, num_bytes, runtime.memcpyDeviceToDevice, self._stream.ptr
             )
+
+    def copy_batch(self, destination: int, source: int, spans: Spans) -> None:
+        """As Lane.copy_batch."""
+        assert self._batch is not None, "the copier has asked the driver"
+        with self._current("copy"):
+            self._batch.queue(destination, source, spans, self._stream.ptr)
 
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
         """As Lane.copy_pieces. The table may be reused: the stream orders uploads and launches."""

@@ -42,6 +42,16 @@ class Lane(Protocol):
         """
         ...
 
+    def copy_batch(self, destination: int, source: int, spans: Spans) -> None:
+        """Queue many copies by the copy engines in one call, if the driver `batches_copies`.
+
+        `spans` is int64 [n, 3]: (source offset, destination offset, nbytes > 0).
+
+        Raises:
+            DeviceError: some were not queued, or CUDA does not know an address.
+        """
+        ...
+
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
         """Queue many copies as one kernel.
 
@@ -105,6 +115,11 @@ class Driver(Protocol):
     @property
     def bus_id(self) -> str:
         """Its PCI address, which identifies it on the host (for NCCL too)."""
+        ...
+
+    @property
+    def batches_copies(self) -> bool:
+        """Whether its lanes have `copy_batch`."""
         ...
 
     def allocate(self, num_bytes: int) -> int:

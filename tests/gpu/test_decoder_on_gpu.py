@@ -20,8 +20,10 @@ from pdserve.engine.cuda.staging import CudaCopies, Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.models.parameters import tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.weights.load import load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
@@ -145,6 +147,17 @@ def test_layers_are_reported_while_the_step_runs(tmp_path: Path) -> None:
     batch = build_batch([Scheduled(request, 40)], 8, CPU)
     node.model.logits(batch, node.kv_cache.pool, LayerProgress([1, 2], seen.append))
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_arrive_as_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As the file has them, and converted."""
+    checkpoint = resolve_checkpoint(str(make_checkpoint(tmp_path, "qwen3_moe")))
+    config = load_model_config(checkpoint)
+    there, here = (load_torch_weights(checkpoint, config, dtype, on) for on in (CUDA, CPU))
+    expected = tensor_slots(here, config)
+    for name, slot in tensor_slots(there, config).items():
+        assert torch.equal(slot.destination.cpu(), expected[name].destination), name
 
 
 def test_a_node_gets_it_from_its_weights(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.cuda.copier import SpanCopier
+from kv_transfer.cuda.copier import CopySizes, SpanCopier
 from kv_transfer.cuda.driver import Driver, Region, missing, nccl_missing, open_driver
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.handshake import KvIdentity
@@ -25,6 +25,7 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds
+from pdserve.engine.cuda.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
 from pdserve.errors import PeerLost, StaleTicket
 from tests.gpu.gpu_exporter_process import (
@@ -68,9 +69,12 @@ def view(driver: Driver, address: int, num_bytes: int) -> torch.Tensor:
     return torch.as_tensor(Memory(), device=torch.device("cuda", driver.device))
 
 
+@pytest.mark.parametrize("by_engine", [False, True])
 @pytest.mark.parametrize("span_bytes", [3, 256, 4096 + 16, 3 << 20])
-def test_spans_of_every_size_are_copied(driver: Driver, span_bytes: int) -> None:
-    """By the kernel, or by a copy engine where they are large; aligned and not."""
+def test_spans_of_every_size_are_copied(driver: Driver, span_bytes: int, by_engine: bool) -> None:
+    """By the kernel and by the copy engines; aligned and not."""
+    if by_engine and not driver.batches_copies:
+        pytest.skip("needs CUDA 13's driver")
     count, size = 9, 16 * (span_bytes + 64)
     addresses = [driver.allocate(size) for _ in range(2)]
     source, destination = (view(driver, address, size) for address in addresses)
@@ -81,7 +85,7 @@ def test_spans_of_every_size_are_copied(driver: Driver, span_bytes: int) -> None
     spans = np.stack([*offsets, np.full(count, span_bytes)], axis=1).astype(np.int64)
     spans[::2, 0] += 16
     spans[::3, 1] += 5
-    copier = SpanCopier(driver)
+    copier = SpanCopier(driver, CopySizes(min_engine_bytes=0 if by_engine else 1 << 40))
     regions = [Region(address, size) for address in addresses]
     copier.copy(regions[1], regions[0], spans, CancelFlag())
     expected = np.zeros(size, np.uint8)
@@ -91,6 +95,16 @@ def test_spans_of_every_size_are_copied(driver: Driver, span_bytes: int) -> None
     copier.close()
     for address in addresses:
         driver.free(address)
+
+
+def test_copies_give_way_to_decodes(driver: Driver) -> None:
+    """A lower number is a higher priority."""
+    lane = driver.open_lane()
+    recorder = CudaRecorder(torch.device("cuda", driver.device))
+    least, greatest = recorder._stream.priority_range()
+    assert lane._stream.priority == least
+    assert recorder._stream.priority < least or least == greatest
+    lane.close()
 
 
 def test_the_engine_lays_its_cache_over_the_pool(driver: Driver) -> None:

@@ -26,7 +26,9 @@ class CudaRecorder:
         self._device = device
         with torch.cuda.device(device):
             self._memory = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # Captured kernels keep their stream's priority. Copies of KV have the lowest one.
+            _, highest = torch.cuda.current_stream(device).priority_range()
+            self._stream = torch.cuda.Stream(device, highest)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], object]) -> CudaRecording:
         """See Recorder.record."""

@@ -34,9 +34,9 @@ class HostCopies(Protocol):
         """Allocate host memory for asynchronous copies: uint8[num_bytes]."""
 
     def start(self, source: Tensor, destination: Tensor | None) -> tuple[Tensor, Mark]:
-        """Start copying pinned bytes; return the destination, and a mark behind the copy.
+        """Start copying pinned memory; return the destination, and a mark behind the copy.
 
-        The destination is on the GPU and of the same size; None is for new memory.
+        The destination is on the GPU, of the same shape and dtype; None is for new memory.
         """
 
     def fetch(self, source: Tensor, destination: Tensor) -> Mark:

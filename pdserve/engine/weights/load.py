@@ -1,7 +1,8 @@
 """Loads a checkpoint into a decoder: native on a CPU, torch weights elsewhere.
 
 The native decoder maps packed weights (`native/load.py`). For torch, files are memory-mapped, and
-tensors are converted and copied into place one at a time: peak memory is the model plus one tensor.
+tensors are converted and copied into place: by several threads to a GPU (`cuda/weight_upload.py`),
+else one at a time, so that peak memory is the model plus one tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
@@ -121,17 +121,28 @@ def load_torch_weights(
     tensors = open_tensors(
         checkpoint.weight_files(), tensor_shapes(config), ties_embeddings=config.ties_embeddings
     )
-    total_bytes = sum(slot.destination.nbytes for slot in slots.values())
+    # Without the biases that rank 0 adds, of which others have no slot.
+    names = [name for name in tensors if name in slots]
+    copies = [(tensors[name][slots[name].part], slots[name].destination) for name in names]
+    total_bytes = sum(destination.nbytes for _, destination in copies)
     loaded_bytes = 0
-    loaded: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        slot = slots.get(name)
-        if slot is None:
-            continue  # a bias that rank 0 adds
-        slot.destination.copy_(tensor[slot.part])
-        loaded[name] = slot.destination
-        loaded_bytes += slot.destination.nbytes
+
+    def on_loaded(num_bytes: int) -> None:
+        nonlocal loaded_bytes
+        loaded_bytes += num_bytes
         if on_progress is not None:
             on_progress(loaded_bytes / total_bytes)
-    check_finite(loaded)
+
+    if device.type == "cuda":
+        from pdserve.engine.cuda.staging import CudaCopies
+        from pdserve.engine.cuda.weight_upload import WeightCopy, upload_weights
+
+        uploads = [WeightCopy(*copy) for copy in copies]
+        with torch.cuda.device(device):  # pinned memory is of the thread's current GPU's context
+            upload_weights(uploads, CudaCopies(device), on_loaded)
+    else:
+        for source, destination in copies:
+            destination.copy_(source)
+            on_loaded(destination.nbytes)
+    check_finite({name: slots[name].destination for name in names})
     return weights

@@ -61,11 +61,11 @@ def test_chunks_are_the_stream(rows: list[tuple[int, int]], chunk_bytes: int) ->
 class Memory:
     """Two regions of a pretended GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SIZE) -> None:
         self.host = FakeHost()
         self.driver = self.host.driver()
-        self.source, self.destination = (Region(self.driver.allocate(SIZE), SIZE) for _ in range(2))
-        self.data[:] = np.random.default_rng(1).integers(1, 256, SIZE, np.uint8)
+        self.source, self.destination = (Region(self.driver.allocate(size), size) for _ in range(2))
+        self.data[:] = np.random.default_rng(1).integers(1, 256, size, np.uint8)
 
     @property
     def data(self) -> np.ndarray:
@@ -89,8 +89,32 @@ def test_spans_are_copied_whichever_way(by_engine: bool) -> None:
         expected[b : b + n] = memory.data[a : a + n]
     np.testing.assert_array_equal(memory.copied, expected)
     assert memory.host.num_lanes == 1
+    assert set(memory.host.launches) == {"copy_batch" if by_engine else "copy_pieces"}
     copier.close()
     assert memory.host.num_lanes == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "batches_copies", "launch"),
+    [
+        (4 << 10, True, "copy_pieces"),
+        (256 << 10, True, "copy_batch"),
+        (2 << 20, True, "copy_batch"),
+        (2 << 20, False, "copy_pieces"),
+    ],
+)
+def test_300_blocks_of_any_size_are_one_launch(
+    nbytes: int, batches_copies: bool, launch: str
+) -> None:
+    """The blocks overlap, and copying them again changes nothing: counting needs no GiB."""
+    memory = Memory(nbytes + 300 * 16)
+    memory.host.batches_copies = batches_copies
+    copier = SpanCopier(memory.driver)
+    spans = spans_of(*((16 * i, 16 * i, nbytes) for i in range(300)))
+    copier.copy(memory.destination, memory.source, spans, CancelFlag())
+    assert memory.host.launches == [launch]
+    np.testing.assert_array_equal(memory.copied[: spans[-1, 0]], memory.data[: spans[-1, 0]])
+    copier.close()
 
 
 @pytest.mark.parametrize(
