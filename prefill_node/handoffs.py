@@ -32,7 +32,7 @@ from functools import partial
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError, RequestEnded, TransferTimeout
+from pdserve.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffEnded, HandoffRecord
 from prefill_node.handoff import Handoff
@@ -191,11 +191,18 @@ class Handoffs:
     def subscribe_to_stream(
         self, request_id: str, subscriber: Subscriber, num_emitted: int
     ) -> None:
-        """As Announcer.subscribe_to_stream."""
+        """As Announcer.subscribe_to_stream.
+
+        A coordinator has one node at a time take a stream over, so a former subscriber has been
+        told to give it up, but may be ending a pull before it settles.
+        """
+        former = self._handoffs.get(request_id)
+        if former is not None and former.goes_on_here:
+            self.end(request_id, PeerLost("another node is to take it over instead"))
         stream = self._find(request_id)
-        is_taken = request_id in self._handoffs
-        if stream is None or is_taken or not _can_leave(stream, num_emitted):
-            error = PdserveError("it does not decode here, or is being taken over by somebody else")
+        is_kept = request_id in self._handoffs  # it has ended here
+        if stream is None or is_kept or not _can_leave(stream, num_emitted):
+            error = PeerLost("it does not decode here, or not any more")
             code, message = error.code, error.message
             subscriber(HandoffEnded(request_id=request_id, code=code, message=message))
             return
@@ -215,7 +222,7 @@ class Handoffs:
         if handoff is None or stream is None or subscriber not in handoff.subscribers:
             return
         if not stream.is_decoding:
-            self.end(request_id, PdserveError("it was preempted"))
+            self.end(request_id, PeerLost("it was preempted"))
             return
         with self._containing(handoff):
             if not handoff.announce_complete(stream) and stream.leg_token_limit is None:
