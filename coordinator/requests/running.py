@@ -56,6 +56,13 @@ class Dispatch:
         return self.booking.placement.decode
 
     @property
+    def computes_prompt(self) -> Member | None:
+        """The node that computes the prompt for this request; None: it is computed already."""
+        if self.booking.placement.shares_prefill:
+            return None
+        return self.prefill or self.decode
+
+    @property
     def handed_off(self) -> tuple[Member, Member] | None:
         """The prefill node and the decode node, if both have a part of the request."""
         if self.prefill is None or self.decode is None:
