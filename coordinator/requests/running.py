@@ -253,7 +253,7 @@ class RunningRequest:
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
-    def take_over(self, event: TokenEvent) -> None:
+    def begin_with(self, event: TokenEvent) -> None:
         """Begin with what was emitted for a coordinator that is lost, before any dispatch."""
         if self._has_ended:
             return
