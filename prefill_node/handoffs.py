@@ -1,4 +1,4 @@
-"""All handoffs of a prefill node, from the first chunk until settled.
+"""All handoffs of a node, of prompts and of streams, from the first part announced until settled.
 
     open ──announce──► announced ──publish──► published ──settle──► gone
       │                    │                     │
@@ -47,9 +47,9 @@ class Handoffs:
     """All handoffs of one node.
 
     `on_settled` is called for handoffs that every subscriber is done with, `on_failed` for those
-    that nobody subscribed to within `lease_s`, or whose KV could not be announced. During a step,
-    KV is announced from `announce_bytes` on; with 0, never. `find` returns the request of an id
-    that the engine has, if there is one.
+    that nobody subscribed to within `lease_s`, or whose KV could not be announced; neither for a
+    stream that goes on here. During a step, KV is announced from `announce_bytes` on; with 0,
+    never. `find` returns the request of an id that the engine has, if there is one.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Handoffs:
                 handoff.announce_if(request, request.num_computed_tokens, self._num_layers, 0)
 
     def publish(self, request: Request, record: HandoffRecord) -> None:
-        """Publish that the prefill is over, in one message with the last part to announce.
+        """Publish that the request has ended here, in one message with the last part to announce.
 
         `record` belongs to one of the request's answers. The lease starts, unless there is a
         subscriber.
