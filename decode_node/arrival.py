@@ -52,7 +52,7 @@ class Arrival:
 
     @property
     def num_announced_tokens(self) -> int:
-        """Prompt tokens announced so far, in all layers; all of them have been pulled."""
+        """Tokens announced so far, in all layers; all of them have been pulled."""
         return self._announced.num_tokens
 
     def restart(self) -> None:

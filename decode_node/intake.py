@@ -1,4 +1,4 @@
-"""Takes over a request from a prefill node while its prompt is still being prefilled.
+"""Takes in a request from a prefill node while its prompt is still being prefilled.
 
     subscribe ──► first notice ──► prepared ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt

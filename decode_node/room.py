@@ -15,7 +15,7 @@ from pdserve.node.sessions.subscription import Subscription
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The blocks for the prompt and token 1; the first come from this node's own prefix cache."""
+    """The blocks for all known tokens and the next; the first come from its node's prefix cache."""
 
     block_table: list[int]
     num_reused: int  # number of blocks
@@ -48,7 +48,7 @@ class RoomQueue:
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     async def take(self, subscription: Subscription, request: Request) -> Room:
-        """Wait for the request's turn, and for blocks for the prompt and token 1.
+        """Wait for the request's turn, and for blocks for all of its known tokens and the next one.
 
         From then on the caller owns the blocks, and a place in the batch is kept for the request,
         until it is adopted or given up with `leave`.

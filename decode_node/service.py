@@ -79,7 +79,7 @@ class DecodeNode:
         else:
             request = self._intake.expected(leg, leg.source)
             intake = self._intake.take(request, leg.prompt_id, leg.source, leg.takes_over)
-            self._parts.preparation.take_over(request, intake, self._intake_done)
+            self._parts.preparation.take_in(request, intake, self._intake_done)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Let the next waiting request check for room."""

@@ -1,4 +1,4 @@
-"""All handoffs of a prefill node, from the first chunk until settled.
+"""All handoffs of a node, of prompts and of streams, from the first part announced until settled.
 
     open ──announce──► announced ──publish──► published ──settle──► gone
       │                    │                     │
@@ -32,7 +32,7 @@ from functools import partial
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError, RequestEnded, TransferTimeout
+from pdserve.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffEnded, HandoffRecord
 from prefill_node.handoff import Handoff
@@ -47,9 +47,9 @@ class Handoffs:
     """All handoffs of one node.
 
     `on_settled` is called for handoffs that every subscriber is done with, `on_failed` for those
-    that nobody subscribed to within `lease_s`, or whose KV could not be announced. During a step,
-    KV is announced from `announce_bytes` on; with 0, never. `find` returns the request of an id
-    that the engine has, if there is one.
+    that nobody subscribed to within `lease_s`, or whose KV could not be announced; neither for a
+    stream that goes on here. During a step, KV is announced from `announce_bytes` on; with 0,
+    never. `find` returns the request of an id that the engine has, if there is one.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Handoffs:
                 handoff.announce_if(request, request.num_computed_tokens, self._num_layers, 0)
 
     def publish(self, request: Request, record: HandoffRecord) -> None:
-        """Publish that the prefill is over, in one message with the last part to announce.
+        """Publish that the request has ended here, in one message with the last part to announce.
 
         `record` belongs to one of the request's answers. The lease starts, unless there is a
         subscriber.
@@ -191,11 +191,18 @@ class Handoffs:
     def subscribe_to_stream(
         self, request_id: str, subscriber: Subscriber, num_emitted: int
     ) -> None:
-        """As Announcer.subscribe_to_stream."""
+        """As Announcer.subscribe_to_stream.
+
+        A coordinator has one node at a time take a stream over, so a former subscriber has been
+        told to give it up, but may be ending a pull before it settles.
+        """
+        former = self._handoffs.get(request_id)
+        if former is not None and former.goes_on_here:
+            self.end(request_id, PeerLost("another node is to take it over instead"))
         stream = self._find(request_id)
-        is_taken = request_id in self._handoffs
-        if stream is None or is_taken or not _can_leave(stream, num_emitted):
-            error = PdserveError("it does not decode here, or is being taken over by somebody else")
+        is_kept = request_id in self._handoffs  # it has ended here
+        if stream is None or is_kept or not _can_leave(stream, num_emitted):
+            error = PeerLost("it does not decode here, or not any more")
             code, message = error.code, error.message
             subscriber(HandoffEnded(request_id=request_id, code=code, message=message))
             return
@@ -215,7 +222,7 @@ class Handoffs:
         if handoff is None or stream is None or subscriber not in handoff.subscribers:
             return
         if not stream.is_decoding:
-            self.end(request_id, PdserveError("it was preempted"))
+            self.end(request_id, PeerLost("it was preempted"))
             return
         with self._containing(handoff):
             if not handoff.announce_complete(stream) and stream.leg_token_limit is None:

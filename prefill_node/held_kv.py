@@ -41,7 +41,7 @@ class HeldKv:
     """Holds its own references to the announced blocks until `release`."""
 
     def __init__(self, request_id: str, exporter: Exporter, pinned: PinnedBlocks) -> None:
-        self.block_ids: list[int] = []  # of the prompt, from the first token on
+        self.block_ids: list[int] = []  # from the first token on
         self.request_id = request_id
         self.num_layers = exporter.layout.num_layers
         self._exporter = exporter

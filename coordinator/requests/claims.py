@@ -64,7 +64,7 @@ class Claims:
         logprobs = _logprobs_of(message)
         lacks_logprobs = running.request.sampling.logprobs is not None and not logprobs
         if message.token_ids and not (running.has_token_one or lacks_logprobs):
-            running.take_over(
+            running.begin_with(
                 TokenEvent(
                     request_id=message.request_id,
                     index=0,

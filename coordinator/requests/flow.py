@@ -356,7 +356,7 @@ class Flow:
             metrics.revision_tpot.labels(revision).observe(tpot_s)
 
     def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
-        if dispatch.prefill is sender or dispatch.prefill is None:
+        if dispatch.computes_prompt is sender:
             self._metrics.observe_prefill_leg(times)
         if dispatch.decode is sender:
             was_handed_off = dispatch.prefill is not None

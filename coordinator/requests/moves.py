@@ -1,12 +1,7 @@
 """Live migration: running streams move from one node to another.
 
-    leg sent to the target ──► it pulls full blocks, while the stream goes on
-                           ──► the stream ends on its node with its next token
-                           ──► the target pulls the rest, and goes on ──► its next token
-
-So the target has nothing to compute but that token, and the client waits for its running step to
-end, and for two short messages. Whatever goes wrong before the stream has ended on its node leaves
-it there; afterwards it is interrupted, and resumes (`Resumes`).
+The target takes a stream over while it runs (`protocol.DecodeLeg`). Whatever goes wrong before the
+stream has ended on its node leaves it there; afterwards it is interrupted, and resumes (`Resumes`).
 
 A stream moves without that, as if it were interrupted, if that has failed or if one of the nodes is
 of a build that does not know it:

@@ -56,6 +56,13 @@ class Dispatch:
         return self.booking.placement.decode
 
     @property
+    def computes_prompt(self) -> Member | None:
+        """The node that computes the prompt for this request; None: it is computed already."""
+        if self.booking.placement.shares_prefill:
+            return None
+        return self.prefill or self.decode
+
+    @property
     def handed_off(self) -> tuple[Member, Member] | None:
         """The prefill node and the decode node, if both have a part of the request."""
         if self.prefill is None or self.decode is None:
@@ -246,7 +253,7 @@ class RunningRequest:
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
-    def take_over(self, event: TokenEvent) -> None:
+    def begin_with(self, event: TokenEvent) -> None:
         """Begin with what was emitted for a coordinator that is lost, before any dispatch."""
         if self._has_ended:
             return

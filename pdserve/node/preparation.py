@@ -2,7 +2,7 @@
 
     submit ──► prefix beside grammar ──────────────────────► engine   a prompt to compute here
     recall ──► prefix ─────────────────────────────────────► engine   preempted; has room again
-    take_over ──► prefix beside grammar, KV of a handoff ──► engine   computed on another node
+    take_in ──► prefix beside grammar, KV of a handoff ────► engine   computed on another node
     prefetch ──► prefix                                               to come; still runs elsewhere
 
 What waits for nothing is submitted at once, and nobody waits for another request here.
@@ -87,7 +87,7 @@ class Preparation:
         fetching = self._prepare(request, prefix, request.prefix_sources)
         self._prompts.start(request, fetching, self._recalled)
 
-    def take_over(
+    def take_in(
         self, request: Request, work: Coroutine[Any, Any, None], follow_up: FollowUp[None]
     ) -> None:
         """Begin `work`, which brings a request's KV and has the engine adopt it."""

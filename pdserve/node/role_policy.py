@@ -3,8 +3,9 @@
 In adaptive mode a coordinator may give whole requests to any node, so a prefill node may also
 decode. Its streams have TPOT promises like any others. So while there are streams, or some wait to
 join, the decode policy plans the steps: decodes first, and beside them prompt chunks (also of
-prefill legs) as large as the streams' TPOT allows. Without streams, the prefill policy plans them;
-so it does beside streams that flow (`DecodeLeg.flows`), which need not be spared.
+prefill legs) as large as the streams' TPOT allows. A stream that another node takes over counts to
+its last token here. Without streams, the prefill policy plans the steps; so it does beside streams
+that flow (`DecodeLeg.flows`), which need not be spared.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class PrefillRolePolicy:
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
         # The decode policy also handles a claim for which all streams have been preempted.
-        if not queues.claims and all(stream.flows for stream in queues.streams):
+        streams = queues.streams + queues.decoding  # the latter also if they end here now
+        if not queues.claims and all(stream.flows for stream in streams):
             return self._prefill.plan(queues)
         kept_out = self._take_out(queues)
         try:

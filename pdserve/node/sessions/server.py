@@ -57,7 +57,8 @@ class Announcer(Protocol):
     ) -> None:
         """Send announcements of what a stream that runs here has completed, and one without ticket.
 
-        The subscriber is about to take the stream over, and knows `num_emitted` of its tokens.
+        The subscriber is about to take the stream over, and knows `num_emitted` of its tokens. It
+        replaces a former one, which is told so.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 A query and its answer are one move here, and so are a fetch's end and its settle: a lease may end
 at any time, so blocks may be freed before, during and after every copy anyway. Who takes a stream
-over has no lease: what is held for it is freed when it is gone.
+over has no lease: what is held for it is freed when it is gone, or when another one comes.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from pdserve.protocol import (
     LegFailed,
     NodeRole,
     NodeState,
+    PhaseTimes,
     Prefetch,
     TokenEvent,
     TransportReach,
@@ -112,6 +113,21 @@ async def test_the_target_may_be_heard_before_the_sources_last_token(nodes: Node
     nodes.say(source, last(2))
     assert await output(running) == EXPECTED
     assert num_moved(nodes) == 1
+
+
+async def test_its_prompt_was_neither_queued_nor_computed_where_it_ends(nodes: Nodes) -> None:
+    source, target, running = await moving(nodes)
+    nodes.say(source, last(2))
+    end = token(3, last=True, request_id="r~1")
+    nodes.say(target, replace(end, times=PhaseTimes(decode_s=0.5)))
+    assert await output(running) == EXPECTED
+    counts = {
+        phase: nodes.metrics.registry.get_sample_value(
+            f"pdserve_request_{phase}_time_seconds_count"
+        )
+        for phase in ("queue", "prefill", "decode")
+    }
+    assert counts == {"queue": 0, "prefill": 0, "decode": 1}
 
 
 async def test_a_stream_may_end_before_it_is_taken_over(nodes: Nodes) -> None:

@@ -94,6 +94,18 @@ def test_with_the_last_stream_the_prefill_policy_is_back() -> None:
     assert second[0].num_tokens > 4 * first[1].num_tokens
 
 
+def test_a_stream_keeps_its_tpot_to_its_last_token_before_another_node_takes_it_over() -> None:
+    bench = Bench()
+    stream = bench.submit("stream", 4, is_leg=False)
+    bench.step()
+    bench.submit("leg", 95, is_leg=True)
+    stream.leg_token_limit = len(stream.output_token_ids) + 1
+    last, first_without = bench.step(), bench.step()
+    assert [row.request.request_id for row in last] == ["stream", "leg"]
+    assert PERF.step_s(shape_of(last)) <= TPOT_S
+    assert first_without[0].num_tokens > 4 * last[1].num_tokens
+
+
 def test_who_made_way_for_a_claim_does_not_come_back_before_it() -> None:
     bench = Bench()
     victim = bench.submit("victim", 8, is_leg=False)

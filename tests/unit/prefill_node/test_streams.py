@@ -12,7 +12,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
+from pdserve.errors import PeerLost, RequestCancelled, RequestEnded
 from pdserve.protocol import (
     Announcement,
     DecodeLeg,
@@ -225,7 +225,7 @@ async def test_one_that_is_preempted_stays(source: Source) -> None:
     source.take_over()
     ended = source.last
     assert isinstance(ended, HandoffEnded)
-    assert ended.code == PdserveError.code
+    assert ended.code == PeerLost.code, "no failed step, which would be held against the request"
     source.run()
     assert len(source.link.tokens_of("r")) == MAX_TOKENS
 
@@ -236,9 +236,8 @@ async def test_one_that_is_preempted_stays(source: Source) -> None:
         lambda source: source.subscribe(2, "unknown"),
         lambda source: source.subscribe(4),
         lambda source: source.subscribe(-1),
-        lambda source: (source.subscribe(2), source.heard.clear(), source.subscribe(2)),
     ],
-    ids=["is not here", "knows more than there is", "knows nothing", "is being taken over"],
+    ids=["is not here", "knows more than there is", "knows nothing"],
 )
 async def test_what_cannot_be_taken_over_is_refused(
     source: Source, ask: Callable[[Source], object]
@@ -247,10 +246,56 @@ async def test_what_cannot_be_taken_over_is_refused(
     ask(source)
     (ended,) = source.heard
     assert isinstance(ended, HandoffEnded)
-    assert ended.code == PdserveError.code
+    assert ended.code == PeerLost.code
     source.run()
     assert len(source.link.tokens_of("r")) == MAX_TOKENS
     source.settle(was_pulled=False)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_another_node_takes_it_over_before_the_first_has_settled(
+    source: Source, is_asked: bool
+) -> None:
+    """The first one was told to give it up, and is ending a pull."""
+    source.stream(2)
+    source.subscribe(2)
+    if is_asked:
+        source.take_over()
+    first, heard_by_first = source.taker, source.heard
+    source.heard = []
+    source.taker = source.heard.append
+    source.subscribe(2)
+    ended = heard_by_first[-1]
+    assert isinstance(ended, HandoffEnded)
+    assert ended.code == PeerLost.code
+    assert source.last == Announcement(request_id="r", ticket=b"")
+    source.step()
+    assert not source.events[-1].is_taken_over, "the second one has not asked for the rest"
+    source.services.announcer.take_over("r", first)
+    source.services.announcer.settle("r", first, was_pulled=False)
+    source.take_over()
+    source.step()
+    assert source.events[-1].is_taken_over
+    assert isinstance(source.last, HandoffRecord)
+    assert source.heard_parts == [(0, 8), (8, NUM_PROMPT + 3)]
+    source.settle(was_pulled=True)
+
+
+async def test_it_has_ended_for_the_first_when_another_node_is_to_take_it_over(
+    source: Source,
+) -> None:
+    """It resumes, and its failure is none of the request's."""
+    source.stream(2)
+    source.subscribe(2)
+    source.take_over()
+    source.step()
+    heard: list[msgspec.Struct] = []
+    source.services.announcer.subscribe_to_stream("r", heard.append, 2)
+    (ended,) = heard
+    assert isinstance(ended, HandoffEnded)
+    assert ended.code == PeerLost.code
+    assert isinstance(source.last, HandoffRecord), "the first one can still pull it"
+    source.settle(was_pulled=True)
 
 
 async def test_its_kept_log_probabilities_come_with_the_record(source: Source) -> None:
