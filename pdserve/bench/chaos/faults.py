@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain, permutations
 from random import Random
@@ -67,13 +67,11 @@ class Target:
     async def parted(self, *ways: tuple[int, int]) -> str:
         """Have what hosts send to others be lost for a while; returns the nodes there."""
         assert self.hosts is not None
-        for way in ways:
-            self.hosts.lose(*way)
-        try:
-            await asyncio.sleep(_FROZEN_S)
-        finally:
+        with ExitStack() as stack:  # each way is found again, whatever becomes of others
             for way in ways:
-                self.hosts.find(*way)
+                stack.callback(self.hosts.find, *way)
+                self.hosts.lose(*way)
+            await asyncio.sleep(_FROZEN_S)
         return " ".join(name for host in sorted({*chain(*ways)}) for name in self.on_host(host))
 
     def kill(self, name: str) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import os
 import subprocess
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from pdserve.errors import ClusterError
@@ -15,6 +15,7 @@ from pdserve.errors import ClusterError
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17  # requests of ptrace
 _WALL: Final = 0x40000000  # of waitpid: also for threads
 _LOOK_S: Final = 0.02
+_LETS_GO_S: Final = 10.0  # the end of a large process takes a while
 
 
 def obstacle() -> str:
@@ -48,24 +49,49 @@ def find_thread(pid: int, name: str) -> int:
 async def stopped(thread: int, at_most_s: float) -> None:
     """Stop a thread until its process ends, or for a while. Call it on the main thread.
 
-    A process whose thread is traced is gone only when the tracer has been told.
+    However this ends, the thread is no longer stopped.
 
     Raises:
-        ClusterError: this process may not do that.
+        ClusterError: this process may not do that, or the thread neither stops nor ends.
     """
     _ptrace(_SEIZE, thread)
-    _ptrace(_INTERRUPT, thread)
-    until_s = monotonic() + at_most_s
-    while monotonic() < until_s:
-        await asyncio.sleep(_LOOK_S)
-        if _has_ended(thread):
+    try:
+        _ptrace(_INTERRUPT, thread)
+        until_s = monotonic() + at_most_s
+        while monotonic() < until_s:
+            await asyncio.sleep(_LOOK_S)
+            if _has_ended(thread):
+                return
+    finally:
+        _let_go(thread)
+
+
+def _let_go(thread: int) -> None:
+    """Have a thread go on, or hear that it has ended: before that, its process is not gone.
+
+    This does not wait in the event loop, where another Ctrl-C would end it.
+
+    Raises:
+        ClusterError: it neither stops, as it must before it can go on, nor ends.
+    """
+    until_s = monotonic() + _LETS_GO_S
+    while not _has_ended(thread):
+        try:
+            _ptrace(_DETACH, thread)
+        except ClusterError:  # it has not stopped yet, or is about to end
+            if monotonic() >= until_s:
+                raise
+            sleep(_LOOK_S)
+        else:
             return
-    _ptrace(_DETACH, thread)
 
 
 def _has_ended(thread: int) -> bool:
     """Look once, without waiting."""
-    changed, status = os.waitpid(thread, _WALL | os.WNOHANG)
+    try:
+        changed, status = os.waitpid(thread, _WALL | os.WNOHANG)
+    except ChildProcessError:  # it is traced no more: its end has been told
+        return True
     return changed == thread and not os.WIFSTOPPED(status)
 
 

@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-_TOGETHER = 0.1  # of the mean gap between tokens
+_TOGETHER = 0.1  # of the mean gap between tokens,
+_TOGETHER_S = 0.0005  # but shorter than a step of any model: one long wait raises the mean
 
 End = Literal["finished", "refused", "failed", "unfinished"]
 
@@ -77,12 +78,12 @@ class Outcome(msgspec.Struct, kw_only=True):
     def num_moments(self, wait_s: float) -> int:
         """Return how many times something came, at least one; without a longer wait, each token.
 
-        What came within a tenth of the mean gap came together.
+        What came within a tenth of the mean gap, and half a millisecond, came together.
         """
         waits_s = [later - earlier for earlier, later in pairwise(self.arrivals_s)]
         if max(waits_s, default=0.0) <= wait_s:
             return self.num_received
-        least_s = _TOGETHER * sum(waits_s) / (self.num_received - 1)
+        least_s = min(_TOGETHER_S, _TOGETHER * sum(waits_s) / (self.num_received - 1))
         return 1 + sum(waited_s > least_s for waited_s in waits_s)
 
 

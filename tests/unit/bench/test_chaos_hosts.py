@@ -7,16 +7,22 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
+from typing import cast
 
+import aiohttp
 import pytest
 
+from pdserve.bench.chaos import faults
 from pdserve.bench.chaos.config import ChaosConfig
+from pdserve.bench.chaos.faults import Target
 from pdserve.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.bench.chaos.measurement import ChaosReport
 from pdserve.bench.chaos.run import hosts_for
 from pdserve.bench.chaos.site import OnHosts, host_of
 from pdserve.cluster.child import Child
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 
@@ -24,6 +30,8 @@ WHY_NOT = obstacle()
 needs_hosts = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 PATIENCE_S = 0.1
 ARRIVES_S = 20.0
+
+Way = tuple[int, int]  # from a sender to a receiver
 
 
 def network() -> int:
@@ -111,6 +119,42 @@ def test_what_cannot_be_made_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
         raise AssertionError("there is no host 1")
     assert network() == before
     assert sorted(os.listdir("/proc/self/fd")) == files
+
+
+class FailingHosts(Hosts):
+    """Four of them, between which some ways cannot be lost, others not be found."""
+
+    def __init__(self, *, never_lost: Way | None = None, never_found: Way | None = None) -> None:
+        super().__init__([-1] * 4)
+        self.lost: set[Way] = set()
+        self._never_lost, self._never_found = never_lost, never_found
+
+    def lose(self, sender: int, receiver: int) -> None:
+        if (sender, receiver) == self._never_lost:
+            raise ClusterError("cannot be lost")
+        self.lost.add((sender, receiver))
+
+    def find(self, sender: int, receiver: int) -> None:
+        if (sender, receiver) == self._never_found:
+            raise ClusterError("cannot be found")
+        self.lost.discard((sender, receiver))
+
+
+WAYS: list[Way] = [(1, 2), (2, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", ["lost", "found"])
+async def test_ways_are_found_again_whatever_becomes_of_one(
+    what: str, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_FROZEN_S", 0.0)
+    hosts = FailingHosts(**{f"never_{what}": way})
+    nobody = cast(Cluster, None), cast(aiohttp.ClientSession, None)  # neither is asked
+    target = Target(nobody[0], {}, hosts, nobody[1], Random(0))
+    with pytest.raises(ClusterError, match=f"cannot be {what}"):
+        await target.parted(*WAYS)
+    assert hosts.lost == ({way} if what == "found" else set())
 
 
 def test_where_there_can_be_no_hosts_all_is_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

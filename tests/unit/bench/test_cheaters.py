@@ -208,8 +208,10 @@ async def test_whoever_keeps_answers_gains_nothing() -> None:
     ("arrivals_s", "received", "moments"),
     [
         ([0.0, 0.1, 0.2, 0.3], 4, 4),
-        ([0.0, 0.001, 0.002, 0.9, 0.901, 0.902], 6, 2),  # two bursts, and a wait between them
+        ([0.0, 0.0002, 0.0004, 0.9, 0.9002, 0.9004], 6, 2),  # two bursts, and a wait between them
         ([0.0, 0.001, 0.002, 0.09, 0.091, 0.092], 6, 6),  # it is shorter than what was promised
+        ([0.0, *(4.0 + 0.02 * step for step in range(19))], 20, 20),  # it stalls once
+        ([0.0, *(4.0 + 0.001 * step for step in range(19))], 20, 20),  # and is fast besides
         ([0.0, 0.9], 8, 2),  # pieces of four, by the server's count
         ([0.5], 1, 1),
     ],

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from pdserve.bench.chaos import stopped_thread
 from pdserve.bench.chaos.stopped_thread import find_thread, obstacle, stopped
 from pdserve.errors import ClusterError
 
@@ -76,6 +77,51 @@ async def test_the_end_of_its_process_is_the_end(process: subprocess.Popen[str])
     async with asyncio.timeout(10):
         await stopping
     assert process.wait(10) < 0
+
+
+async def test_a_thread_goes_on_when_whoever_stops_it_is_interrupted(
+    process: subprocess.Popen[str],
+) -> None:
+    stopping = asyncio.create_task(stopped(find_thread(process.pid, "engine"), 60.0))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    write(process, "engine: first")
+    assert read(process) == "engine: first"
+
+
+async def test_a_process_may_end_before_its_thread_is_let_go(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before(monkeypatch, stopped_thread._DETACH, process.kill)
+    await stopped(find_thread(process.pid, "engine"), 0.0)
+    assert process.wait(10) < 0
+
+
+async def test_a_thread_that_cannot_be_interrupted_is_not_kept(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        process.kill()
+        raise ClusterError("it is about to end")
+
+    before(monkeypatch, stopped_thread._INTERRUPT, fail)
+    with pytest.raises(ClusterError, match="about to end"):
+        await stopped(find_thread(process.pid, "engine"), 60.0)
+    assert process.wait(10) < 0
+
+
+def before(monkeypatch: pytest.MonkeyPatch, request: int, act: Callable[[], None]) -> None:
+    """Do this first, whenever ptrace is asked for that."""
+    ptrace = stopped_thread._ptrace
+
+    def patched(asked: int, thread: int) -> None:
+        if asked == request:
+            act()
+        ptrace(asked, thread)
+
+    monkeypatch.setattr(stopped_thread, "_ptrace", patched)
 
 
 async def test_there_is_no_thread_of_another_name(process: subprocess.Popen[str]) -> None:
