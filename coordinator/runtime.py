@@ -155,6 +155,7 @@ class Coordinator:
             self._changes,
             lambda: self._desired.numbers,
             lambda: self._registry.are_led_by(self._incarnation),
+            flips=config.routing.rebalance,
         )
         self._ready = asyncio.Event()  # once a request could be served
         self._registry.on_changed(self._look_ready)

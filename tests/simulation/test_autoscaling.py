@@ -106,7 +106,7 @@ class World:
         self.desired = DesiredNodes(self.clock, self.sleep_after_s)
         self.rebalancer = Rebalancer(self.clock)
         self.standby = Standby(
-            self.registry, self.changes, lambda: self.desired.numbers, lambda: True
+            self.registry, self.changes, lambda: self.desired.numbers, lambda: True, flips=True
         )
         for role, number in self.first.items():
             for index in range(number):
