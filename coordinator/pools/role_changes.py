@@ -56,7 +56,8 @@ class RoleChanges:
     ) -> bool:
         """Move a node to a pool, and wait until it reports the new role.
 
-        Returns False if it had the role already. With `force`, its former pool may become empty.
+        Returns False if it had the role already, and has loaded: one that loads is told so all the
+        same, lest it go on standby. With `force`, its former pool may become empty.
 
         Raises:
             NodeNotFound, RoleRefused: see `order`.
@@ -118,9 +119,9 @@ class RoleChanges:
         )
 
     def _order(self, member: Member, role: NodeRole, *, force: bool = False) -> _Order | None:
-        former = self._role_of(member)
-        if former is role:
-            return self._orders.get(member)  # None: it has reported that role
+        former, order = self._role_of(member), self._orders.get(member)
+        if former is role and (order is not None or member.load.state is not NodeState.LOADING):
+            return order  # None: it has reported that role
         if self._mode == "multiplexed" and role is not member.role:
             raise RoleRefused(
                 f"{member.node_id} shares its cores with a node of the other kind: in multiplexed "
@@ -132,10 +133,10 @@ class RoleChanges:
             raise RoleRefused(
                 f"{member.node_id} cannot become a prefill node: {member.hello.prefill_refusal}"
             )
-        if former is not None and not force:
+        if former is not None and former is not role and not force:
             self._check_not_last(member, former)
-        if (replaced := self._orders.get(member)) is not None:
-            replaced.is_over.set()
+        if order is not None:
+            order.is_over.set()  # it is replaced
         order = self._orders[member] = _Order(role)
         member.send(SetRole(role=role))
         log.info("%s is to become a %s node", member.node_id, role.name.lower())

@@ -139,6 +139,27 @@ async def test_an_operator_has_it_begin_in_its_own_role() -> None:
     assert await change is True
 
 
+async def test_one_that_loads_is_told_of_its_own_role_too_lest_it_wait() -> None:
+    bench = Bench()
+    loads = join(bench.registry, "w", D, state=NodeState.LOADING)
+    changes = [asyncio.create_task(bench.changes.change("w", D, within_s=5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert told(loads) == [D], "once: its reports do not tell what it will do"
+    report(bench.registry, loads, D, state=NodeState.LOADING)
+    assert await asyncio.gather(*changes) == [True, True]
+    report(bench.registry, loads, D)
+    assert await bench.changes.change("w", D, within_s=5) is False
+    assert told(loads) == [D]
+
+
+async def test_the_only_one_that_loads_is_told_so_too() -> None:
+    bench = Bench()
+    bench.registry.remove(bench.d)
+    loads = join(bench.registry, "w", D, state=NodeState.LOADING)
+    bench.changes.order("w", D)
+    assert told(loads) == [D], "it leaves no pool"
+
+
 def test_it_is_no_reason_to_keep_nodes_nor_one_to_count() -> None:
     bench = Bench()
     bench.wait("w")
