@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coordinator.pools.desired import DesiredNodes
 from coordinator.pools.rebalancer import Turn
 from coordinator.registry import Member, Registry
 from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
@@ -182,21 +182,11 @@ class RoleChanges:
             order.is_over.set()
 
 
-async def rebalance(decide: Callable[[], Turn | None], changes: RoleChanges, tick_s: float) -> None:
-    """Carry out the decisions made at every tick, until cancelled.
-
-    Driven by time, not by events: decisions depend on how long a load has lasted.
-    """
+def carry_out(turn: Turn, changes: RoleChanges, desired: DesiredNodes) -> None:
+    """Have a node turn, as the rebalancer has decided; one that may not is logged, and stays."""
     try:
-        while True:
-            await asyncio.sleep(tick_s)
-            turn = decide()
-            if turn is None:
-                continue
-            try:
-                changes.order(turn.node_id, turn.role)
-            except (NodeNotFound, RoleRefused) as error:
-                log.warning("rebalancing: %s", error)
-    except Exception:
-        log.exception("rebalancing has ended")  # nothing awaits this task
-        raise
+        changes.order(turn.node_id, turn.role)
+    except (NodeNotFound, RoleRefused) as error:
+        log.warning("rebalancing: %s", error)
+    else:
+        desired.turned(turn.role)
