@@ -22,9 +22,7 @@ P, D = NodeRole.PREFILL, NodeRole.DECODE
 
 
 class Bench:
-    def __init__(
-        self, mode: Mode = "disaggregated", *, flips: bool = True, **desired: int
-    ) -> None:
+    def __init__(self, mode: Mode = "disaggregated", *, flips: bool = True, **desired: int) -> None:
         self.registry = Registry()
         self.changes = RoleChanges(self.registry, mode, CoordinatorMetrics())
         self.desired = {P: desired.get("prefill", 1), D: desired.get("decode", 1)}
