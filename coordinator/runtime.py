@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from secrets import token_hex
 
@@ -30,8 +30,8 @@ from coordinator.page.routes import add_page_routes
 from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads
-from coordinator.pools.rebalancer import Rebalancer, Turn
-from coordinator.pools.role_changes import RoleChanges, rebalance
+from coordinator.pools.rebalancer import Rebalancer
+from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import Standby
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.recording import Recordings, add_record_route
@@ -51,6 +51,7 @@ from coordinator.stateful.storage.store import STORE
 from coordinator.status import ROLES
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
+from coordinator.ticks import ticking
 from coordinator.tracing.otlp import make_tracing
 from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
@@ -155,6 +156,7 @@ class Coordinator:
             self._changes,
             lambda: self._desired.numbers,
             lambda: self._registry.are_led_by(self._incarnation),
+            flips=config.routing.rebalance,
         )
         self._ready = asyncio.Event()  # once a request could be served
         self._registry.on_changed(self._look_ready)
@@ -281,51 +283,30 @@ class Coordinator:
         if self._flow.is_ready():
             self._ready.set()
 
-    @asynccontextmanager
-    async def _sizing(self) -> AsyncIterator[None]:
-        """Keep desired numbers of nodes, and costs, up to date; driven by time, as loads are."""
+    def _sizing(self) -> AbstractAsyncContextManager[None]:
+        """Keep desired numbers of nodes, and costs, up to date meanwhile."""
 
-        async def look() -> None:
-            while True:
-                await asyncio.sleep(self._config.timeouts.heartbeat_s)
-                demands = self._loads.demands(POOLS[self._config.mode])
-                self._desired.tick(demands, self._flow.num_inflight)
-                self._standby.look()
-                if self._costs is not None:
-                    self._costs.tick()
+        def look() -> None:
+            demands = self._loads.demands(POOLS[self._config.mode])
+            self._desired.tick(demands, self._flow.num_inflight)
+            self._standby.look()
+            if self._costs is not None:
+                self._costs.tick()
 
-        task = asyncio.create_task(look())
-        try:
-            yield
-        finally:
-            task.cancel()
+        return ticking(self._config.timeouts.heartbeat_s, "sizing", look)
 
-    @asynccontextmanager
-    async def _rebalancing(self) -> AsyncIterator[None]:
+    def _rebalancing(self) -> AbstractAsyncContextManager[None]:
         """Move nodes between the pools meanwhile, if the configuration says so."""
         if not self._config.routing.rebalance:
-            yield
-            return
+            return nullcontext()
         rebalancer = Rebalancer(SystemClock())
 
-        def decide() -> Turn | None:
+        def look() -> None:
             turn = rebalancer.tick(self._loads.look())
-            if turn is None or not self._registry.are_led_by(self._incarnation):
-                return None
-            self._desired.turned(turn.role)
-            return turn
+            if turn is not None and self._registry.are_led_by(self._incarnation):
+                carry_out(turn, self._changes, self._desired)
 
-        task = asyncio.create_task(
-            rebalance(
-                decide,
-                self._changes,
-                self._config.timeouts.heartbeat_s,
-            )
-        )
-        try:
-            yield
-        finally:
-            task.cancel()
+        return ticking(self._config.timeouts.heartbeat_s, "rebalancing", look)
 
 
 def _api_config(config: CoordinatorConfig) -> ApiConfig:

@@ -27,7 +27,7 @@ class Drains:
 
         Raises:
             NodeNotFound: there is no such node; lists the attached ones.
-            RoleRefused: the mode needs its pool, and no other node of it is ready.
+            RoleRefused: the mode needs its pool, and it is the only ready node of it.
         """
         member = self._registry.find(node_id)
         if member is None:
@@ -35,9 +35,9 @@ class Drains:
             raise NodeNotFound(
                 f'there is no node "{node_id}"; attached: {names or "none"}', param="node"
             )
-        others = [other for other in self._registry.ready(member.role) if other is not member]
-        if not force and not others and member.role in NEEDED[self._mode]:
-            name = member.role.name.lower()
+        role = member.role
+        if not force and role in NEEDED[self._mode] and self._registry.ready(role) == [member]:
+            name = role.name.lower()
             raise RoleRefused(
                 f"{node_id} is the only ready {name} node, and {self._mode} mode needs one: "
                 "use force to drain it all the same"

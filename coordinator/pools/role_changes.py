@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coordinator.pools.desired import DesiredNodes
 from coordinator.pools.rebalancer import Turn
 from coordinator.registry import Member, Registry
 from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
@@ -56,7 +56,8 @@ class RoleChanges:
     ) -> bool:
         """Move a node to a pool, and wait until it reports the new role.
 
-        Returns False if it had the role already. With `force`, its former pool may become empty.
+        Returns False if it had the role already, and has loaded: one that loads is told so all the
+        same, lest it go on standby. With `force`, its former pool may become empty.
 
         Raises:
             NodeNotFound, RoleRefused: see `order`.
@@ -118,9 +119,9 @@ class RoleChanges:
         )
 
     def _order(self, member: Member, role: NodeRole, *, force: bool = False) -> _Order | None:
-        former = self._role_of(member)
-        if former is role:
-            return self._orders.get(member)  # None: it has reported that role
+        former, order = self._role_of(member), self._orders.get(member)
+        if former is role and (order is not None or member.load.state is not NodeState.LOADING):
+            return order  # None: it has reported that role
         if self._mode == "multiplexed" and role is not member.role:
             raise RoleRefused(
                 f"{member.node_id} shares its cores with a node of the other kind: in multiplexed "
@@ -132,10 +133,10 @@ class RoleChanges:
             raise RoleRefused(
                 f"{member.node_id} cannot become a prefill node: {member.hello.prefill_refusal}"
             )
-        if former is not None and not force:
+        if former is not None and former is not role and not force:
             self._check_not_last(member, former)
-        if (replaced := self._orders.get(member)) is not None:
-            replaced.is_over.set()
+        if order is not None:
+            order.is_over.set()  # it is replaced
         order = self._orders[member] = _Order(role)
         member.send(SetRole(role=role))
         log.info("%s is to become a %s node", member.node_id, role.name.lower())
@@ -181,21 +182,11 @@ class RoleChanges:
             order.is_over.set()
 
 
-async def rebalance(decide: Callable[[], Turn | None], changes: RoleChanges, tick_s: float) -> None:
-    """Carry out the decisions made at every tick, until cancelled.
-
-    Driven by time, not by events: decisions depend on how long a load has lasted.
-    """
+def carry_out(turn: Turn, changes: RoleChanges, desired: DesiredNodes) -> None:
+    """Have a node turn, as the rebalancer has decided; one that may not is logged, and stays."""
     try:
-        while True:
-            await asyncio.sleep(tick_s)
-            turn = decide()
-            if turn is None:
-                continue
-            try:
-                changes.order(turn.node_id, turn.role)
-            except (NodeNotFound, RoleRefused) as error:
-                log.warning("rebalancing: %s", error)
-    except Exception:
-        log.exception("rebalancing has ended")  # nothing awaits this task
-        raise
+        changes.order(turn.node_id, turn.role)
+    except (NodeNotFound, RoleRefused) as error:
+        log.warning("rebalancing: %s", error)
+    else:
+        desired.turned(turn.role)

@@ -1,8 +1,9 @@
 """Gives nodes on standby to pools that lack nodes.
 
 Such a node has its weights and its profile, so it serves as soon as it is told to. A flip is
-cheaper still, and the rebalancer's: where one pool has nodes to spare, the other waits for that,
-unless it has none at all. Pools lack nodes when more are desired, and when one is lost.
+cheaper still, and the rebalancer's, if there is one: where one pool has nodes to spare, the other
+waits for that, unless it has none at all. Pools lack nodes when more are desired, and when one is
+lost.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Standby:
         changes: RoleChanges,
         desired: Callable[[], Mapping[NodeRole, int]],
         decides: Callable[[], bool],
+        *,
+        flips: bool,
     ) -> None:
         """
         Args:
@@ -30,10 +33,12 @@ class Standby:
             changes: has them change.
             desired: the number of nodes that each pool should have; empty: not known yet.
             decides: whether this coordinator is the one that does so.
+            flips: whether nodes that one pool can spare move to the other by themselves.
         """
         self._changes = changes
         self._desired = desired
         self._decides = decides
+        self._flips = flips
         self._members: dict[Member, None] = {}  # on standby, in the order in which they came
         self._registry = registry
         registry.on_changed(self._changed)
@@ -63,12 +68,21 @@ class Standby:
         return next(
             (
                 (member, role)
-                for role in _in_need(desired, serving)
+                for role in self._in_need(desired, serving)
                 for member in free
                 if may_become(member, role)
             ),
             None,
         )
+
+    def _in_need(
+        self, desired: Mapping[NodeRole, int], serving: Mapping[NodeRole, int]
+    ) -> list[NodeRole]:
+        """Return the pools that lack nodes which no flip would give them, the neediest first."""
+        lacking = {role: number - serving[role] for role, number in desired.items()}
+        no_flip = not self._flips or sum(lacking.values()) > 0
+        short = [role for role in lacking if lacking[role] > 0 and (no_flip or not serving[role])]
+        return sorted(short, key=lambda role: (serving[role] > 0, -lacking[role]))
 
     def _changed(self, member: Member) -> None:
         if member.is_standby:
@@ -81,11 +95,3 @@ class Standby:
     def _lost(self, member: Member) -> None:
         self._members.pop(member, None)
         self.look()
-
-
-def _in_need(desired: Mapping[NodeRole, int], serving: Mapping[NodeRole, int]) -> list[NodeRole]:
-    """Return the pools that lack nodes which no flip would give them, the neediest first."""
-    lacking = {role: number - serving[role] for role, number in desired.items()}
-    no_flip = sum(lacking.values()) > 0
-    short = [role for role in lacking if lacking[role] > 0 and (no_flip or not serving[role])]
-    return sorted(short, key=lambda role: (serving[role] > 0, -lacking[role]))

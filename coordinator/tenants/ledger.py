@@ -95,7 +95,10 @@ class Ledger:
                 rows = database.execute("SELECT tenant, requests, tokens, at FROM owed")
                 self._owed = {tenant: Owed(*owed) for tenant, *owed in rows}  # at the start
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"cannot keep usage in {path}: {error}") from error
+            raise ConfigError(
+                f"cannot keep usage in {path}: {error}: give --usage-db FILE that can be written, "
+                "or --usage-db memory to keep none"
+            ) from error
         self._lock = threading.Lock()
         self._pending: dict[Account, Amounts] = {}  # guarded by the lock, as the next one
         self._pending_owed: dict[str, Owed] = {}

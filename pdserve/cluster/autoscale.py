@@ -60,13 +60,25 @@ def next_steps(
     }
     short = sorted((p for p in lacking if lacking[p] > 0), key=lambda pool: -lacking[pool])
     if sum(lacking.values()) > 0:
-        if standby and any(desired[pool] > have[pool] for pool in short):
+        if standby and any(_is_given_one(pool, desired, have) for pool in short):
             return []  # the coordinator has it begin
         steps = [Step("start", name) for pool in short for name in _first(spare, pool)]
         return steps[:1] if started else steps
     if lacking and not short:
         return _less(lacking, serving, standby, spare)
     return []
+
+
+def _is_given_one(
+    pool: RoleName, desired: Mapping[RoleName, int], have: Mapping[RoleName, int]
+) -> bool:
+    """Return whether the coordinator has a node on standby begin in this pool, and no other move.
+
+    It does not know of least and most numbers: by them both pools may lack a node that, by what is
+    desired, one can spare.
+    """
+    all_lack = sum(number - have[other] for other, number in desired.items()) > 0
+    return desired[pool] > have[pool] and (all_lack or not have[pool])
 
 
 def _first(names: Sequence[str], pool: RoleName) -> list[str]:

@@ -69,7 +69,8 @@ class Restarts:
             self._say(f"{told} in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             try:
-                await self._cluster.start_node(name)
+                on_standby = self._cluster.begins_on_standby(name)
+                await self._cluster.start_node(name, on_standby=on_standby)
             except OSError as error:  # the system cannot have another process now
                 told = f"{name} cannot be started: {error}; trying again"
             except StartFailed as error:  # it has ended, which `run` hears too, or is not ready yet

@@ -70,7 +70,7 @@ class Cluster:
         self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
         self._retired: set[str] = set()  # nodes that were drained for good
-        self._on_standby: set[str] = set()  # nodes that begin on standby, also when restarted
+        self._on_standby: set[str] = set()  # nodes that began on standby at their last start
 
     async def __aenter__(self) -> Self:
         try:
@@ -136,6 +136,10 @@ class Cluster:
         """Whether the process was started and has not ended."""
         return name in self._processes and self._processes[name].is_running
 
+    def begins_on_standby(self, name: str) -> bool:
+        """Whether the node was last started to load and wait, whatever it does by now."""
+        return name in self._on_standby
+
     def command_line(self, name: str) -> list[str]:
         """The command that starts the process by hand, for instance as a replacement."""
         return [*self._command, *self._plans[name].arguments]
@@ -191,7 +195,8 @@ class Cluster:
         """Start a process that has ended, and wait until it is ready.
 
         A node's new incarnation is ready, or `on_standby`, at the coordinator, which may be away
-        for a while; the coordinator, when it answers.
+        for a while; the coordinator, when it answers. To start what has ended as it began, pass
+        `begins_on_standby`.
 
         Raises:
             StartFailed: it ended before that, or `start_s` passed.
@@ -201,6 +206,8 @@ class Cluster:
             raise ClusterError(f"{name} is still running: kill it before starting it again")
         if on_standby:
             self._on_standby.add(name)
+        else:
+            self._on_standby.discard(name)
         former: NodeStatus | None = None
         with suppress(ClusterError):
             former = (await self.status()).node(name)
@@ -258,7 +265,6 @@ class Cluster:
     async def retire_node(self, name: str) -> Exit:
         """As drain_node, and nobody starts it again unless it is needed."""
         self._retired.add(name)
-        self._on_standby.discard(name)
         return await self.drain_node(name)
 
     async def drain_node(self, name: str) -> Exit:

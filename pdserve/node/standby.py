@@ -33,6 +33,8 @@ class Standby:
         """
         self.is_waiting = True
         log.info("%s is on standby", self._node_id)
-        self._on_begin()
-        await watch.until(self._given.wait(), signals.drain.wait())
-        self.is_waiting = False
+        try:
+            self._on_begin()
+            await watch.until(self._given.wait(), signals.drain.wait())
+        finally:
+            self.is_waiting = False

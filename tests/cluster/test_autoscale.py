@@ -117,6 +117,12 @@ def test_the_next_step(
 def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
     """It does not know of the least numbers."""
     assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == [Step("start", "prefill-1")]
+    waits = replace(node("decode-2", "decode", "loading"), is_standby=True)
+    assert steps([P0, P1, D0, D1, waits], 3, 1, Scale(2, 3)) == [Step("start", "prefill-2")], (
+        "it waits for a flip, for which prefill nodes are not late enough yet"
+    )
+    assert steps([P0, P1, D0, D1, waits], 3, 2, Scale(2, 3)) == []
+    assert steps([D0, D1, waits], 1, 1, Scale(2, 3)) == [], "an empty pool waits for no flip"
 
 
 def test_a_cluster_that_sleeps_wakes_all_pools_at_once() -> None:

@@ -20,7 +20,7 @@ from coordinator.admission.decisions import Reason
 from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
-from coordinator.pools.role_changes import RoleChanges
+from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import Standby
 from coordinator.registry import Member, Registry
 from coordinator.status import ROLES
@@ -106,7 +106,7 @@ class World:
         self.desired = DesiredNodes(self.clock, self.sleep_after_s)
         self.rebalancer = Rebalancer(self.clock)
         self.standby = Standby(
-            self.registry, self.changes, lambda: self.desired.numbers, lambda: True
+            self.registry, self.changes, lambda: self.desired.numbers, lambda: True, flips=True
         )
         for role, number in self.first.items():
             for index in range(number):
@@ -186,8 +186,7 @@ class World:
         num_orders = self._num_orders()
         turn = self.rebalancer.tick(self.loads.look())
         if turn is not None:
-            self.desired.turned(turn.role)
-            self.changes.order(turn.node_id, turn.role)
+            carry_out(turn, self.changes, self.desired)
             self._tell(f"flip {turn.node_id} to {ROLES[turn.role]}")
         self.desired.tick(
             self.loads.demands(POOLS["disaggregated"]), 1 if self.num_inflight > 0.5 else 0

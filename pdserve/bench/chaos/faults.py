@@ -147,7 +147,9 @@ async def _stop_engine(target: Target) -> str:
     """The thread that computes steps stands still, and nothing else of the node."""
     name = target.node()
     if target.cluster.is_running(name):
-        await stopped(find_thread(target.cluster.pid(name), ENGINE_THREAD), _STOPPED_S)
+        thread = find_thread(target.cluster.pid(name), ENGINE_THREAD)
+        if thread is not None:  # else it starts, or ends
+            await stopped(thread, _STOPPED_S)
     return name
 
 

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
@@ -30,20 +31,14 @@ def obstacle() -> str:
     return ""
 
 
-def find_thread(pid: int, name: str) -> int:
-    """The thread of a process that was the first to have this name.
-
-    Raises:
-        ClusterError: there is none.
-    """
-    found = [
-        int(task.name)
-        for task in Path(f"/proc/{pid}/task").glob("*")
-        if (task / "comm").read_text().strip() == name
-    ]
-    if not found:
-        raise ClusterError(f"process {pid} has no thread named {name}")
-    return min(found)
+def find_thread(pid: int, name: str) -> int | None:
+    """The thread of a process that was the first to have this name; None: there is none now."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):  # it has just ended
+            if (task / "comm").read_text().strip() == name:
+                found.append(int(task.name))
+    return min(found, default=None)
 
 
 async def stopped(thread: int, at_most_s: float) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from pdserve.clock import ManualClock
 from pdserve.cluster.child import Exit
 from pdserve.cluster.restarts import MOST_S, STABLE_S, Backoff, Restarts
@@ -33,8 +35,9 @@ def test_a_minute_of_being_ready_begins_it_anew():
 class ClusterOfOne:
     """A cluster with a process that has ended, and that the system cannot start at first."""
 
-    def __init__(self, num_refused: int) -> None:
+    def __init__(self, num_refused: int, *, on_standby: bool = False) -> None:
         self.num_refused = num_refused
+        self.on_standby = on_standby
         self.exits: asyncio.Queue[Exit] = asyncio.Queue()
         self.exits.put_nowait(Exit("decode-0", 17, SICK, "device_fault: gone"))
         self.is_up = False
@@ -45,16 +48,21 @@ class ClusterOfOne:
     def is_running(self, name: str) -> bool:
         return self.is_up
 
-    async def start_node(self, name: str) -> None:
+    def begins_on_standby(self, name: str) -> bool:
+        return self.on_standby
+
+    async def start_node(self, name: str, *, on_standby: bool = False) -> None:
+        assert on_standby is self.on_standby
         if self.num_refused:
             self.num_refused -= 1
             raise BlockingIOError(11, "Resource temporarily unavailable")
         self.is_up = True
 
 
-async def test_a_process_that_cannot_be_started_now_is_tried_again():
+@pytest.mark.parametrize("on_standby", [False, True])
+async def test_a_process_that_cannot_be_started_now_is_tried_again_as_what_it_was(on_standby):
     said: asyncio.Queue[str] = asyncio.Queue()
-    restarts = Restarts(ClusterOfOne(num_refused=1), said.put_nowait)
+    restarts = Restarts(ClusterOfOne(num_refused=1, on_standby=on_standby), said.put_nowait)
     running = asyncio.create_task(restarts.run())
     async with asyncio.timeout(5.0):
         assert [await said.get() for _ in range(3)] == [

@@ -68,6 +68,19 @@ async def test_a_killed_node_comes_back_as_a_new_life(fake_command):
             await cluster.start_node("decode-0")
 
 
+def words_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def test_a_node_begins_on_standby_when_that_is_asked_for_and_only_then(fake_command):
+    async with Cluster(config(), command=fake_command, machine=ONE_CORE) as cluster:
+        for on_standby in (False, True, False):
+            await cluster.kill_node("decode-0")
+            await cluster.start_node("decode-0", on_standby=on_standby)
+            assert (b"standby=true" in words_of(cluster.pid("decode-0"))) is on_standby
+            assert cluster.begins_on_standby("decode-0") is on_standby
+
+
 async def test_nodes_attach_again_to_a_restarted_coordinator(fake_command):
     async with Cluster(config(mode="colocated"), command=fake_command, machine=ONE_CORE) as cluster:
         assert cluster.node_names == ["decode-0"]

@@ -8,10 +8,12 @@ from typing import get_args
 import pytest
 
 from coordinator.main import run
+from coordinator.pools.desired import Demand, DesiredNodes
 from coordinator.pools.rebalancer import Turn
-from coordinator.pools.role_changes import RoleChanges, rebalance
+from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.registry import Registry
 from coordinator.routing import Router
+from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
@@ -152,26 +154,20 @@ async def test_an_order_is_taken_back_before_it_was_carried_out() -> None:
         await first
 
 
-async def test_rebalancing_goes_on_when_a_turn_is_refused(
+def test_only_a_turn_that_is_made_moves_what_is_desired(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
-    turns = [None, Turn("gone", P), Turn("p0", D), Turn("d1", P)]
-    is_done = asyncio.Event()
-
-    def decide() -> Turn | None:
-        if turns:
-            return turns.pop(0)
-        is_done.set()
-        return None
-
-    task = asyncio.create_task(rebalance(decide, bench.changes, 0.001))
-    async with asyncio.timeout(5):
-        await is_done.wait()
-    task.cancel()
-    assert said_to(bench.d1) == [SetRole(role=P)]
+    desired = DesiredNodes(ManualClock())
+    desired.tick({P: Demand(1, 0, lambda n: 0.0), D: Demand(2, 0, lambda n: 0.0)})
+    for refused in (Turn("gone", P), Turn("p0", D)):
+        carry_out(refused, bench.changes, desired)
     assert said_to(bench.p0) == []
     assert caplog.text.count("rebalancing:") == 2
+    assert desired.numbers == {P: 1, D: 2}
+    carry_out(Turn("d1", P), bench.changes, desired)
+    assert said_to(bench.d1) == [SetRole(role=P)]
+    assert desired.numbers == {P: 2, D: 1}
 
 
 def test_one_pool_cannot_be_rebalanced() -> None:

@@ -22,13 +22,13 @@ P, D = NodeRole.PREFILL, NodeRole.DECODE
 
 
 class Bench:
-    def __init__(self, mode: Mode = "disaggregated", **desired: int) -> None:
+    def __init__(self, mode: Mode = "disaggregated", *, flips: bool = True, **desired: int) -> None:
         self.registry = Registry()
         self.changes = RoleChanges(self.registry, mode, CoordinatorMetrics())
         self.desired = {P: desired.get("prefill", 1), D: desired.get("decode", 1)}
         self.decides = True
         self.standby = Standby(
-            self.registry, self.changes, lambda: self.desired, lambda: self.decides
+            self.registry, self.changes, lambda: self.desired, lambda: self.decides, flips=flips
         )
         self.p = join(self.registry, "p", P)
         self.d = join(self.registry, "d", D)
@@ -75,12 +75,13 @@ def test_each_pool_gets_what_it_lacks_as_far_as_there_is_any() -> None:
     assert sorted(told(member) for member in waiting) == [[], [P], [P], [D]]
 
 
-def test_a_node_that_the_other_pool_can_spare_is_waited_for() -> None:
-    bench = Bench(decode=2)
-    join(bench.registry, "p1", P)  # one more than is desired: the rebalancer moves it
+@pytest.mark.parametrize("flips", [True, False])
+def test_a_node_that_the_other_pool_can_spare_is_waited_for_if_it_will_come(flips: bool) -> None:
+    bench = Bench(decode=2, flips=flips)
+    join(bench.registry, "p1", P)  # one more than is desired: a rebalancer moves it
     waiting = bench.wait("w")
     bench.standby.look()
-    assert told(waiting) == []
+    assert told(waiting) == ([] if flips else [D])
 
 
 def test_one_that_is_lost_or_leaves_is_replaced_at_once() -> None:
@@ -134,6 +135,27 @@ async def test_an_operator_has_it_begin_in_its_own_role() -> None:
     assert not change.done()
     report(bench.registry, waiting, D)
     assert await change is True
+
+
+async def test_one_that_loads_is_told_of_its_own_role_too_lest_it_wait() -> None:
+    bench = Bench()
+    loads = join(bench.registry, "w", D, state=NodeState.LOADING)
+    changes = [asyncio.create_task(bench.changes.change("w", D, within_s=5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert told(loads) == [D], "once: its reports do not tell what it will do"
+    report(bench.registry, loads, D, state=NodeState.LOADING)
+    assert await asyncio.gather(*changes) == [True, True]
+    report(bench.registry, loads, D)
+    assert await bench.changes.change("w", D, within_s=5) is False
+    assert told(loads) == [D]
+
+
+async def test_the_only_one_that_loads_is_told_so_too() -> None:
+    bench = Bench()
+    bench.registry.remove(bench.d)
+    loads = join(bench.registry, "w", D, state=NodeState.LOADING)
+    bench.changes.order("w", D)
+    assert told(loads) == [D], "it leaves no pool"
 
 
 def test_it_is_no_reason_to_keep_nodes_nor_one_to_count() -> None:

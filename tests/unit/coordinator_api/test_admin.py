@@ -16,8 +16,8 @@ from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Member, Registry
 from coordinator.revisions import Revisions
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Drain, NodeRole, SetRole
-from tests.unit.coordinator.members import RecordingOutbox, join, report
+from pdserve.protocol import Drain, NodeRole, NodeState, SetRole
+from tests.unit.coordinator.members import RecordingOutbox, join, report, said_to
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -117,6 +117,21 @@ async def test_a_node_is_told_to_drain(registry: Registry) -> None:
     ):
         assert (response.status, await response.json()) == (200, {"node": "d0"})
     assert told.sent == [Drain()]
+
+
+async def test_a_node_that_is_not_ready_may_drain_though_its_pool_has_none(
+    registry: Registry,
+) -> None:
+    for member in registry.ready(D):
+        registry.remove(member)
+    waiting = join(registry, "w", D, state=NodeState.LOADING)
+    report(registry, waiting, D, state=NodeState.LOADING, is_standby=True)
+    async with (
+        served(registry) as client,
+        client.post("/admin/drain", json={"node": "w"}) as response,
+    ):
+        assert (response.status, await response.json()) == (200, {"node": "w"})
+    assert said_to(waiting) == [Drain()]
 
 
 @pytest.mark.parametrize(

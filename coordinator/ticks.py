@@ -1,0 +1,29 @@
+"""Calls what decides by time: how long a load has lasted, not that something has happened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def ticking(every_s: float, name: str, look: Callable[[], object]) -> AsyncIterator[None]:
+    """Call `look` at regular intervals meanwhile; if it raises, the log says that `name` ended."""
+
+    async def run() -> None:
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                look()
+        except Exception:
+            log.exception("%s has ended", name)  # nothing awaits this task
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
