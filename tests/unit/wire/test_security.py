@@ -62,6 +62,19 @@ async def serving(security: Security, on_refused: Refused = tell_nobody) -> Asyn
 
 
 async def call(address: str, security: Security, peer: Role = "coordinator") -> None:
+    """Attach and hear something; tried again where a stream ends within a write, with no reason."""
+    for _ in range(9):
+        try:
+            await call_once(address, security, peer)
+        except grpc.aio.AioRpcError as error:
+            if "execute_batch" not in error.debug_error_string():
+                raise
+        else:
+            return
+    raise AssertionError("gRPC never says why the stream has ended")
+
+
+async def call_once(address: str, security: Security, peer: Role) -> None:
     async with open_channel(address, 60, security, peer) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         stream = stub.Attach(metadata=security.metadata, timeout=10)
