@@ -145,14 +145,15 @@ def plan_coordinator(
 
 
 def _routing_config(config: ClusterConfig) -> RoutingConfig:
-    """That of the coordinator: what scales needs both pools' help, and may have to be woken."""
+    """That of the coordinator: pools that scale help each other, and may have to be woken."""
     routing, scale = config.routing, config.scale
     if scale is None:
         return routing
     sleep_after_s = routing.sleep_after_s
     if scale.least == 0:
         sleep_after_s = sleep_after_s or SLEEP_AFTER_S
-    return replace(routing, rebalance=True, sleep_after_s=sleep_after_s)
+    has_two_pools = config.mode != "colocated"
+    return replace(routing, rebalance=has_two_pools, sleep_after_s=sleep_after_s)
 
 
 def _answer_config(config: ClusterConfig) -> AnswerConfig:

@@ -38,6 +38,12 @@ def test_the_coordinator_is_told_its_cores():
     assert plan(spared)[0].config.cpus == "1,3"
 
 
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+def test_pools_that_scale_help_each_other_where_there_are_two(mode):
+    coordinator = plan(ClusterConfig(mode=mode, autoscale="1:2"))[0].config
+    assert coordinator.routing.rebalance is (mode != "colocated")
+
+
 def test_too_few_cores_are_said_with_numbers():
     cores = [4, 6, 7]
     plans = plan(ClusterConfig(prefill=2, decode=2), Machine(cores))
