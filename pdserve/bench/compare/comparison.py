@@ -146,7 +146,8 @@ class Found:
             mode: self._drawn(runs + again.get(mode, []), number)
             for number, (mode, runs) in enumerate(points.items())
         }
-        self.verdicts = verdicts(draws, self.noise) if draws else []
+        lowest = {mode: min(run.rate for run in runs) for mode, runs in points.items()}
+        self.verdicts = verdicts(draws, self.noise, lowest) if draws else []
 
     def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
         """As `goodput.drawn`; each `number` has random numbers of its own."""

@@ -87,20 +87,37 @@ class Noise(msgspec.Struct, frozen=True):
         return said + "."
 
 
-def verdicts(draws: Mapping[str, Draws], noise: Noise | None) -> list[Verdict]:
-    """Compare the best server with each other one. The best comes from the medians."""
+def verdicts(
+    draws: Mapping[str, Draws], noise: Noise | None, lowest: Mapping[str, float]
+) -> list[Verdict]:
+    """Compare the best server with each other one. The best comes from the medians.
+
+    Args:
+        draws: what the goodput of each may be.
+        noise: the first server beside itself, if that was measured.
+        lowest: the lowest rate at which each was measured.
+    """
     ordered = sorted(draws, key=lambda name: float(np.median(draws[name])), reverse=True)
-    return [_verdict(ordered[0], other, draws, noise) for other in ordered[1:]]
+    return [_verdict(ordered[0], other, draws, noise, lowest) for other in ordered[1:]]
 
 
-def _verdict(best: str, other: str, draws: Mapping[str, Draws], noise: Noise | None) -> Verdict:
+def _verdict(
+    best: str,
+    other: str,
+    draws: Mapping[str, Draws],
+    noise: Noise | None,
+    lowest: Mapping[str, float],
+) -> Verdict:
     ratio = Ratio.of(draws[best], draws[other])
     if ratio is None:
-        nothing = other if np.median(draws[best]) > 0 else "none of them"
-        told = f"{nothing} keeps the promise at any rate that was measured"
-        if nothing == other:
-            told = f"{best} keeps the promise; {other} at no rate that was measured"
-        return Verdict(best, other, None, nothing == other, told)
+        if np.median(draws[best]) <= 0:
+            nobody = "none of them keeps the promise at any rate that was measured"
+            return Verdict(best, other, None, False, nobody)
+        told = f"{best} keeps the promise; {other} at no rate that was measured"
+        times = float(np.percentile(draws[best], _INTERVAL[0])) / lowest[other]
+        if times > 1:
+            told += f", so {best} keeps more than {times:.1f}x (97.5 %)"
+        return Verdict(best, other, None, True, told)
     is_certain = ratio.differs and ratio.middle > (noise.factor if noise else 1.0)
     if not is_certain:
         return Verdict(best, other, ratio, False, _cannot_tell(best, other, ratio))

@@ -16,6 +16,7 @@ from pdserve.simulation.predict.deployment import Deployment, Rig, run
 from pdserve.simulation.predict.load import Question, Ranged
 
 TARGET = 0.9
+LOWEST = {"a": 1.0, "b": 1.0}
 
 
 def share(rate: float, goodput: float) -> float:
@@ -37,7 +38,7 @@ def runs(
 def verdict_of(first: list[RatePoint], second: list[RatePoint]) -> Verdict:
     phi = dispersion([first, second])
     draws = {"a": drawn(first, TARGET, 0, phi), "b": drawn(second, TARGET, 1, phi)}
-    (found,) = verdicts(draws, None)
+    (found,) = verdicts(draws, None, LOWEST)
     return found
 
 
@@ -101,18 +102,18 @@ def test_a_server_that_is_a_third_better_is_found() -> None:
 
 def test_words_for_the_two_modes() -> None:
     draws = {"colocated": np.full(2000, 3.0), "disaggregated": np.linspace(2.0, 2.6, 2000)}
-    (found,) = verdicts(draws, None)
+    (found,) = verdicts(draws, None, LOWEST)
     assert found.text.startswith("do not disaggregate this: colocated keeps 1.30x, 95 % interval 1")
     draws = {"colocated": np.linspace(2.0, 2.6, 2000), "disaggregated": np.full(2000, 3.0)}
-    assert verdicts(draws, None)[0].text.startswith("disaggregate this: ")
+    assert verdicts(draws, None, LOWEST)[0].text.startswith("disaggregate this: ")
 
 
 def test_a_machine_that_differs_from_itself_is_not_believed() -> None:
     draws = {"a": np.full(2000, 1.2), "b": np.full(2000, 1.0)}
-    assert verdicts(draws, None)[0].is_certain
+    assert verdicts(draws, None, LOWEST)[0].is_certain
     noise = Noise("a", Ratio(0.75, 0.7, 0.8), 1.0)
     assert "no smaller difference is believed" in noise.text
-    (found,) = verdicts(draws, noise)
+    (found,) = verdicts(draws, noise, LOWEST)
     assert not found.is_certain
     assert "cannot tell a from b" in found.text
 
@@ -120,7 +121,7 @@ def test_a_machine_that_differs_from_itself_is_not_believed() -> None:
 def test_it_says_what_a_longer_run_would_tell() -> None:
     rng = np.random.default_rng(1)
     draws = {name: np.exp(rng.normal(0, 0.15, 2000)) for name in "ab"}
-    (found,) = verdicts(draws, None)
+    (found,) = verdicts(draws, None, LOWEST)
     assert not found.is_certain
     # Half an interval is 1.96 x 0.15 x sqrt(2) = 0.42; a tenth is 0.095.
     assert "about 19 times" in found.text or "about 20 times" in found.text
@@ -128,11 +129,17 @@ def test_it_says_what_a_longer_run_would_tell() -> None:
 
 def test_who_keeps_nothing_is_told() -> None:
     nothing = np.zeros(2000)
-    (found,) = verdicts({"a": np.ones(2000), "b": nothing}, None)
+    (found,) = verdicts({"a": np.ones(2000), "b": nothing}, None, LOWEST)
     assert (found.is_certain, found.ratio) == (True, None)
     assert found.text == "a keeps the promise; b at no rate that was measured"
-    (found,) = verdicts({"a": nothing, "b": nothing}, None)
+    (found,) = verdicts({"a": nothing, "b": nothing}, None, LOWEST)
     assert not found.is_certain
+
+
+def test_how_much_more_the_best_one_keeps_than_one_that_keeps_nothing() -> None:
+    draws = {"a": np.linspace(2.0, 4.0, 2001), "b": np.zeros(2001)}
+    (found,) = verdicts(draws, None, {"a": 2.0, "b": 0.5})
+    assert found.text.endswith("b at no rate that was measured, so a keeps more than 4.1x (97.5 %)")
 
 
 def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
