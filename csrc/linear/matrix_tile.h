@@ -83,7 +83,8 @@ void sum_matrix_tile(const Tile& tile) {
     constexpr int kUnits = 2 / Reader::kSteps;  // of 4 inputs
     const uint8_t* unit = tile.panels;
     const uint8_t* next = tile.next;
-    const int64_t last_own = tile.num_units - kStreamDistance / kUnitBytes;
+    constexpr int64_t kDistance = stream_distance(1);
+    const int64_t last_own = tile.num_units - kDistance / kUnitBytes;
     uint8_t* widened = tile.widened;
     RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
     MatrixSums<kRows> sums;
@@ -91,11 +92,11 @@ void sum_matrix_tile(const Tile& tile) {
     for (; u + kUnits <= tile.num_units; u += kUnits, unit += kUnits * kUnitBytes) {
         if constexpr (kAhead == Ahead::kStream) {
             const bool is_own = u < last_own;
-            prefetch(is_own ? unit + kStreamDistance : next, kUnits * kUnitBytes);
+            prefetch(is_own ? unit + kDistance : next, kUnits * kUnitBytes);
             if (!is_own) next += kUnits * kUnitBytes;
         } else {
 #pragma GCC unroll 2
-            for (int i = 0; i < kUnits; ++i, next += tile.next_step) prefetch(next, 128);
+            for (int i = 0; i < kUnits; ++i, next += tile.next_step) prefetch(next, kUnitBytes);
         }
         const Quads weights = read_quads<Reader>(unit);
         if constexpr (kAhead == Ahead::kWiden) {

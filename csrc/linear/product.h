@@ -1,7 +1,7 @@
 // The product of one work item: out [num_rows, num_out] = x [num_rows, num_in] times a packed
 // matrix (layout.h), for some rows and panels, a chunk of panels at a time.
 //
-// With few rows, memory bandwidth is the limit: weights are streamed once, prefetching a little
+// With few rows, memory bandwidth is the limit: weights are streamed once, and fetched some way
 // ahead. With many rows, a chunk of panels is used from the L2 cache by all of them, and the next
 // chunk is fetched meanwhile (cache blocking as in GotoBLAS). With enough rows, weights are widened
 // only once.
@@ -20,13 +20,15 @@ namespace {
 // Two chunks and some rows of x should fit into the L2 cache.
 constexpr int64_t kMaxChunkBytes = 400 << 10;
 
-// Numbers of rows for which one pass over 2 panels is faster than two passes over 4, as measured.
-// Weights that must be widened take so long that a second pass never pays off.
-constexpr int64_t kMinNarrowRows = kMaxStreamingRows + 1;
+// Numbers of rows for which passes over 2 panels are fewer than over 4, and faster, as measured. Of
+// weights that must be widened, one pass over 2 is all that pays off.
+constexpr int64_t kMinNarrowRows = max_tile_rows(4) + 1;
 template <class Reader>
-constexpr int64_t kMaxNarrowRows = Reader::kSteps == 1 ? 9 : 12;
+constexpr int64_t kMaxNarrowRows = (Reader::kSteps == 1 ? 2 : 1) * max_tile_rows(2);
 
-// Prefetches the next chunk: two lines for each unit of this one, until all have been requested.
+// Prefetches the next chunk: a line for each unit of this one, until all have been requested. More
+// at a time would be waited for. There are at least as many passes as panels in a tile, so it is
+// enough.
 class Fetch {
 public:
     Fetch(const uint8_t* chunk, int64_t chunk_bytes)
@@ -35,7 +37,7 @@ public:
     void take(Tile& tile) {
         const bool has_more = next_ < end_;
         tile.next = has_more ? next_ : tile.panels;
-        tile.next_step = has_more ? 128 : 0;
+        tile.next_step = has_more ? kUnitBytes : 0;
         next_ += tile.num_units * tile.next_step;
     }
 
@@ -73,7 +75,7 @@ public:
             Fetch fetch(panels, num_panels * call_.layout.panel_bytes);
             if (is_streaming) {
                 multiply_chunk<Reader, Ahead::kStream>(chunk, fetch);
-            } else if (Reader::kSteps == 1 || item_.num_rows <= kMaxNarrowRows<Reader>) {
+            } else if (Reader::kSteps == 1) {
                 multiply_chunk<Reader, Ahead::kNext>(chunk, fetch);
             } else {
                 widen_chunk(chunk, fetch);

@@ -24,15 +24,21 @@ constexpr int kMaxTileRows = max_tile_rows(1);
 // The row stride of a tile's sums.
 constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
-// Up to this many rows, memory bandwidth is the limit.
-constexpr int kMaxStreamingRows = 6;
-constexpr int64_t kStreamDistance = 1024;
+// Up to this many rows one pass over the weights has them all, and memory bandwidth is the limit.
+constexpr int kMaxStreamingRows = max_tile_rows(2);
+
+// How far ahead weights are then fetched, in bytes of each panel, as measured. Of two panels with 12
+// rows, what is asked for half as far ahead comes too late.
+constexpr int64_t stream_distance(int num_panels) {
+    if (kLanes < 16) return 1024;
+    return num_panels > 2 ? 2048 : 8192;
+}
 
 // What is fetched from memory during a tile.
 enum class Ahead {
-    kStream,  // the tile's panels kStreamDistance bytes ahead, at their end the beginnings of those
+    kStream,  // the tile's panels stream_distance bytes ahead, at their end the beginnings of those
               // at `next`; up to kMaxStreamingRows
-    kNext,    // two lines for each unit, at `next`, which then moves on by `next_step` bytes
+    kNext,    // a line for each unit, at `next`, which then moves on by `next_step` bytes
     kWiden,   // as kNext; and what the reader makes of the panels is kept at `widened`
 };
 
@@ -89,8 +95,9 @@ void sum_tile(const Tile& tile) {
     using Scalar = typename Reader::Scalar;
     const uint8_t* unit = tile.panels;
     const uint8_t* next = tile.next;
-    const int64_t last_own = tile.num_units - kStreamDistance / kUnitBytes;
-    const uint8_t* ahead = last_own > 0 ? unit + kStreamDistance : next;
+    constexpr int64_t kDistance = stream_distance(kPanels);
+    const int64_t last_own = tile.num_units - kDistance / kUnitBytes;
+    const uint8_t* ahead = last_own > 0 ? unit + kDistance : next;
     uint8_t* widened = tile.widened;
     RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
     FloatLanes totals[kRows][kVectors] = {};
@@ -100,7 +107,7 @@ void sum_tile(const Tile& tile) {
             for (int p = 0; p < kPanels; ++p) prefetch(ahead + p * tile.panel_bytes, 1);
             ahead = u + 1 == last_own ? next : ahead + kUnitBytes;
         } else {
-            prefetch(next, 128);
+            prefetch(next, kUnitBytes);
             next += tile.next_step;
         }
 #pragma GCC unroll 4
