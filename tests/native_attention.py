@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.catalog import choose_kind
 
 
@@ -35,26 +35,20 @@ class NativeAttention:
         _native.write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend."""
-        out = torch.empty(query.shape, dtype=query.dtype)
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype)
         _native.paged_attention(
             query,
-            kv_pool,
-            layer,
+            kv.pool,
+            kv.layer,
             batch.query_start,
             batch.context_lens,
             batch.block_tables,
-            scale,
-            0 if sliding_window is None else sliding_window,
+            kv.scale,
+            0 if kv.sliding_window is None else kv.sliding_window,
             out,
             variant=self._variant,
         )

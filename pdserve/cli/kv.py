@@ -19,9 +19,9 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     """
     from pdserve.engine.models.config import load_model_config, parse_model_config
     from pdserve.engine.models.json_fields import JsonFields
+    from pdserve.engine.steps.worst import WorstStep
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
-    from pdserve.node.memory.device_budget import WorstStep
 
     if (shape := SHAPES.get(config.model)) is not None:
         model = parse_model_config(JsonFields(config_of(shape), config.model))

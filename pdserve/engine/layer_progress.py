@@ -12,3 +12,8 @@ class LayerProgress:
 
     ends: Sequence[int]  # layer counts to report, ascending
     done: Callable[[int], None]  # called with each of them, from the runner's thread
+
+    def reached(self, num_layers: int) -> None:
+        """Report the KV of the first `num_layers` layers, if that is asked for."""
+        if num_layers in self.ends:
+            self.done(num_layers)

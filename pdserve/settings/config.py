@@ -88,7 +88,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     attention: Annotated[
         AttentionName, Meta(description="on GPUs; auto: what is measured to be the fastest")
     ] = "auto"
-    cuda_graphs: Annotated[bool, Meta(description="replay decode steps as CUDA graphs")] = True
+    cuda_graphs: Annotated[bool, Meta(description="replay steps as CUDA graphs")] = True
     kernels: Annotated[
         str,
         Meta(description="build of the CPU kernels (pdserve doctor lists them); auto: the fastest"),

@@ -36,6 +36,7 @@ from tests.unit.engine_model.harness import Node, make_prompt
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 BUCKETS = (1, 2, 4, 8)
+PIECES = (8, 16, 32)  # numbers of rows
 
 
 def config_of(tmp_path: Path, family: str) -> ModelConfig:
@@ -47,7 +48,8 @@ def config_of(tmp_path: Path, family: str) -> ModelConfig:
 def make_decoder(config: ModelConfig, dtype: torch.dtype, recorder: Recorder | None) -> CudaDecoder:
     weights = random_weights(config, dtype, CUDA)
     staging = Staging(CudaCopies(CUDA))
-    return CudaDecoder(config, weights, TritonAttention(), staging, recorder, BUCKETS)
+    attention = TritonAttention()
+    return CudaDecoder(config, weights, attention, staging, recorder, BUCKETS, piece_sizes=PIECES)
 
 
 def make_requests(lengths: tuple[int, ...] = (1, 17, 90)) -> list[Request]:
@@ -62,7 +64,9 @@ def tokens(node: Node, chunk: int = 13) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe"])
 def test_it_gives_the_cpu_s_tokens(tmp_path: Path, family: str) -> None:
-    """Chunks of prompts beside decode rows, then decode steps by graphs; greedy, float32."""
+    """Chunks of prompts beside decode rows by pieces, then decode steps by graphs; greedy,
+    float32.
+    """
     config = config_of(tmp_path, family)
     oracle = TorchDecoder(config, random_weights(config, torch.float32, CPU), ReferenceAttention())
     found = make_decoder(config, torch.float32, CudaRecorder(CUDA))
@@ -105,6 +109,30 @@ def decode_step(node: Node, requests: list[Request]) -> torch.Tensor:
     return copy
 
 
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("qwen3_moe", torch.float32)],
+)
+def test_pieces_compute_what_their_launches_do(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    """Nearly: of more rows, cuBLAS may add up a row's products in another order."""
+    config = config_of(tmp_path, family)
+    found = []
+    for recorder in (CudaRecorder(CUDA), None):
+        node = make_node(make_decoder(config, dtype, recorder))
+        requests = make_requests((1, 17))
+        for request in requests:
+            request.block_table = [node.free.pop() for _ in range(3)]
+        rows = [Scheduled(request, request.num_uncomputed_tokens) for request in requests]
+        logits = node.model.logits(build_batch(rows, 8, CPU), node.kv_cache.pool)
+        assert logits is not None
+        found.append((logits.clone(), node.kv_cache.pool.nan_to_num(nan=7.0)))
+    tolerance = 1e-3 if dtype == torch.float32 else 0.1
+    for pieces, launched in zip(*found, strict=True):
+        torch.testing.assert_close(pieces, launched, atol=tolerance, rtol=tolerance)
+
+
 def test_filling_rows_leave_the_pool_alone(tmp_path: Path) -> None:
     """What the pool held before is NaN: a filling row's write, or read, would show."""
     config = config_of(tmp_path, "llama")
@@ -143,10 +171,11 @@ def test_layers_are_reported_while_the_step_runs(tmp_path: Path) -> None:
     node = make_node(make_decoder(config, torch.float32, CudaRecorder(CUDA)))
     request = make_request(make_prompt(40))
     request.block_table = [node.free.pop() for _ in range(5)]
-    seen: list[int] = []
-    batch = build_batch([Scheduled(request, 40)], 8, CPU)
-    node.model.logits(batch, node.kv_cache.pool, LayerProgress([1, 2], seen.append))
-    assert seen == [1, 2]
+    for num_tokens in (40, 20):  # launched, and by pieces
+        seen: list[int] = []
+        batch = build_batch([Scheduled(request, num_tokens)], 8, CPU)
+        node.model.logits(batch, node.kv_cache.pool, LayerProgress([1, 2], seen.append))
+        assert seen == [1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

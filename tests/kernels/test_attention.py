@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.attention import LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from tests.kernels.cases import DTYPES, TOLERANCE, Case, Shape, alone, make_case, requests, shapes
 from tests.native_attention import NativeAttention
@@ -18,25 +19,13 @@ WINDOWS = st.one_of(st.none(), st.integers(1, 200))
 
 
 def attend(case: Case, window: int | None = None, layer: int = 0, variant: str = "") -> Tensor:
-    return NativeAttention(variant).attend(
-        case.query,
-        case.kv_pool,
-        layer,
-        case.batch,
-        scale=case.shape.scale,
-        sliding_window=window,
-    )
+    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window)
+    return NativeAttention(variant).attend(case.query, kv, case.batch)
 
 
 def by_reference(case: Case, window: int | None, layer: int) -> Tensor:
-    return ReferenceAttention().attend(
-        case.query.float(),
-        case.kv_pool.nan_to_num(),
-        layer,
-        case.batch,
-        scale=case.shape.scale,
-        sliding_window=window,
-    )
+    kv = LayerKv(case.kv_pool.nan_to_num(), layer, case.shape.scale, window)
+    return ReferenceAttention().attend(case.query.float(), kv, case.batch)
 
 
 def expect_close(found: Tensor, expected: Tensor, case: Case, slack: float = 1.0) -> None:
@@ -85,14 +74,8 @@ def test_bfloat16_is_hardly_worse_than_its_rounding(
 ) -> None:
     """Rounding the softmax weights too adds at most as much as rounding the result takes."""
     case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(num_rows, earlier)])
-    exact = ReferenceAttention().attend(
-        case.query.double(),
-        case.kv_pool.nan_to_num().double(),
-        0,
-        case.batch,
-        scale=case.shape.scale,
-        sliding_window=None,
-    )
+    kv = LayerKv(case.kv_pool.nan_to_num().double(), 0, case.shape.scale)
+    exact = ReferenceAttention().attend(case.query.double(), kv, case.batch)
     error = (attend(case, variant=variant).double() - exact).square().mean().sqrt()
     unavoidable = (exact.bfloat16().double() - exact).square().mean().sqrt()
     assert error < 2**0.5 * unavoidable
@@ -260,9 +243,8 @@ def test_the_reference_is_torch_s_own_attention() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         case.query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True
     ).transpose(0, 1)
-    found = ReferenceAttention().attend(
-        case.query, case.kv_pool, 1, case.batch, scale=case.shape.scale, sliding_window=None
-    )
+    kv = LayerKv(case.kv_pool, 1, case.shape.scale)
+    found = ReferenceAttention().attend(case.query, kv, case.batch)
     torch.testing.assert_close(found, expected)
 
 

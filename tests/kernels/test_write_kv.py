@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve import _native
+from pdserve.engine.attention import LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from tests.kernels.cases import DTYPES, Shape, make_case, requests, shapes, strided
 from tests.native_attention import NativeAttention
@@ -54,5 +55,5 @@ def test_written_then_attended() -> None:
     backend = NativeAttention()
     key, value = torch.randn(1, 2, 64), torch.randn(1, 2, 64)
     backend.write_kv(case.kv_pool, 1, key, value, case.batch)
-    out = backend.attend(case.query, case.kv_pool, 1, case.batch, scale=0.1, sliding_window=None)
+    out = backend.attend(case.query, LayerKv(case.kv_pool, 1, 0.1), case.batch)
     assert torch.equal(out, value.repeat_interleave(2, dim=1))

@@ -5,6 +5,6 @@ On CPUs the native decoder attends by itself.
 
 from __future__ import annotations
 
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 
-__all__ = ["AttentionBackend", "AttentionBatch"]
+__all__ = ["AttentionBackend", "AttentionBatch", "LayerKv"]

@@ -27,6 +27,23 @@ class AttentionBatch:
     on_host: AttentionBatch | None = None  # the same on the host, if this is on another device
 
 
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """The keys and values of one layer, and how queries see them."""
+
+    pool: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous
+    layer: int  # index into the pool's second dimension
+    scale: float  # factor on the dot products, usually head_dim ** -0.5
+    sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all
+
+
+class Attend(Protocol):
+    """A function like AttentionBackend.attend, for those that need no place for the result."""
+
+    def __call__(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, /) -> Tensor:
+        """Return [num_tokens, num_heads, head_dim]."""
+
+
 class AttentionBackend(Protocol):
     """Writes keys and values into the paged pool, and attends over them."""
 
@@ -52,14 +69,7 @@ class AttentionBackend(Protocol):
         """
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """Compute causal attention of every query row over its request's blocks.
 
@@ -68,11 +78,9 @@ class AttentionBackend(Protocol):
 
         Args:
             query: [num_tokens, num_heads, head_dim]; only the last dimension need be contiguous.
-            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
-            layer: index into the pool's second dimension.
+            kv: of the layer.
             batch: all fields except `slot_mapping` are read.
-            scale: factor on the dot products, usually head_dim ** -0.5.
-            sliding_window: a query at position p sees the keys in (p - window, p]; None: all.
+            out: where to put the result; None: in new memory.
 
         Returns:
             [num_tokens, num_heads, head_dim], contiguous, dtype of `query`.

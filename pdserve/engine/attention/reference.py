@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 
 
 class ReferenceAttention:
@@ -27,23 +27,17 @@ class ReferenceAttention:
         kv_pool[block_ids, layer, 1, :, offsets] = value
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend."""
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        if out is None:
+            out = torch.empty_like(query, memory_format=torch.contiguous_format)
         starts: list[int] = batch.query_start.tolist()
         context_lens: list[int] = batch.context_lens.tolist()
         for r, context_len in enumerate(context_lens):
             rows = slice(starts[r], starts[r + 1])
-            keys, values = _gather(kv_pool, layer, batch.block_tables[r], context_len)
-            out[rows] = _attend_one(query[rows], keys, values, scale, sliding_window)
+            keys, values = _gather(kv.pool, kv.layer, batch.block_tables[r], context_len)
+            out[rows] = _attend_one(query[rows], keys, values, kv.scale, kv.sliding_window)
         return out
 
 

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.attention.interface import Attend, AttentionBackend
 from pdserve.engine.cuda.catalog import KINDS, AttentionKind, AttentionNeeds, DecodeAttention
 from pdserve.engine.cuda.graphs import Recorder
 from pdserve.engine.cuda.probe import Contexts, Trial, check_attention, check_decodes
@@ -150,7 +149,7 @@ class _Course:
             total_s += self.stopwatch.seconds(graph.replay)
         return total_s
 
-    def _step(self, contexts: Contexts, attend: Callable[..., Tensor]) -> Callable[[], None]:
+    def _step(self, contexts: Contexts, attend: Attend) -> Callable[[], None]:
         """Return the attention of one step of the model."""
         trial = Trial(contexts, self.needs, self.device, self._num_layers(contexts))
         return partial(trial.step, attend, self.needs.windows)

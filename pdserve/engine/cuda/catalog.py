@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.errors import ConfigError
 
@@ -40,16 +40,7 @@ class DecodeAttention(Protocol):
     def name(self) -> str:
         """That of its backend."""
 
-    def attend_decode(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
         """See AttentionBackend.attend; every request has one row, and perhaps no context yet."""
 
 

@@ -1,8 +1,9 @@
-"""The decoder on a GPU: decode steps replay a CUDA graph; others launch kernels one by one."""
+"""The decoder on a GPU: decode steps replay a CUDA graph, steps with prompts one for each layer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from pdserve.engine.cuda import experts
 from pdserve.engine.cuda.catalog import DecodeAttention
 from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
+from pdserve.engine.cuda.pieces import Buffers, Pieces
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
@@ -38,18 +40,20 @@ class CudaDecoder:
         buckets: tuple[int, ...] = BUCKETS,
         decode_attention: DecodeAttention | None = None,
         ranks: Collectives = ALONE,
+        piece_sizes: tuple[int, ...] = (),
     ) -> None:
         """Assemble a decoder.
 
         Args:
             config: the architecture, of the whole model.
             weights: on a GPU, all of one dtype; this rank's.
-            attention: for steps that no graph takes, such as those with chunks of prompts.
+            attention: for steps that no whole graph takes, such as those with chunks of prompts.
             staging: uploads batches from the host.
             recorder: captures CUDA graphs; None disables graphs.
-            buckets: numbers of rows of the graphs, ascending.
+            buckets: numbers of rows of the graphs of decode steps, ascending.
             decode_attention: of the graphs; None for our kernels.
             ranks: this rank and the others.
+            piece_sizes: numbers of rows of the pieces of other steps, ascending; (): none.
         """
         self.config = config
         self._weights = weights
@@ -61,8 +65,10 @@ class CudaDecoder:
         self._ranks = ranks
         self._forward = Forward(config, weights, ranks)
         self.sampler = CudaSampler(staging, config.vocab_size)
+        self._piece_sizes = piece_sizes
         self._graphs: DecodeGraphs | None = None
-        self._graphs_pool = 0  # address of the KV pool that the graphs were captured with
+        self._pieces: Pieces | None = None
+        self._graphs_pool = 0  # address of the KV pool that these were captured with
 
     @property
     def device(self) -> torch.device:
@@ -99,29 +105,27 @@ class CudaDecoder:
     def _logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
     ) -> Tensor | None:
-        graphs = self._graphs_over(kv_pool)
+        if self._recorder is not None and self._graphs_pool != kv_pool.data_ptr():
+            self._capture(self._recorder, kv_pool)
+        graphs, pieces = self._graphs, self._pieces
         if progress is None and graphs is not None and graphs.takes(batch):
             return graphs.logits(batch, self._staging)
-        batch = self._staging.upload(batch)
-        inputs = StepInputs(
-            batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
-        )
-        logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
+        if pieces is not None and not pieces.takes(batch):
+            pieces = None
+        batch = self._staging.upload(batch if pieces is None else pieces.filled(batch))
+        if pieces is not None:
+            logits = pieces.logits(batch, kv_pool, self._attention, progress)
+        else:
+            inputs = StepInputs(
+                batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
+            )
+            logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
         return None if logits is None else logits.float()
 
-    def _graphs_over(self, kv_pool: Tensor) -> DecodeGraphs | None:
-        """Return the graphs for this pool, capturing them again if the pool is another one."""
-        if self._recorder is None or self._graphs_pool == kv_pool.data_ptr():
-            return self._graphs
-        block_size = kv_pool.shape[4]
-        max_blocks = -(-self.config.max_model_len // block_size)
-        inputs = DecodeInputs(self._buckets[-1], max_blocks, self.device)
-        logits = torch.zeros(
-            (self._buckets[-1], self._forward.num_columns), dtype=torch.float32, device=self.device
-        )
-        graphs = DecodeGraphs(
-            self._recorder, inputs, logits, block_size, self._buckets, ranks=self._ranks
-        )
+    def _capture(self, recorder: Recorder, kv_pool: Tensor) -> None:
+        """Capture the graphs over this pool, in place of those over another one."""
+        self._graphs = self._pieces = None
+        graphs = self._decode_graphs(recorder, kv_pool.shape[4])
         attend = self._decode_attention.attend_decode
 
         def step(rows: StepInputs) -> Tensor:
@@ -129,14 +133,33 @@ class CudaDecoder:
             assert found is not None, "every row of a graph is sampled"
             return found
 
+        if not self._has_captured("decode steps", lambda: graphs.record(step)):
+            self._recorder = None
+            return
+        self._graphs = graphs
+        if self._piece_sizes:
+            rows = self._piece_sizes[-1]
+            buffers = Buffers.of(self._forward.own, rows, self.dtype, self.device)
+            pieces = Pieces(self._forward, buffers, self._piece_sizes)
+            if self._has_captured("steps with prompts", lambda: pieces.record(recorder, kv_pool)):
+                self._pieces = pieces
+        self._graphs_pool = kv_pool.data_ptr()
+
+    def _decode_graphs(self, recorder: Recorder, block_size: int) -> DecodeGraphs:
+        rows, ranks = self._buckets[-1], self._ranks
+        inputs = DecodeInputs(rows, -(-self.config.max_model_len // block_size), self.device)
+        shape = (rows, self._forward.num_columns)
+        logits = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        return DecodeGraphs(recorder, inputs, logits, block_size, self._buckets, ranks=ranks)
+
+    def _has_captured(self, what: str, capture: Callable[[], None]) -> bool:
+        """Capture; return whether it works."""
         try:
-            graphs.record(step)
+            capture()
         except RuntimeError:  # torch's errors of CUDA; one that sticks fails the next step, too
             if self._ranks.shard.num_ranks > 1:
                 _log.error("a rank cannot launch what others replay: try cuda_graphs = false")
                 raise
-            _log.warning("no CUDA graphs: decode steps launch their kernels", exc_info=True)
-            self._recorder = self._graphs = None
-            return None
-        self._graphs, self._graphs_pool = graphs, kv_pool.data_ptr()
-        return graphs
+            _log.warning("no CUDA graphs of %s: these launch their kernels", what, exc_info=True)
+            return False
+        return True

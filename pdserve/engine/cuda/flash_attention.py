@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 from pdserve.engine.cuda.rows import write_kv
 
 
@@ -32,54 +32,31 @@ class FlashAttention:
         write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.attend."""
+        """See AttentionBackend.attend. The library has no place for the result: it is copied."""
         # An upper bound known without waiting for the GPU; programs past a request's rows exit.
-        return self._attend(query, kv_pool, layer, batch, scale, sliding_window, len(query))
+        attended = self._attend(query, kv, batch, len(query))
+        return attended if out is None else out.copy_(attended)
 
-    def attend_decode(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
         """See DecodeAttention.attend_decode."""
-        return self._attend(query, kv_pool, layer, batch, scale, sliding_window, 1)
+        return self._attend(query, kv, batch, 1)
 
-    def _attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        sliding_window: int | None,
-        most_rows: int,
-    ) -> Tensor:
+    def _attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, most_rows: int) -> Tensor:
+        window = kv.sliding_window
         out: Tensor = self._library.flash_attn_with_kvcache(
             query,
-            kv_pool[:, layer, 0].transpose(1, 2),
-            kv_pool[:, layer, 1].transpose(1, 2),
+            kv.pool[:, kv.layer, 0].transpose(1, 2),
+            kv.pool[:, kv.layer, 1].transpose(1, 2),
             cache_seqlens=batch.context_lens,
             page_table=batch.block_tables,
             cu_seqlens_q=batch.query_start,
             max_seqlen_q=most_rows,
-            softmax_scale=scale,
+            softmax_scale=kv.scale,
             causal=True,
             # Our window includes the query's own token, theirs does not.
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+            window_size=(-1, -1) if window is None else (window - 1, 0),
             num_splits=1,
         )
         return out

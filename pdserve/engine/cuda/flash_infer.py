@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 from pdserve.engine.cuda.rows import write_kv
 
 _WORKSPACE_BYTES: Final = 128 << 20  # what FlashInfer's own documentation advises
@@ -42,35 +42,21 @@ class FlashInferAttention:
         write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend."""
         if batch is not self._batch:
             self._plans.clear()
             self._batch = batch
-        key = (sliding_window, scale)
+        key = (kv.sliding_window, kv.scale)
         if key not in self._plans:
-            self._plans[key] = self._plan(query, kv_pool, batch, scale, sliding_window)
-        caches = (kv_pool[:, layer, 0], kv_pool[:, layer, 1])
-        out: Tensor = self._plans[key].run(query.contiguous(), caches)
-        return out
+            self._plans[key] = self._plan(query, kv, batch)
+        caches = (kv.pool[:, kv.layer, 0], kv.pool[:, kv.layer, 1])
+        attended: Tensor = self._plans[key].run(query.contiguous(), caches, out=out)
+        return attended
 
-    def _plan(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Any:
-        num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+    def _plan(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Any:
+        num_kv_heads, block_size, head_dim = kv.pool.shape[3:]
         on_host = batch.on_host or batch
         starts, block_ids, last_lens = ragged_blocks(on_host, block_size)
         wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
@@ -84,11 +70,11 @@ class FlashInferAttention:
             head_dim,
             block_size,
             causal=True,
-            sm_scale=scale,
+            sm_scale=kv.scale,
             # Our window includes the query's own token, theirs does not.
-            window_left=-1 if sliding_window is None else sliding_window - 1,
+            window_left=-1 if kv.sliding_window is None else kv.sliding_window - 1,
             q_data_type=query.dtype,
-            kv_data_type=kv_pool.dtype,
+            kv_data_type=kv.pool.dtype,
             disable_split_kv=True,
         )
         return wrapper

@@ -1,43 +1,29 @@
 """The forward pass of a step on a GPU: products by cuBLAS, attention by a backend, the rest fused.
 
 The residual stream is float32; the inputs of products and attention have the model's dtype.
+
+Of the parts of a step only attention sees which rows are of one request. All others depend on the
+number of rows alone, so `pieces.py` captures them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.experts import mix_experts
 from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.vocabulary import Vocabulary
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope
 from pdserve.engine.steps.batch import WantedStates
-
-
-class Attend(Protocol):
-    """A function like AttentionBackend.attend."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
-        """Return [num_tokens, num_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +37,24 @@ class StepInputs:
     states: WantedStates | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What rows carry from layer to layer."""
+
+    residual: Tensor  # [num_rows, hidden_size] float32; each layer adds to it, in place
+    cos: Tensor  # [num_rows, 1, head_dim / 2] float32
+    sin: Tensor  # like cos
+
+
 class Forward:
     """The layers of one model. Only launches kernels; waits for the GPU only to return states."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, ranks: Collectives = ALONE
     ) -> None:
-        self._config = config
+        self.ranks = ranks
+        self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
-        self._ranks = ranks
         self._vocabulary = Vocabulary(config, weights, ranks)
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
         self._scale = config.head_dim**-0.5
@@ -81,41 +76,78 @@ class Forward:
         Returns:
             [num_sampled, num_columns] in the model's dtype; None if nothing is sampled.
         """
-        weights, eps = self._weights, self._config.rms_norm_eps
-        residual = self._vocabulary.embed(inputs.token_ids).float()
-        cos, sin = self._rope.cos_sin(inputs.positions, torch.float32)
-        delta: Tensor | None = None  # what the previous layer adds to the residual
-        for index, layer in enumerate(weights.layers):
-            normed = add_rms_norm(residual, delta, layer.attention_norm, eps)
-            rotation = Rotation(cos, sin, layer.qk_norm, eps)
-            slots = inputs.attention.slot_mapping
-            query = rotate_and_write(layer.qkv(normed), rotation, slots, kv_pool, index)
-            attended = attend(
-                query,
-                kv_pool,
-                index,
-                inputs.attention,
-                scale=self._scale,
-                sliding_window=self._config.sliding_windows[index],
-            )
-            delta = self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
-            if progress is not None and index + 1 in progress.ends:
-                progress.done(index + 1)  # the ranks have met: all have written their heads
-            delta = self._ranks.all_reduce(self._mlp(layer, residual, delta))
-        if inputs.states is not None:
-            rows = inputs.states.rows.to(residual.device)
-            inputs.states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
-        return self._sampled(residual, delta, inputs.sampled_rows)
+        stream = self.begin(inputs.token_ids, inputs.positions)
+        delta: Tensor | None = None  # what the part before adds to the residual
+        for layer in range(self.own.num_layers):
+            query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
+            attended = attend(query, self.kv(layer, kv_pool), inputs.attention)
+            delta = self.attention_out(layer, attended)
+            if progress is not None:
+                progress.reached(layer + 1)  # the ranks have met: all have written their heads
+            delta = self.mlp(layer, stream, delta)
+        return self.results(stream.residual, delta, inputs.sampled_rows, inputs.states)
 
-    def _mlp(self, layer: LayerWeights, residual: Tensor, delta: Tensor) -> Tensor:
-        normed = add_rms_norm(residual, delta, layer.mlp_norm, self._config.rms_norm_eps)
-        if isinstance(layer.mlp, Experts):
-            return mix_experts(normed, layer.mlp)
-        return layer.mlp.down(silu_mul(layer.mlp.gate_up(normed)))
+    def begin(self, token_ids: Tensor, positions: Tensor) -> Stream:
+        """Return what enters the first layer."""
+        residual = self._vocabulary.embed(token_ids).float()
+        return Stream(residual, *self._rope.cos_sin(positions, torch.float32))
 
-    def _sampled(
-        self, residual: Tensor, delta: Tensor | None, sampled_rows: Tensor | None
+    def query(
+        self,
+        layer: int,
+        stream: Stream,
+        delta: Tensor | None,
+        slots: Tensor,
+        kv_pool: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Add the delta to the residual, and write a layer's keys and values to these slots.
+
+        Returns:
+            [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
+        """
+        weights, eps = self._weights.layers[layer], self.own.rms_norm_eps
+        normed = add_rms_norm(stream.residual, delta, weights.attention_norm, eps)
+        rotation = Rotation(stream.cos, stream.sin, weights.qk_norm, eps)
+        return rotate_and_write(weights.qkv(normed), rotation, slots, kv_pool, layer, out)
+
+    def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
+        """Return what a layer's queries attend to."""
+        return LayerKv(kv_pool, layer, self._scale, self.own.sliding_windows[layer])
+
+    def attention_out(self, layer: int, attended: Tensor) -> Tensor:
+        """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
+        out = self._weights.layers[layer].attention_out
+        return self.ranks.all_reduce(out(attended.flatten(1)))
+
+    def mlp(self, layer: int, stream: Stream, delta: Tensor) -> Tensor:
+        """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
+        weights = self._weights.layers[layer]
+        normed = add_rms_norm(stream.residual, delta, weights.mlp_norm, self.own.rms_norm_eps)
+        if isinstance(weights.mlp, Experts):
+            made = mix_experts(normed, weights.mlp)
+        else:
+            made = weights.mlp.down(silu_mul(weights.mlp.gate_up(normed)))
+        return self.ranks.all_reduce(made)
+
+    def results(
+        self,
+        residual: Tensor,
+        delta: Tensor | None,
+        sampled_rows: Tensor | None,
+        states: WantedStates | None,
     ) -> Tensor | None:
+        """Return the logits as `logits` does, and write the wanted states.
+
+        Args:
+            residual: behind the last layer: [num_rows, hidden_size].
+            delta: what is still to be added; None: nothing.
+            sampled_rows: as StepInputs.
+            states: likewise.
+        """
+        if states is not None:
+            rows = states.rows.to(residual.device)
+            states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
         if sampled_rows is not None and len(sampled_rows) == 0:
             return None
         return self._vocabulary.logits(self._final(residual, delta, sampled_rows))
@@ -125,5 +157,4 @@ class Forward:
         if rows is not None:
             residual = residual[rows]
             delta = None if delta is None else delta[rows]
-        eps = self._config.rms_norm_eps
-        return add_rms_norm(residual, delta, self._weights.final_norm, eps)
+        return add_rms_norm(residual, delta, self._weights.final_norm, self.own.rms_norm_eps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -53,6 +53,9 @@ class Recorder(Protocol):
 
     def record(self, work: Callable[[], object]) -> Recording:
         """Run the work at least once, and capture it. The work must not wait for the GPU."""
+
+    def record_each(self, works: Sequence[Callable[[], object]]) -> Sequence[Recording]:
+        """Do the same with several, in their order, of which each needs what those before made."""
 
 
 class DecodeInputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Final
 
 import torch
 
@@ -15,10 +14,10 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-MOST_ROWS: Final = 256  # of a graph, if nobody limits a step's requests
 
 
 def cuda_decoder(
@@ -27,7 +26,7 @@ def cuda_decoder(
     attention: str = "",
     *,
     has_graphs: bool = True,
-    most_rows: int = MOST_ROWS,
+    worst_step: WorstStep = ANY_STEP,
     ranks: Collectives = ALONE,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
@@ -36,8 +35,8 @@ def cuda_decoder(
         config: the architecture, of the whole model.
         weights: on a GPU; this rank's.
         attention: name of an attention backend; empty for the fastest that works.
-        has_graphs: whether decode steps become CUDA graphs.
-        most_rows: the most requests of a step; there are graphs for as many.
+        has_graphs: whether steps are replayed as CUDA graphs.
+        worst_step: the largest step; there are graphs for as much.
         ranks: this rank and the others.
 
     Raises:
@@ -61,6 +60,7 @@ def cuda_decoder(
     from pdserve.engine.cuda.attention_race import CudaStopwatch, Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.graphs import buckets_for
+    from pdserve.engine.cuda.piece_sizes import piece_sizes
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
     from pdserve.engine.cuda.triton_attention import TritonAttention
@@ -90,9 +90,10 @@ def cuda_decoder(
             chosen.prompts,
             Staging(CudaCopies(device)),
             None if new_recorder is None else new_recorder(),
-            buckets_for(most_rows),
+            buckets_for(worst_step.num_requests),
             chosen.decodes,
             ranks,
+            piece_sizes(worst_step.num_tokens),
         )
         decoder.warm_up()
     return decoder

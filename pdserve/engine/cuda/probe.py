@@ -6,14 +6,14 @@ with plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.attention.interface import Attend, AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.catalog import AttentionNeeds, DecodeAttention
 from pdserve.engine.cuda.graphs import Recorder
@@ -101,13 +101,11 @@ class Trial:
         self._query = drawn(num_rows, needs.num_heads, needs.head_dim)
         self._scale = needs.head_dim**-0.5
 
-    def attend(
-        self, attend: Callable[..., Tensor], layer: int, sliding_window: int | None
-    ) -> Tensor:
+    def attend(self, attend: Attend, layer: int, sliding_window: int | None) -> Tensor:
         """Return what a function like AttentionBackend.attend computes of a layer."""
         return self._attend(attend, layer, self._batch, sliding_window)
 
-    def step(self, attend: Callable[..., Tensor], windows: Sequence[int | None]) -> None:
+    def step(self, attend: Attend, windows: Sequence[int | None]) -> None:
         """Do it for a model whose layers have these windows; the pool's layers take turns.
 
         As in any step the batch is another object, for which some plan, once for all layers.
@@ -118,14 +116,13 @@ class Trial:
 
     def _attend(
         self,
-        attend: Callable[..., Tensor],
+        attend: Attend,
         layer: int,
         batch: AttentionBatch,
         sliding_window: int | None,
     ) -> Tensor:
-        return attend(
-            self._query, self._pool, layer, batch, scale=self._scale, sliding_window=sliding_window
-        )
+        kv = LayerKv(self._pool, layer, self._scale, sliding_window)
+        return attend(self._query, kv, batch)
 
 
 def _batch(contexts: Contexts) -> AttentionBatch:

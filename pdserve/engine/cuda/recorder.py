@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,24 +32,30 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], object]) -> CudaRecording:
         """See Recorder.record."""
+        return self.record_each([work])[0]
+
+    def record_each(self, works: Sequence[Callable[[], object]]) -> list[CudaRecording]:
+        """See Recorder.record_each."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             # Run once uncaptured: Triton compiles and cuBLAS allocates, which capturing forbids.
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                work()
+                for work in works:
+                    work()
             current.wait_stream(self._stream)
             torch.cuda.synchronize(self._device)
-            free_before, _ = torch.cuda.mem_get_info(self._device)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may copy KV and allocate meanwhile; only this one must not.
-            with torch.cuda.graph(
-                graph,
-                pool=self._memory,
-                stream=self._stream,
-                capture_error_mode="thread_local",
-            ):
-                work()
-            torch.cuda.synchronize(self._device)
-            free_after, _ = torch.cuda.mem_get_info(self._device)
+            torch.cuda.empty_cache()  # what that took is not the graphs'
+            return [self._captured(work) for work in works]
+
+    def _captured(self, work: Callable[[], object]) -> CudaRecording:
+        free_before, _ = torch.cuda.mem_get_info(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may copy KV and allocate meanwhile; only this one must not.
+        with torch.cuda.graph(
+            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            work()
+        torch.cuda.synchronize(self._device)
+        free_after, _ = torch.cuda.mem_get_info(self._device)
         return CudaRecording(graph, max(0, free_before - free_after))

@@ -86,7 +86,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def rotate_and_write(
-    qkv: Tensor, rotation: Rotation, slot_mapping: Tensor, kv_pool: Tensor, layer: int
+    qkv: Tensor,
+    rotation: Rotation,
+    slot_mapping: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rotate queries and keys, and write keys and values into the pool.
 
@@ -97,6 +102,7 @@ def rotate_and_write(
             negative. Slots are not checked, because they are on the GPU.
         kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
         layer: index into the pool's second dimension.
+        out: where to put the queries; None: in new memory.
 
     Returns:
         The queries: [num_tokens, num_heads, head_dim], contiguous.
@@ -114,7 +120,11 @@ def rotate_and_write(
     norm = rotation.qk_norm
     if norm is not None and tuple(norm.shape) != (num_heads + num_kv_heads, head_dim):
         raise ValueError(f"a norm of shape {list(norm.shape)} for {num_heads} query heads")
-    query = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    shape = (len(qkv), num_heads, head_dim)
+    if out is None:
+        out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+    elif tuple(out.shape) != shape or out.dtype != qkv.dtype or not out.is_contiguous():
+        raise ValueError(f"queries are {list(shape)}, {qkv.dtype} and contiguous")
     if len(qkv):
         rotate_and_write_heads[(len(qkv), num_heads + 2 * num_kv_heads)](
             qkv,
@@ -122,7 +132,7 @@ def rotate_and_write(
             rotation.sin.contiguous(),
             qkv if norm is None else norm,
             slot_mapping,
-            query,
+            out,
             kv_pool[:, layer],
             kv_pool.stride(0),
             rotation.eps,
@@ -135,7 +145,7 @@ def rotate_and_write(
             enable_fp_fusion=True,
             num_warps=1,
         )
-    return query
+    return out
 
 
 def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 from pdserve.engine.cuda.attention_kernels import attend_chunks, attend_single_rows, merge_splits
 from pdserve.engine.cuda.rows import write_kv
 
@@ -48,47 +48,29 @@ class TritonAttention:
         write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend. Lengths and block ids are not checked."""
-        out = _empty_like(query)
-        call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
+        call = _Call(query, kv, batch, _empty_like(query) if out is None else out)
         if batch is not self._batch:
             self._batch, self._content = batch, _content_of(batch)
         if query.numel() and self._content.has_chunks:
-            _launch_chunks(call, out)
+            _launch_chunks(call)
         if query.numel() and self._content.has_single_rows:
-            _launch_single_rows(call, out)
-        return out
+            _launch_single_rows(call)
+        return call.out
 
-    def attend_decode(
-        self,
-        query: Tensor,
-        kv_pool: Tensor,
-        layer: int,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
         """Do the same as `attend`, with the same kernel, if every request has one row.
 
         A request without any context, such as a padding row, gives zeros.
         """
-        out = _empty_like(query)
-        call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
+        call = _Call(query, kv, batch, _empty_like(query))
         if len(query) != len(batch.context_lens):
             raise ValueError(f"{len(query)} rows of {len(batch.context_lens)} requests")
         if query.numel():
-            _launch_single_rows(call, out)
-        return out
+            _launch_single_rows(call)
+        return call.out
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +97,12 @@ class _Call:
     """The arguments of one attention call, checked."""
 
     query: Tensor
-    kv_pool: Tensor
-    layer: int
+    kv: LayerKv
     batch: AttentionBatch
-    scale: float
-    sliding_window: int | None
+    out: Tensor
 
     def __post_init__(self) -> None:
-        query, pool, batch = self.query, self.kv_pool, self.batch
+        query, pool, batch, out = self.query, self.kv.pool, self.batch, self.out
         if query.dtype != pool.dtype or query.dtype not in _DTYPES:
             raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: both one of {_DTYPES}")
         if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 2:
@@ -131,10 +111,12 @@ class _Call:
             raise ValueError(f"heads {list(query.shape[1:])} do not fit {list(pool.shape[3:])}")
         if not pool.is_contiguous() or query.stride(2) != 1:
             raise ValueError("the pool, and the query's last dimension, must be contiguous")
-        if not 0 <= self.layer < pool.shape[1]:
-            raise ValueError(f"layer {self.layer} of {pool.shape[1]}")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"a window of {self.sliding_window} tokens")
+        if out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous():
+            raise ValueError(f"the result is {list(query.shape)}, {query.dtype} and contiguous")
+        if not 0 <= self.kv.layer < pool.shape[1]:
+            raise ValueError(f"layer {self.kv.layer} of {pool.shape[1]}")
+        if self.kv.sliding_window is not None and self.kv.sliding_window < 1:
+            raise ValueError(f"a window of {self.kv.sliding_window} tokens")
         num_requests = len(batch.context_lens)
         if len(batch.query_start) != num_requests + 1 or len(batch.block_tables) != num_requests:
             raise ValueError(f"the batch is not of {num_requests} requests throughout")
@@ -150,11 +132,12 @@ class _Call:
 
     @property
     def group_size(self) -> int:
-        return self.query.shape[1] // self.kv_pool.shape[3]
+        return self.query.shape[1] // self.kv.pool.shape[3]
 
     @property
     def window(self) -> int:
-        return _NO_WINDOW if self.sliding_window is None else self.sliding_window
+        window = self.kv.sliding_window
+        return _NO_WINDOW if window is None else window
 
     @property
     def num_keys(self) -> int:
@@ -164,18 +147,18 @@ class _Call:
 
     def arguments(self) -> dict[str, Any]:
         """Return the common arguments of the two kernels that read the pool, by name."""
-        num_kv_heads, block_size, head_dim = self.kv_pool.shape[3:]
+        num_kv_heads, block_size, head_dim = self.kv.pool.shape[3:]
         return {
             "query": self.query,
-            "kv_layer": self.kv_pool[:, self.layer],
+            "kv_layer": self.kv.pool[:, self.kv.layer],
             "query_start": self.batch.query_start,
             "context_lens": self.batch.context_lens,
             "block_tables": self.batch.block_tables,
             "token_stride": self.query.stride(0),
             "head_stride": self.query.stride(1),
             "table_stride": self.batch.block_tables.stride(0),
-            "block_stride": self.kv_pool.stride(0),
-            "scale_log2": self.scale * _LOG2_E,
+            "block_stride": self.kv.pool.stride(0),
+            "scale_log2": self.kv.scale * _LOG2_E,
             "window": self.window,
             "NUM_KV_HEADS": num_kv_heads,
             "GROUP": self.group_size,
@@ -195,12 +178,12 @@ def _empty_like(query: Tensor) -> Tensor:
     return torch.empty(query.shape, dtype=query.dtype, device=query.device)
 
 
-def _launch_chunks(call: _Call, out: Tensor) -> None:
+def _launch_chunks(call: _Call) -> None:
     padded_group = int(triton.next_power_of_2(call.group_size))
     block_q = max(1, _CHUNK_LANES // padded_group)
     num_tiles = len(call.query) // block_q + call.num_requests
-    attend_chunks[(num_tiles, call.kv_pool.shape[3])](
-        out=out,
+    attend_chunks[(num_tiles, call.kv.pool.shape[3])](
+        out=call.out,
         num_requests=call.num_requests,
         PADDED_GROUP=padded_group,
         BLOCK_Q=block_q,
@@ -211,13 +194,13 @@ def _launch_chunks(call: _Call, out: Tensor) -> None:
     )
 
 
-def _launch_single_rows(call: _Call, out: Tensor) -> None:
+def _launch_single_rows(call: _Call) -> None:
     num_heads, head_dim = call.query.shape[1:]
     device = call.query.device
     shape = (call.num_requests, num_heads, NUM_SPLITS)
     partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
     partial_sums = torch.empty((*shape, 2), dtype=torch.float32, device=device)
-    attend_single_rows[(call.num_requests, call.kv_pool.shape[3], NUM_SPLITS)](
+    attend_single_rows[(call.num_requests, call.kv.pool.shape[3], NUM_SPLITS)](
         partial_out=partial_out,
         partial_sums=partial_sums,
         BLOCK_M=max(16, int(triton.next_power_of_2(call.group_size))),
@@ -231,7 +214,7 @@ def _launch_single_rows(call: _Call, out: Tensor) -> None:
     merge_splits[(call.num_requests, num_heads)](
         partial_out,
         partial_sums,
-        out,
+        call.out,
         call.batch.query_start,
         call.batch.context_lens,
         call.window,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import AttentionBackend
+from pdserve.engine.attention import AttentionBackend, LayerKv
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
@@ -76,17 +76,11 @@ class TorchDecoder:
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            attended = self._attention.attend(
-                query,
-                kv_pool,
-                index,
-                batch.attention,
-                scale=self._scale,
-                sliding_window=self.config.sliding_windows[index],
-            )
+            kv = LayerKv(kv_pool, index, self._scale, self.config.sliding_windows[index])
+            attended = self._attention.attend(query, kv, batch.attention)
             hidden += self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
-            if progress is not None and index + 1 in progress.ends:
-                progress.done(index + 1)  # the ranks have met: all have written their heads
+            if progress is not None:
+                progress.reached(index + 1)  # the ranks have met: all have written their heads
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
             hidden += self._ranks.all_reduce(layer.mlp(normed))
         return hidden

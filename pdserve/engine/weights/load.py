@@ -25,6 +25,7 @@ from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.tensors import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
@@ -46,7 +47,7 @@ def load_decoder(
     kernels: str = "",
     attention: str = "",
     has_graphs: bool = True,
-    most_rows: int = 256,
+    worst_step: WorstStep = ANY_STEP,
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -60,8 +61,8 @@ def load_decoder(
         cache: where packed weights are kept between starts; None keeps none.
         kernels: a build of `_native.kernel_variants()`; "" is the first. On a CPU only.
         attention: name of an attention backend; "" is the fastest that works. On a GPU only.
-        has_graphs: whether decode steps become CUDA graphs. On a GPU only.
-        most_rows: the most requests of a step, for as many of which there are graphs.
+        has_graphs: whether steps are replayed as CUDA graphs. On a GPU only.
+        worst_step: the largest step; there are graphs for as much.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -74,7 +75,9 @@ def load_decoder(
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
         weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-        return cuda_decoder(config, weights, attention, has_graphs=has_graphs, most_rows=most_rows)
+        return cuda_decoder(
+            config, weights, attention, has_graphs=has_graphs, worst_step=worst_step
+        )
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)

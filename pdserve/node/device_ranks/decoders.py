@@ -17,6 +17,7 @@ from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
 
@@ -33,7 +34,7 @@ def make_decoder(
     attention: str,
     *,
     has_graphs: bool,
-    most_rows: int,
+    worst_step: WorstStep,
 ) -> Decoder:
     """Return the decoder of one rank, on the device of its weights.
 
@@ -43,14 +44,14 @@ def make_decoder(
         ranks: this rank and the others.
         attention: as load_decoder.
         has_graphs: as load_decoder.
-        most_rows: as load_decoder; the same on all ranks.
+        worst_step: as load_decoder; the same on all ranks.
     """
     if weights.embedding.device.type == "cpu":
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)
     from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
     return cuda_decoder(
-        config, weights, attention, has_graphs=has_graphs, most_rows=most_rows, ranks=ranks
+        config, weights, attention, has_graphs=has_graphs, worst_step=worst_step, ranks=ranks
     )
 
 

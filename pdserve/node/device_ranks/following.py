@@ -98,7 +98,7 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
         ranks,
         order.attention,
         has_graphs=order.has_graphs,
-        most_rows=order.most_rows,
+        worst_step=order.worst_step,
     )
 
 

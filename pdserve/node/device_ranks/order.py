@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.kv_layout import KvLayout
 
 
@@ -25,7 +26,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     attention: str
     has_graphs: bool
-    most_rows: int  # the most requests of a step
+    worst_step: WorstStep
     num_threads: int
     cores: tuple[int, ...]
 

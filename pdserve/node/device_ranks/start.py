@@ -79,7 +79,7 @@ class DeviceRanks:
             self._joined,
             "" if model.attention == "auto" else model.attention,
             has_graphs=model.has_graphs,
-            most_rows=model.max_batch_size,
+            worst_step=model.worst_step,
         )
         return LeadingDecoder(decoder, steps)
 
@@ -147,7 +147,7 @@ def _order(
         revision=model.checkpoint.revision,
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
-        most_rows=model.max_batch_size,
+        worst_step=model.worst_step,
         num_threads=own.num_threads,
         cores=own.compute,
     )

@@ -8,8 +8,9 @@ from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.kv_layout import KvDtype
-from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from pdserve.engine.cuda.piece_sizes import MOST_PIECE_ROWS
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.ranks.shard import WHOLE, Shard
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
 
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
 _FLOAT_BYTES: Final = 4
 _LOGITS_COPIES: Final = 5  # as computed and with penalties; what filters and ranks keep of them
-
-
-@dataclass(frozen=True, slots=True)
-class WorstStep:
-    """The largest step that a node may compute."""
-
-    num_tokens: int
-    num_requests: int
 
 
 def weight_bytes(model: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
@@ -49,9 +42,13 @@ def step_bytes(
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = step.num_tokens * widest * dtype.itemsize
+    # Captured pieces of steps have memory of their own for as much, and what they hand on.
+    residual = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
+    carried = residual + 2 * own.num_heads * model.head_dim
+    pieces = min(step.num_tokens, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
     contexts = FIXED_BYTES if shard.num_ranks > 1 else 0  # NCCL, and rank 0 on the others' devices
-    return activations + logits + GRAPH_BYTES + FIXED_BYTES + contexts
+    return activations + pieces + logits + GRAPH_BYTES + FIXED_BYTES + contexts
 
 
 def gpu_kv_bytes(

@@ -27,12 +27,13 @@ from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
+from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
@@ -65,7 +66,7 @@ class NodeModel:
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
-    max_batch_size: int = 64  # the most requests of a step
+    worst_step: WorstStep = ANY_STEP
 
     @property
     def has_device_ranks(self) -> bool:
@@ -157,8 +158,12 @@ def plan_model(config: NodeConfig) -> NodeModel:
         engine.cuda_graphs,
         _kernels(engine, model, dtype) if device.type == "cpu" else None,
         share,
-        engine.max_batch_size,
+        _worst_step(engine),
     )
+
+
+def _worst_step(engine: EngineConfig) -> WorstStep:
+    return WorstStep(engine.token_budget, engine.max_batch_size)
 
 
 def _dtype(engine: EngineConfig, model: ModelConfig, device: torch.device) -> KvDtype:
@@ -286,7 +291,7 @@ def _load_alone(
         kernels="" if model.kernels is None else model.kernels.variant,
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
-        most_rows=model.max_batch_size,
+        worst_step=model.worst_step,
     )
 
 
@@ -345,13 +350,13 @@ def _kv_budget(
     if device.type == "cuda":
         devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
         free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
-        worst, shard = WorstStep(engine.token_budget, engine.max_batch_size), share.shard(0)
+        shard = share.shard(0)
         return share.num_ranks * gpu_kv_bytes(
             free_bytes,
             all_bytes,
             engine.kv_utilization,
             weight_bytes(model, dtype, shard),
-            step_bytes(model, dtype, worst, shard),
+            step_bytes(model, dtype, _worst_step(engine), shard),
         )
     return min(available_bytes() // 4, AUTO_KV_BYTES)
 

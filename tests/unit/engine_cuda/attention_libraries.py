@@ -95,9 +95,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         BatchPrefillWithPagedKVCacheWrapper.num_plans += 1
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor | None = None
+    ) -> Tensor:
         plan = self._plan
-        out = torch.empty_like(q)
+        out = torch.empty_like(q) if out is None else out
         keys, values = paged_kv_cache
         assert keys.shape[1:] == values.shape[1:] == self._shape
         assert keys.stride() == values.stride()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import AttentionBackend, AttentionBatch
+from pdserve.engine.attention import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda import experts, rows
 from pdserve.engine.experts import Experts
@@ -37,9 +37,8 @@ def on(case: Case, device: torch.device) -> Case:
 def attend(
     backend: AttentionBackend, case: Case, window: int | None = None, layer: int = 0
 ) -> Tensor:
-    return backend.attend(
-        case.query, case.kv_pool, layer, case.batch, scale=case.shape.scale, sliding_window=window
-    )
+    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window)
+    return backend.attend(case.query, kv, case.batch)
 
 
 def check_attention(
@@ -53,6 +52,16 @@ def check_attention(
     expected = attend(ReferenceAttention(), wide, window, layer)
     tolerance = TOLERANCE[case.shape.dtype]
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def check_place(backend: AttentionBackend, case: Case) -> None:
+    """The result goes where it is wanted, among other rows, and is the same there."""
+    memory = torch.full((len(case.query) + 2, *case.query.shape[1:]), 7.0).to(case.query)
+    kv = LayerKv(case.kv_pool, 0, case.shape.scale)
+    found = backend.attend(case.query, kv, case.batch, memory[1:-1])
+    assert found.data_ptr() == memory[1:-1].data_ptr()
+    assert torch.equal(found, attend(backend, case))
+    assert (memory[[0, -1]] == 7.0).all()
 
 
 def check_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -30,3 +30,6 @@ class Recorded:
         work()
         self.recordings.append(Replayed(work, self.num_bytes))
         return self.recordings[-1]
+
+    def record_each(self, works: Sequence[Callable[[], None]]) -> list[Replayed]:
+        return [self.record(work) for work in works]

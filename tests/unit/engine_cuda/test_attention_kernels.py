@@ -13,8 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pdserve.engine.attention import LayerKv
 from tests.kernels.cases import GPU_DTYPES, Case, Shape, alone, make_case
-from tests.unit.engine_cuda.checks import attend, check_attention
+from tests.unit.engine_cuda.checks import attend, check_attention, check_place
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -76,9 +77,17 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> Non
 
 
 def decode(case: Case, window: int | None = None) -> Tensor:
-    return triton_attention().attend_decode(
-        case.query, case.kv_pool, 0, case.batch, scale=case.shape.scale, sliding_window=window
-    )
+    kv = LayerKv(case.kv_pool, 0, case.shape.scale, window)
+    return triton_attention().attend_decode(case.query, kv, case.batch)
+
+
+def test_the_result_goes_where_it_is_wanted() -> None:
+    case = make_case(Shape(1, 3, 32), [(3, 40), (1, 3)])
+    check_place(triton_attention(), case)
+    kv = LayerKv(case.kv_pool, 0, 1.0)
+    for wrong in (case.query[1:], case.query.bfloat16(), case.query.mT.contiguous().mT):
+        with pytest.raises(ValueError, match="the result is"):
+            triton_attention().attend(case.query, kv, case.batch, wrong)
 
 
 def test_decode_alone_has_the_bits_of_the_mixed_step() -> None:

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.attention import AttentionBatch, LayerKv
+from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.flash_attention import FlashAttention
 from pdserve.engine.cuda.flash_infer import FlashInferAttention, ragged_blocks
 from tests.kernels.cases import Shape, make_case
 from tests.unit.engine_cuda import attention_libraries as libraries
-from tests.unit.engine_cuda.checks import attend, check_attention
+from tests.unit.engine_cuda.checks import attend, check_attention, check_place
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=3)
 WINDOWS = st.one_of(st.none(), st.integers(1, 60))
@@ -35,12 +36,19 @@ def test_the_result_is_the_reference_s(open_backend, requests, window, block_siz
     check_attention(open_backend(), case, window, layer=1)
 
 
+@pytest.mark.parametrize(
+    "open_backend", [flashinfer, lambda: FlashAttention(libraries), ReferenceAttention]
+)
+def test_the_result_goes_where_it_is_wanted(open_backend) -> None:
+    case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(3, 40), (1, 3)])
+    check_place(open_backend(), case)
+
+
 def test_flash_attention_s_decode_steps() -> None:
     case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(1, 40), (1, 3)])
     backend = FlashAttention(libraries)
-    found = backend.attend_decode(
-        case.query, case.kv_pool, 0, case.batch, scale=case.shape.scale, sliding_window=7
-    )
+    kv = LayerKv(case.kv_pool, 0, case.shape.scale, 7)
+    found = backend.attend_decode(case.query, kv, case.batch)
     assert torch.equal(found, attend(backend, case, 7))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda import attention_race
 from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
@@ -32,10 +33,10 @@ class Named(ReferenceAttention):
         self.prompt_s = prompt_s
         self.decode_s = decode_s
 
-    def attend_decode(self, *arguments: Any, **fields: Any) -> Tensor:
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
         if self.decode_s is None:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return self.attend(*arguments, **fields)
+        return self.attend(query, kv, batch)
 
     def kind(self, *, is_captured: bool = True) -> AttentionKind:
         return AttentionKind(
@@ -50,17 +51,17 @@ class Named(ReferenceAttention):
 class Uncompiled(Named):
     """Imports, and then cannot compile."""
 
-    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
         raise OSError("nvcc: not found")
 
 
 class Small(Named):
     """Passes the checks, which have a context of 33 tokens, and raises at what is measured."""
 
-    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
-        if arguments[3].context_lens.max() < 33:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+        if batch.context_lens.max() < 33:
             raise MemoryError("no workspace")
-        return super().attend(*arguments, **fields)
+        return super().attend(query, kv, batch)
 
 
 class Layered(Named):
@@ -70,9 +71,9 @@ class Layered(Named):
         super().__init__(name, 1.0, 1.0)
         self.layers: list[tuple[int, int]] = []  # which one, of how many
 
-    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
-        self.layers.append((arguments[2], arguments[1].shape[1]))
-        return super().attend(*arguments, **fields)
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+        self.layers.append((kv.layer, kv.pool.shape[1]))
+        return super().attend(query, kv, batch)
 
 
 class Known:

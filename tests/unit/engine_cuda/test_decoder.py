@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Scheduled
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 CPU = torch.device("cpu")
 BUCKETS = (1, 4)
+PIECES = (7,)  # numbers of rows
+NUM_PIECES = len(PIECES) * (1 + 2)  # before the layers, and for each of them
 
 
 @dataclass
@@ -56,7 +59,13 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> B
     weights = random_weights(config, torch.float32, CPU)
     recorder = Recorded()
     cuda = CudaDecoder(
-        config, weights, TritonAttention(), Staging(PromptCopies()), recorder, BUCKETS
+        config,
+        weights,
+        TritonAttention(),
+        Staging(PromptCopies()),
+        recorder,
+        BUCKETS,
+        piece_sizes=PIECES,
     )
     oracle = TorchDecoder(config, weights, ReferenceAttention())
     return Both(make_node(oracle), make_node(cuda), recorder)
@@ -68,6 +77,7 @@ def requests():
 
 @pytest.mark.parametrize("both", ["llama", "qwen3", "mistral", "qwen3_moe"], indirect=True)
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
+    """A step of 12 rows is launched, one of 6 goes through pieces, and then come decodes."""
     outputs = []
     for node in (both.torch, both.cuda):
         batch = requests()
@@ -76,6 +86,7 @@ def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     assert outputs[0] == outputs[1]
     # Steps that only decode went through graphs; three rows were filled up to four.
     assert both.recorder.recordings[1].num_replays > 0
+    assert [of.num_replays for of in both.recorder.recordings[2:]] == [1] * NUM_PIECES
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
@@ -89,6 +100,42 @@ def test_states_of_prompts_among_ordinary_ones(both: Both) -> None:
         found.append([np.frombuffer(work_of(request).embedding, "<f4") for request in embedders])
         assert len(rows[-1].output_token_ids) == 2
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_scores_of_prompts(both: Both) -> None:
+    """In parts of a few rows, each of which is a step of its own; one is too large for pieces."""
+    found = []
+    for node in (both.torch, both.cuda):
+        logits_bytes = 5 * 4 * node.model.config.vocab_size
+        node.runner = ModelRunner(node.model, node.kv_cache, scored_logits_bytes=logits_bytes)
+        scored = make_request(make_prompt(9), prompt_logprobs=1)
+        plain = make_request(make_prompt(14))
+        node.generate([plain, scored], num_tokens=2)
+        logprobs = [of.chosen for of in work_of(scored).logprobs]
+        found.append((logprobs, plain.output_token_ids, scored.output_token_ids))
+    assert found[0][1:] == found[1][1:]
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
+    assert len(found[0][0]) == 8
+    assert any(of.num_replays for of in both.recorder.recordings[len(BUCKETS) :])
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_where_only_pieces_cannot_be_captured_decodes_are_replayed(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbid(works: Sequence[Callable[[], None]]) -> NoReturn:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(both.recorder, "record_each", forbid)
+    outputs = []
+    for node in (both.torch, both.cuda):
+        batch = requests()
+        node.generate(batch, num_tokens=3, chunk=7)
+        outputs.append([request.output_token_ids for request in batch])
+    assert outputs[0] == outputs[1]
+    assert caplog.text.count("no CUDA graphs of steps with prompts") == 1
+    assert both.recorder.recordings[1].num_replays > 0
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
@@ -108,29 +155,29 @@ def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
-def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
+def test_layers_are_reported_and_then_no_whole_graph_is_used(both: Both) -> None:
     from pdserve.engine.layer_progress import LayerProgress
 
     node = both.cuda
     request = make_request(make_prompt(6))
     node.generate([request], num_tokens=1)
-    replays = [r.num_replays for r in both.recorder.recordings]
+    replays = [r.num_replays for r in both.recorder.recordings[: len(BUCKETS)]]
     request.block_table.append(node.free.pop())
     seen: list[int] = []
     node.runner.execute([Scheduled(request, 1)], LayerProgress([1, 2], seen.append))
     assert seen == [1, 2]
-    assert [r.num_replays for r in both.recorder.recordings] == replays
+    assert [r.num_replays for r in both.recorder.recordings[: len(BUCKETS)]] == replays
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
     request = make_request(make_prompt(6))
     both.cuda.generate([request], num_tokens=2)
-    assert len(both.recorder.recordings) == len(BUCKETS)
+    assert len(both.recorder.recordings) == len(BUCKETS) + NUM_PIECES
     other = make_node(both.cuda.model)
     again = make_request(make_prompt(6))
     other.generate([again], num_tokens=2)
-    assert len(both.recorder.recordings) == 2 * len(BUCKETS)
+    assert len(both.recorder.recordings) == 2 * (len(BUCKETS) + NUM_PIECES)
     assert again.output_token_ids == request.output_token_ids
 
 

@@ -27,6 +27,7 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.request import Request, Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
+from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_cuda.compilations import compilations
 from tests.unit.engine_cuda.decoders import make_node, random_weights
@@ -88,7 +89,13 @@ class Launches(TorchDispatchMode):
 
 
 def cuda_node(
-    path: Path, num_layers: int, copies: PromptCopies, family: str = "qwen3", *, has_graphs: bool
+    path: Path,
+    num_layers: int,
+    copies: PromptCopies,
+    family: str = "qwen3",
+    *,
+    has_graphs: bool,
+    pieces: tuple[int, ...] = (),
 ) -> Node:
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.staging import Staging
@@ -100,7 +107,10 @@ def cuda_node(
     weights = random_weights(config, torch.float32, torch.device("cpu"))
     recorder = Recorded() if has_graphs else None
     staging = Staging(copies)
-    return make_node(CudaDecoder(config, weights, TritonAttention(), staging, recorder, (1, 4)))
+    attention = TritonAttention()
+    return make_node(
+        CudaDecoder(config, weights, attention, staging, recorder, (1, 4), piece_sizes=pieces)
+    )
 
 
 def launches_of_a_layer(
@@ -169,6 +179,46 @@ def test_a_layer_of_a_step_without_a_graph(
     assert found == {**TOKENWISE, **attention}
 
 
+def launches_of_a_mixed_step(
+    node: Node, copies: PromptCopies, monkeypatch: pytest.MonkeyPatch
+) -> Counter[str]:
+    """Of one that decodes beside a prompt, without sampling."""
+    decoding, prompt = make_request(make_prompt(6)), make_request(make_prompt(5))
+    node.step([Scheduled(decoding, 6), Scheduled(prompt, 2)])  # captures graphs
+    rows = [Scheduled(decoding, 1), Scheduled(prompt, 3)]
+    batch = build_batch(rows, node.kv_cache.layout.block_size, node.model.device)
+    node.model.logits(batch, node.kv_cache.pool)  # pinned memory grows
+    with monkeypatch.context() as patch, Launches(patch, copies, sees_nodes=False) as launches:
+        node.model.logits(batch, node.kv_cache.pool)
+    return launches.counts
+
+
+def test_a_layer_of_a_mixed_step_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are what the host has to do: they were eleven."""
+    totals = []
+    for num_layers in (1, 2):
+        copies, folder = PromptCopies(), tmp_path / str(num_layers)
+        node = cuda_node(folder, num_layers, copies, has_graphs=True, pieces=(8,))
+        totals.append(launches_of_a_mixed_step(node, copies, monkeypatch))
+    layer = {"replay": 1, **OF_PROMPTS, **OF_DECODES}
+    assert totals[1] - totals[0] == layer
+
+
+def test_a_mixed_step_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its layers: what it reads, and the logits of two rows."""
+    copies = PromptCopies()
+    node = cuda_node(tmp_path, 1, copies, has_graphs=True, pieces=(8,))
+    layer = {"replay": 1, **OF_PROMPTS, **OF_DECODES}
+    found = launches_of_a_mixed_step(node, copies, monkeypatch)
+    assert found - Counter(layer) == {
+        "aten.copy_.default": 1 + 3,  # of the batch to the GPU, and there to where pieces read it
+        "replay": 1,  # before the first layer
+        "aten.index.Tensor": 1,  # the rows that are sampled
+        "add_rms_norm_rows": 1,
+        "aten.linear.default": 1,
+    }
+
+
 # What is launched behind a graph, by what is asked for.
 CHOOSE = {"choose_tokens": 1}
 SAMPLINGS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -211,9 +261,12 @@ def test_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1], asked
 
 
-def test_a_mixed_step_is_copied_and_waited_for_once_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pieces", [(), (8,)], ids=["launched", "pieces"])
+def test_a_mixed_step_is_copied_and_waited_for_once_as_well(
+    tmp_path: Path, pieces: tuple[int, ...]
+) -> None:
     copies = PromptCopies()
-    node = cuda_node(tmp_path, 1, copies, has_graphs=True)
+    node = cuda_node(tmp_path, 1, copies, has_graphs=True, pieces=pieces)
     decoding, prompt = make_request(make_prompt(6)), make_request(make_prompt(5), logprobs=2)
     node.step([Scheduled(decoding, 6)])
     copies.forget()

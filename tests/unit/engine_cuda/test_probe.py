@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.catalog import AttentionNeeds
 from pdserve.engine.cuda.probe import AttentionBroken, Trial, check_attention, check_decodes
@@ -26,10 +27,9 @@ class Wrong(ReferenceAttention):
 
     name = "wrong"
 
-    def attend(self, *arguments: Any, **fields: Any) -> Tensor:
-        query, pool, layer, batch = arguments
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
         less = dataclasses.replace(batch, context_lens=batch.context_lens - 1)
-        return super().attend(query, pool, layer, less, **fields)
+        return super().attend(query, kv, less)
 
 
 class Near(ReferenceAttention):
@@ -40,13 +40,13 @@ class Near(ReferenceAttention):
     def __init__(self, excess: int) -> None:
         self._excess = excess
 
-    def attend(self, *arguments: Any, sliding_window: int | None, **fields: Any) -> Tensor:
-        if sliding_window is not None:
-            sliding_window += self._excess
-        return super().attend(*arguments, sliding_window=sliding_window, **fields)
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+        if kv.sliding_window is not None:
+            kv = dataclasses.replace(kv, sliding_window=kv.sliding_window + self._excess)
+        return super().attend(query, kv, batch)
 
-    def attend_decode(self, *arguments: Any, **fields: Any) -> Tensor:
-        return self.attend(*arguments, **fields)
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
+        return self.attend(query, kv, batch)
 
 
 class WrongDecodes(ReferenceAttention):
@@ -54,10 +54,8 @@ class WrongDecodes(ReferenceAttention):
 
     name = "wrong_decodes"
 
-    def attend_decode(
-        self, query: Tensor, pool: Tensor, layer: int, *arguments: Any, **fields: Any
-    ) -> Tensor:
-        return self.attend(query, pool, 0, *arguments, **fields)
+    def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
+        return self.attend(query, dataclasses.replace(kv, layer=0), batch)
 
 
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
@@ -95,8 +93,8 @@ def test_a_step_has_a_batch_of_its_own_for_all_layers() -> None:
     """So one that plans for a batch does so once in a step, as when a model runs."""
     calls: list[tuple[int, int | None, object]] = []
 
-    def attend(query: Tensor, pool: Tensor, layer: int, batch: object, **fields: Any) -> Tensor:
-        calls.append((layer, fields["sliding_window"], batch))
+    def attend(query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
+        calls.append((kv.layer, kv.sliding_window, batch))
         return query
 
     trial = Trial(((2, 5),), NEEDS[0], CPU, num_layers=2)

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 NUM_LAYERS = 2
 BUCKETS = (1, 4)
-STEP = [*["all_reduce"] * (1 + 2 * NUM_LAYERS), "gather"]  # embeddings; attention and MLP
+SUMS = ["all_reduce"] * (1 + 2 * NUM_LAYERS)  # embeddings; attention and MLP
+STEP = [*SUMS, "gather"]
 
 
 def checkpoint(path: Path, family: str, **overrides: int) -> Path:
@@ -34,7 +36,7 @@ def checkpoint(path: Path, family: str, **overrides: int) -> Path:
 
 
 def cuda_decoders(
-    recorders: list[Recorded], buckets: tuple[int, ...] = BUCKETS
+    recorders: list[Recorded], buckets: tuple[int, ...] = BUCKETS, pieces: tuple[int, ...] = ()
 ) -> Callable[..., Decoder]:
     """What makes a rank's decoder, with a recorder of its own."""
 
@@ -46,7 +48,9 @@ def cuda_decoders(
         recorders.append(Recorded())
         staging = Staging(PromptCopies())
         attention, recorder = TritonAttention(), recorders[-1]
-        return CudaDecoder(config, weights, attention, staging, recorder, buckets, attention, ranks)
+        return CudaDecoder(
+            config, weights, attention, staging, recorder, buckets, attention, ranks, pieces
+        )
 
     return make
 
@@ -67,13 +71,13 @@ def test_tokens_are_those_of_one_rank(
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 2)
     recorders: list[Recorded] = []
-    make = cuda_decoders(recorders, (2,))
+    make = cuda_decoders(recorders, (2,), (4, 8))
     with threaded_node(path, num_ranks, make, num_blocks=40) as (node, _):
         node.generate(found, 2, chunk=4)
     assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
     replays = [[recording.num_replays for recording in r.recordings] for r in recorders]
     assert replays == [replays[0]] * num_ranks, "all ranks replay the same graphs"
-    assert sum(replays[0]) > 0
+    assert all(replays[0]), "one of decodes, and the pieces of both sizes"
 
 
 def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> None:
@@ -89,6 +93,33 @@ def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> N
         node.step([Scheduled(request, 1)])
         assert [rank.calls for rank in ranks] == [STEP] * 2
     assert [r.recordings[0].num_replays for r in recorders] == [1, 1]
+
+
+def test_pieces_have_these_sums_in_them(tmp_path: Path) -> None:
+    recorders: list[Recorded] = []
+    path = checkpoint(tmp_path, "llama")
+    make = cuda_decoders(recorders, pieces=(8,))
+    with threaded_node(path, 2, make, num_blocks=40) as (node, ranks):
+        request = make_request(make_prompt(6))
+        node.step([Scheduled(request, 6)])
+        assert [rank.calls for rank in ranks] == [
+            [*STEP, "largest"] * len(BUCKETS) + SUMS + STEP
+        ] * 2
+
+
+def test_layers_are_reported_when_all_ranks_have_written_them(tmp_path: Path) -> None:
+    """Which is known behind the sums that follow: all have come to these."""
+    recorders: list[Recorded] = []
+    path = checkpoint(tmp_path, "llama")
+    make = cuda_decoders(recorders, pieces=(8,))
+    with threaded_node(path, 2, make, num_blocks=40) as (node, ranks):
+        request = make_request(make_prompt(6))
+        node.step([Scheduled(request, 3)])  # captures the graphs
+        ranks[0].calls.clear()
+        seen: list[tuple[int, int]] = []
+        progress = LayerProgress([1, 2], lambda layer: seen.append((layer, len(ranks[0].calls))))
+        node.runner.execute([Scheduled(request, 3)], progress)
+    assert seen == [(1, 3), (2, 5)]
 
 
 def test_ranks_capture_as_many_graphs_as_have_room_on_each(tmp_path: Path) -> None:

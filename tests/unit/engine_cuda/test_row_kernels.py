@@ -92,6 +92,8 @@ def test_what_cannot_be_is_refused(interpreted: None) -> None:
     normed = rows.Rotation(half, half, torch.ones(4, 64), 1e-6)
     with pytest.raises(ValueError, match="norm of shape"):
         rows.rotate_and_write(good, normed, slots, case.kv_pool, 0)
+    with pytest.raises(ValueError, match="queries are"):
+        rows.rotate_and_write(good, rotation, slots, case.kv_pool, 0, torch.zeros(2, 5, 64))
     with pytest.raises(TypeError, match="cannot go into"):
         rows.write_kv(case.kv_pool, 0, half.bfloat16(), half.bfloat16(), slots)
     with pytest.raises(ValueError, match="keys or values"):

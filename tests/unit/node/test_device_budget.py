@@ -13,8 +13,9 @@ from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
-from pdserve.node.memory.device_budget import WorstStep, gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 from pdserve.node.start import model as start_model
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
@@ -68,8 +69,8 @@ def test_a_step_has_rows_for_each_expert_that_a_token_chooses() -> None:
         for chosen in (4, 8)
     )
     step = WorstStep(8192, 256)
-    # Gate, up and their product, and the result in float32.
-    extra_bytes = 4 * 8192 * (3 * 768 * 2 + 2048 * 4)
+    # Gate, up and their product, and the result in float32; also where pieces are captured.
+    extra_bytes = 4 * (8192 + 2048) * (3 * 768 * 2 + 2048 * 4)
     assert step_bytes(many, BF16, step) - step_bytes(few, BF16, step) == extra_bytes
 
 
@@ -85,6 +86,22 @@ def test_cards_hold_what_their_owners_expect(size_gib: int, num_contexts: int) -
         step_bytes(model, BF16, WorstStep(8192, 256)),
     )
     assert left // (16 * GIB) == num_contexts
+
+
+def test_captured_pieces_have_memory_of_their_own_up_to_their_largest() -> None:
+    """Of a hundred tokens more, a step takes as much for each, and pieces only below 2048."""
+    below, above = (
+        step_bytes(llama_8b(), BF16, WorstStep(tokens + 100, 1))
+        - step_bytes(llama_8b(), BF16, WorstStep(tokens, 1))
+        for tokens in (1000, 3000)
+    )
+    handed_on = 4096 * 4 + 2 * 32 * 128 * 2  # the residual; queries and their attention
+    assert below == 2 * above + 100 * handed_on
+
+
+def test_a_node_knows_its_largest_step() -> None:
+    engine = EngineConfig(device="cpu", token_budget=96, max_batch_size=7)
+    assert plan_model(NodeConfig(engine=engine)).worst_step == WorstStep(96, 7)
 
 
 def test_what_others_have_is_theirs() -> None:
