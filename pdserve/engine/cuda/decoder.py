@@ -38,6 +38,7 @@ class CudaDecoder:
         buckets: tuple[int, ...] = BUCKETS,
         decode_attention: DecodeAttention | None = None,
         ranks: Collectives = ALONE,
+        most_draws: int = BUCKETS[-1],
     ) -> None:
         """Assemble a decoder.
 
@@ -50,6 +51,7 @@ class CudaDecoder:
             buckets: numbers of rows of the graphs, ascending.
             decode_attention: of the graphs; None for our kernels.
             ranks: this rank and the others.
+            most_draws: there is memory to sample so many tokens at a time.
         """
         self.config = config
         self._weights = weights
@@ -60,7 +62,7 @@ class CudaDecoder:
         self._buckets = buckets
         self._ranks = ranks
         self._forward = Forward(config, weights, ranks)
-        self.sampler = CudaSampler(staging, config.vocab_size)
+        self.sampler = CudaSampler(staging, config.vocab_size, most_draws)
         self._graphs: DecodeGraphs | None = None
         self._graphs_pool = 0  # address of the KV pool that the graphs were captured with
 

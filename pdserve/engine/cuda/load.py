@@ -37,7 +37,8 @@ def cuda_decoder(
         weights: on a GPU; this rank's.
         attention: name of an attention backend; empty for the fastest that works.
         has_graphs: whether decode steps become CUDA graphs.
-        most_rows: the most requests of a step; there are graphs for as many.
+        most_rows: the most requests of a step; there are graphs for as many, and memory to sample
+            as many tokens at a time.
         ranks: this rank and the others.
 
     Raises:
@@ -58,11 +59,12 @@ def cuda_decoder(
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         backend = ReferenceAttention() if named is None else named.open(device)
         return TorchDecoder(config, weights, backend, ranks)
-    from pdserve.engine.cuda.attention_race import CudaStopwatch, Fastest, fastest_attention
+    from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.graphs import buckets_for
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
+    from pdserve.engine.cuda.stopwatch import CudaStopwatch
     from pdserve.engine.cuda.triton_attention import TritonAttention
 
     new_recorder = partial(CudaRecorder, device) if has_graphs else None
@@ -93,6 +95,7 @@ def cuda_decoder(
             buckets_for(most_rows),
             chosen.decodes,
             ranks,
+            most_rows,
         )
         decoder.warm_up()
     return decoder

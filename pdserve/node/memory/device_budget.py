@@ -15,7 +15,9 @@ from pdserve.errors import ConfigError
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
 _FLOAT_BYTES: Final = 4
-_LOGITS_COPIES: Final = 5  # as computed and with penalties; what filters and ranks keep of them
+# As computed and with penalties; what filters and ranks keep of them. Of several answers to one
+# prompt, too, no more rows are there at a time than a step has requests (CudaSampler).
+_LOGITS_COPIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
