@@ -87,8 +87,12 @@ def phases(*, has_gpu: bool) -> list[Phase]:
         Phase(
             "transfer",
             240,
-            [*bench, "transfer", "--json", "--quick", "--networks=loopback"]
-            + ([] if has_gpu else ["--block-kib=64", "--blocks=1", "--transports=shm"]),
+            [*bench, "transfer", "--json", "--networks=loopback"]
+            + (
+                ["--devices=cuda:0"]
+                if has_gpu
+                else ["--quick", "--block-kib=64", "--blocks=1", "--transports=shm"]
+            ),
         ),
         Phase("handoff", 240, [*bench, "handoff", "--json", *few]),
         Phase(
