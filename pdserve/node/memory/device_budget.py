@@ -78,7 +78,7 @@ def gpu_kv_bytes(
             f"no GPU memory is left for KV: {_mib(free_bytes)} of {_mib(total_bytes)} are free, "
             f"kv_utilization {utilization:g} allows {_mib(allowed_bytes)}, weights take "
             f"{_mib(weights_bytes)} and the largest step {_mib(step_bytes)}; raise kv_utilization, "
-            "lower token_budget or max_batch_size, or take a larger GPU"
+            "lower token_budget or max_batch_size, or take a larger GPU or several"
         )
     return left_bytes
 
