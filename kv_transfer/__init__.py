@@ -26,7 +26,7 @@ Memory and threads:
     host.py         which processes can share memory
     generations.py  whether what was read is what the ticket names
     checksum.py     checksums that are independent of the layouts
-    tier.py         the host tier: a second cache of prefix blocks, in a file
+    tier.py         the host tier: a second cache of prefix blocks, outside of the pool
     threads.py      threads for copying, which are never left behind
     lone_thread.py  a thread for calls that may never return
     statistics.py   counters of both sides

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.spans.shards import common_heads
 from kv_transfer.statistics import PullerStatistics
-from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.threads import CancelFlag, CopyThreads, together
 from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Read, Reader
@@ -180,7 +180,10 @@ class Puller:
                     for strand, box in zip(strands, boxes, strict=True)
                     if not box.is_empty
                 ]
-                pulled = await _together(pulls)
+                if len(pulls) == 1:  # as of most nodes, whose small pulls cost what Python does
+                    pulled = await pulls[0]
+                else:
+                    pulled = _in_all(await together(pulls))
         except (TransferError, StaleIncarnation, asyncio.CancelledError) as error:
             self.statistics.count(error)
             raise
@@ -308,15 +311,7 @@ def _box_of(ticket: Ticket, heads: range, from_token: int) -> KvBox:
     )
 
 
-async def _together(pulls: Sequence[Coroutine[Any, Any, _Pulled]]) -> _Pulled:
-    """Run them at the same time; ends when all of them have, also by the error of one."""
-    if len(pulls) == 1:
-        return await pulls[0]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pull) for pull in pulls]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    results = [task.result() for task in tasks]
-    read_s = max((result.read_s for result in results), default=0.0)
-    return _Pulled(sum(result.num_bytes for result in results), read_s)
+def _in_all(strands: Sequence[_Pulled]) -> _Pulled:
+    """What strands that were pulled at the same time have moved."""
+    read_s = max((strand.read_s for strand in strands), default=0.0)
+    return _Pulled(sum(strand.num_bytes for strand in strands), read_s)

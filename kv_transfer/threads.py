@@ -8,11 +8,11 @@ the memory any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,21 @@ class CopyThreads:
     def close(self) -> None:
         """End the threads; no job may be running."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run them at the same time, and return their results.
+
+    Ends when all of them have, also by the error of one or when cancelled.
+    """
+    if len(jobs) == 1:
+        return [await jobs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job) for job in jobs]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _wait_for_end(future: Future[T], ended: asyncio.Future[T]) -> None:

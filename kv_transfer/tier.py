@@ -7,6 +7,9 @@ A slot's generation is incremented before it is written. So a load works like a 
 spans, copy them, then check the generations. Nothing is locked while bytes are copied; a load whose
 slot was reused meanwhile fails with StaleTicket. The tier has threads of its own, because a page of
 the file may have to be read from disk.
+
+A pool in CPU memory has its tier in a file, one on GPUs in pinned memory (`cuda/pinned.py`). A slot
+has a place in each part of the pool, and all are copied at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import mmap
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -25,14 +29,12 @@ from numpy.typing import NDArray
 
 from kv_transfer.generations import check_generations
 from kv_transfer.memory import ExportedPool
-from kv_transfer.spans.box import BlockRun, whole_box
-from kv_transfer.spans.plan import Spans, plan_spans
-from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.spans.plan import Spans
+from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native
 from pdserve.errors import ConfigError, StaleTicket
-from pdserve.kv_layout import KvLayout
 
-NUM_THREADS = 2
+NUM_THREADS = 2  # for each part of the pool: what is stored and what is loaded do not wait
 
 
 class FileBlocks:
@@ -59,7 +61,15 @@ class FileBlocks:
 
 
 class TierCopies(Protocol):
-    """Copies between the pool and the tier. Called in a thread; stops when cancelled."""
+    """Copies between a part of the pool and the tier. Called in threads; stop when cancelled.
+
+    Once one has returned or raised, nothing of it is copied any more.
+    """
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, in the pool and in the tier."""
+        ...
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (pool offset, tier offset, bytes) spans."""
@@ -69,11 +79,16 @@ class TierCopies(Protocol):
         """Copy (tier offset, pool offset, bytes) spans."""
         ...
 
+    def close(self) -> None:
+        """Release what copies take; none may be in progress."""
+        ...
+
 
 class CpuCopies:
     """Copies between a CPU pool and a file."""
 
     def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
+        self.block_bytes = pool.block_bytes
         self._pool = pool.flat
         self._tier = blocks.flat
 
@@ -84,6 +99,9 @@ class CpuCopies:
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
         """As TierCopies.load."""
         _native.copy_spans(self._pool, self._tier, spans, cancel.byte)
+
+    def close(self) -> None:
+        """As TierCopies.close. Nothing to do."""
 
 
 class TierObserver(Protocol):
@@ -112,12 +130,13 @@ class TierStatistics:
 class HostTier:
     """Maps hashes to slots 0..num_blocks-1. All methods belong to the event loop's thread."""
 
-    def __init__(self, layout: KvLayout, num_blocks: int, copies: TierCopies) -> None:
-        self.layout = layout
+    def __init__(self, num_blocks: int, parts: Sequence[TierCopies]) -> None:
+        """`parts`: the copies of each part of the pool, which this owns."""
         self.num_blocks = num_blocks
+        self.block_bytes = sum(part.block_bytes for part in parts)
         self.statistics = TierStatistics()
-        self._copies = copies
-        self._threads = CopyThreads(NUM_THREADS, "kv-tier")
+        self._parts = tuple(parts)
+        self._threads = CopyThreads(NUM_THREADS * len(parts), "kv-tier")
         self._generations = np.zeros(num_blocks, dtype=np.uint64)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # held, least recently used first
@@ -162,9 +181,8 @@ class HostTier:
         slots = [slot for _, _, slot in chosen]
         is_complete = False
         try:
-            spans = self._spans([block_id for _, block_id, _ in chosen], slots)
-            cancel = CancelFlag()
-            await self._threads.run(partial(self._copies.store, spans, cancel), cancel)
+            stores = [(part.store, part.block_bytes) for part in self._parts]
+            await self._copy(stores, [block_id for _, block_id, _ in chosen], slots)
             is_complete = True
         finally:
             self._writing.difference_update(block_hash for block_hash, _, _ in chosen)
@@ -175,7 +193,7 @@ class HostTier:
             for observer in self._observers:
                 observer.stored(block_hash)
         self.statistics.stored += len(chosen)
-        self.statistics.bytes += len(chosen) * self.layout.block_bytes
+        self.statistics.bytes += len(chosen) * self.block_bytes
 
     async def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Copy held blocks into these blocks of the pool.
@@ -192,20 +210,25 @@ class HostTier:
             self._slot_of.move_to_end(block_hash)
         ids = np.array(slots, dtype=np.int64)
         expected = self._generations[ids]
-        cancel = CancelFlag()
-        job = partial(self._copies.load, self._spans(slots, block_ids), cancel)
-        await self._threads.run(job, cancel)
+        loads = [(part.load, part.block_bytes) for part in self._parts]
+        await self._copy(loads, slots, block_ids)
         try:
             check_generations(self._generations, ids, expected)
         except StaleTicket:
             self.statistics.stale += 1
             raise
         self.statistics.loaded += len(slots)
-        self.statistics.bytes += len(slots) * self.layout.block_bytes
+        self.statistics.bytes += len(slots) * self.block_bytes
 
     def close(self) -> None:
-        """End the threads. Nothing may be being stored or loaded."""
-        self._threads.close()
+        """End the threads. Nothing may be being stored or loaded.
+
+        Everything is closed, even if one part fails.
+        """
+        with ExitStack() as closing:
+            for part in self._parts:
+                closing.callback(part.close)
+            self._threads.close()
 
     def _take_slot(self) -> int | None:
         """A slot to write to, evicting its content if need be; None: all are being written."""
@@ -221,10 +244,17 @@ class HostTier:
         _native.bump_generations(self._generations, np.array([slot], dtype=np.int64))
         return slot
 
-    def _spans(self, from_ids: Sequence[int], to_ids: Sequence[int]) -> Spans:
-        layout = self.layout
-        source, destination = (
-            BlockRun(layout, np.array(ids, dtype=np.int64)) for ids in (from_ids, to_ids)
-        )
-        box = whole_box(layout, 0, len(from_ids) * layout.block_size)
-        return plan_spans(source, destination, box)
+    async def _copy(
+        self,
+        parts: Sequence[tuple[Callable[[Spans, CancelFlag], None], int]],
+        from_ids: Sequence[int],
+        to_ids: Sequence[int],
+    ) -> None:
+        """Copy whole blocks of all parts: (how, bytes of a block)."""
+        source, destination = (np.array(ids, dtype=np.int64) for ids in (from_ids, to_ids))
+        copies = []
+        for copy, block_bytes in parts:
+            spans = _native.block_spans(source, destination, block_bytes, 0, block_bytes)
+            cancel = CancelFlag()
+            copies.append(self._threads.run(partial(copy, spans, cancel), cancel))
+        await together(copies)

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.memory: dict[int, NDArray[np.uint8]] = {}  # address |-> a live allocation
+        self.pinned: dict[int, NDArray[np.uint8]] = {}  # likewise, of memory that is the host's own
+        self.most_pinned: float = inf  # bytes that can be pinned
         self.exported: dict[bytes, int] = {}  # handle |-> address
         self.num_opened = 0  # mappings that have not been closed
         self.batches_copies = True  # whether the drivers do
@@ -78,7 +81,7 @@ class FakeHost:
         """Whether this is memory of one live allocation."""
         return any(
             first <= address and address + num_bytes <= first + len(memory)
-            for first, memory in self.memory.items()
+            for first, memory in (*self.memory.items(), *self.pinned.items())
         )
 
     def wait_for_copies(self) -> None:
@@ -130,15 +133,22 @@ class FakeDriver:
 
     def allocate(self, num_bytes: int) -> int:
         """As Driver.allocate."""
-        room = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-        first = -room.ctypes.data % _ALIGNMENT
-        address = room.ctypes.data + first
-        self._host.memory[address] = room[first : first + num_bytes]
-        return address
+        return _put(np.zeros(num_bytes + _ALIGNMENT, np.uint8), num_bytes, self._host.memory)
 
     def free(self, address: int) -> None:
         """As Driver.free."""
         del self._host.memory[address]
+
+    def pin(self, num_bytes: int) -> int:
+        """As Driver.pin. There is something in the memory."""
+        pinned = self._host.pinned
+        if sum(map(len, pinned.values())) + num_bytes > self._host.most_pinned:
+            raise DeviceError(f"cannot pin {num_bytes} bytes: out of memory")
+        return _put(np.full(num_bytes + _ALIGNMENT, 0xA5, np.uint8), num_bytes, pinned)
+
+    def unpin(self, address: int) -> None:
+        """As Driver.unpin."""
+        del self._host.pinned[address]
 
     def export(self, address: int) -> bytes:
         """As Driver.export."""
@@ -178,6 +188,14 @@ class FakeDriver:
             self._host.changed.notify_all()
         self._host.wait_for_both(pair)
         return FakeCommunicator(self._host, pair, rank)
+
+
+def _put(room: NDArray[np.uint8], num_bytes: int, allocations: dict[int, NDArray[np.uint8]]) -> int:
+    """Put an allocation that is aligned within `room` among others; returns its address."""
+    first = -room.ctypes.data % _ALIGNMENT
+    address = room.ctypes.data + first
+    allocations[address] = room[first : first + num_bytes]
+    return address
 
 
 class FakeLane:

@@ -1,4 +1,4 @@
-"""Copies spans between regions of GPU memory, concurrently with the model, in few launches.
+"""Copies spans between regions of memory, concurrently with the model, in few launches.
 
 Large spans go to the copy engines, by one call for hundreds of them. They leave the multiprocessors
 to the model. Small ones, of which an engine would make far fewer in a second, are copied by one
@@ -7,6 +7,9 @@ kernel, and so are all of them where CUDA's driver takes no batches.
 CUDA promises nothing about the memory of another process that dies meanwhile. It checks addresses
 before the engines copy, but not a kernel's, whose error would be one of all further calls in this
 process: the node would end. This too is why whole blocks go to the engines.
+
+What goes to pinned host memory or comes from there is always the engines': a kernel would keep its
+multiprocessors from the model for as long as the bus takes.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from __future__ import annotations
 import queue
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Driver, Lane, Region
-from kv_transfer.spans.pieces import cut_pieces
+from kv_transfer.spans.pieces import cut_batches, cut_pieces
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 
@@ -31,7 +35,13 @@ class CopySizes:
     # while an engine begins a copy.) Whole blocks of most models are larger.
     min_engine_bytes: int = 256 << 10
     engine_batch: int = 512  # copies of one call, between two checks of the cancel flag
+    engine_bytes: int = 1 << 30  # of one call
     pieces: int = MAX_PIECES  # for one launch of the kernel
+    engines_only: bool = False  # also where CUDA's driver takes no batches: a call for each copy
+
+
+# What a step copies up and down may wait for the batch that an engine is at: about a millisecond.
+HOST_COPIES: Final = CopySizes(engine_bytes=32 << 20, engines_only=True)
 
 
 class SpanCopier:
@@ -60,7 +70,7 @@ class SpanCopier:
         lane = self._take()
         try:
             is_large = spans[:, 2].mean() >= self._sizes.min_engine_bytes
-            if is_large and self._driver.batches_copies:
+            if self._sizes.engines_only or (is_large and self._driver.batches_copies):
                 self._by_engine(lane, destination, source, spans, cancel)
             else:
                 self._by_kernel(lane, destination, source, spans, cancel)
@@ -109,14 +119,20 @@ class SpanCopier:
     def _by_engine(
         self, lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
     ) -> None:
-        for first in range(0, len(spans), self._sizes.engine_batch):
+        for batch in cut_batches(spans, self._sizes.engine_batch, self._sizes.engine_bytes):
             if cancel.byte[0]:
                 return
             try:
-                batch = spans[first : first + self._sizes.engine_batch]
-                lane.copy_batch(destination.address, source.address, batch)
+                self._queue(lane, destination.address, source.address, batch)
             finally:
                 lane.finish()
+
+    def _queue(self, lane: Lane, destination: int, source: int, batch: Spans) -> None:
+        if self._driver.batches_copies:
+            lane.copy_batch(destination, source, batch)
+            return
+        for from_offset, to_offset, num_bytes in batch.tolist():
+            lane.copy(destination + to_offset, source + from_offset, num_bytes)
 
     def _by_kernel(
         self, lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag

@@ -72,6 +72,16 @@ class CupyDriver:
         with self._current("free memory on"):
             runtime.free(address)
 
+    def pin(self, num_bytes: int) -> int:
+        """As Driver.pin. Portable: pinned for all GPUs of this process."""
+        with self._current(f"pin {num_bytes} bytes of host memory for"):
+            return int(runtime.hostAlloc(num_bytes, runtime.hostAllocPortable))
+
+    def unpin(self, address: int) -> None:
+        """As Driver.unpin."""
+        with self._current("free pinned memory of"):
+            runtime.freeHost(address)
+
     def export(self, address: int) -> bytes:
         """As Driver.export."""
         with self._current("export memory of"):
@@ -145,10 +155,10 @@ class CupyLane:
         self._uploads: list[Spans] = []  # the device may read them until the lane is finished
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
-        """As Lane.copy."""
+        """As Lane.copy. CUDA finds out where the addresses are."""
         with self._current("copy"):
             runtime.memcpyAsync(
-                destination, source, num_bytes, runtime.memcpyDeviceToDevice, self._stream.ptr
+                destination, source, num_bytes, runtime.memcpyDefault, self._stream.ptr
             )
 
     def copy_batch(self, destination: int, source: int, spans: Spans) -> None:

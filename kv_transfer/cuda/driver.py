@@ -25,7 +25,7 @@ class DeviceError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of GPU memory, by its address in this process."""
+    """A range of GPU memory, or of pinned host memory, by its address in this process."""
 
     address: int
     num_bytes: int
@@ -132,6 +132,20 @@ class Driver(Protocol):
 
     def free(self, address: int) -> None:
         """Free an allocation. May wait for all work on the device."""
+        ...
+
+    def pin(self, num_bytes: int) -> int:
+        """Allocate host memory that every GPU copies to and from by itself; returns its address.
+
+        Takes seconds for many GiB. The content is undefined.
+
+        Raises:
+            DeviceError: CUDA cannot keep that much in place.
+        """
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Free what `pin` has allocated, which nothing may be copying."""
         ...
 
     def export(self, address: int) -> bytes:

@@ -21,7 +21,7 @@ _BESIDE_KERNELS: Final = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 
 
 class _Location(ctypes.Structure):
-    """CUmemLocation, which is ignored for memory that is on one GPU."""
+    """CUmemLocation, which is ignored for memory of CUDA's, on a GPU or pinned on the host."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 

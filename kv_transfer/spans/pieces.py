@@ -27,6 +27,23 @@ def cut_pieces(spans: Spans, max_bytes: int = PIECE_BYTES) -> Spans:
     return pieces
 
 
+def cut_batches(spans: Spans, max_count: int, max_bytes: int) -> list[Spans]:
+    """The same copies in batches of at most `max_count` of them, and of at most `max_bytes`.
+
+    Spans are as in `cut_pieces`; larger ones are cut.
+    """
+    pieces = cut_pieces(spans, max_bytes)
+    ends = np.cumsum(pieces[:, 2])
+    batches = []
+    first = done = 0
+    while first < len(pieces):
+        last = int(np.searchsorted(ends, done + max_bytes, side="right"))
+        end = min(last, first + max_count)
+        batches.append(pieces[first:end])
+        first, done = end, int(ends[end - 1])
+    return batches
+
+
 def cut_chunks(ranges: Spans, chunk_bytes: int) -> list[Spans]:
     """Cut the concatenation of these ranges of a pool into chunks of `chunk_bytes`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
+from pdserve.errors import NodeSick
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 
@@ -98,15 +100,32 @@ class ModelRunner:
     def _compute(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> list[SampledToken | None]:
+        try:
+            return self._computed(rows, batch, progress)
+        except NodeSick:
+            raise  # a GPU that waits for another rank would do so for ever
+        except Exception:
+            with suppress(RuntimeError):  # what is wrong with the GPU is known already
+                self._wait()
+            raise
+
+    def _wait(self) -> None:
+        """Wait until the GPU is done: nothing writes to the blocks of the step any more.
+
+        Once a step is over, its KV is announced, and its blocks may be given to others.
+        """
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream(self._model.device).synchronize()
+
+    def _computed(
+        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
+    ) -> list[SampledToken | None]:
         sampling = self._begin_sampling(batch.sampled_requests)
         if sampling is not None and sampling.cargo is not None:
             batch = replace(batch, cargo=sampling.cargo)
         logits = self._all_logits(rows, batch, progress)
         if logits is None or sampling is None:
-            if self._model.device.type == "cuda":
-                # Once the step is over, its KV is announced and its blocks may be reassigned, so
-                # the GPU must be done. With sampling there is a wait for the GPU anyway.
-                torch.cuda.current_stream(self._model.device).synchronize()
+            self._wait()  # sampling would have
             return [None] * len(rows)
         sampled = fan_in(sampling.tokens(logits), batch.sampled_requests)
         if len(sampled) == len(rows):

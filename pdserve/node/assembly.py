@@ -13,7 +13,6 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
-from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import Clock, SystemClock
@@ -30,7 +29,7 @@ from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
-from pdserve.node.prefixes.host_tier import make_tier
+from pdserve.node.prefixes.host_tier import TierBlocks, make_tier
 from pdserve.node.prefixes.offers import PrefixOffers
 from pdserve.node.prefixes.parts import FetchParts
 from pdserve.node.preparation import Preparation
@@ -80,7 +79,7 @@ def make_parts(
     role: NodeRole,
     model: ServedModel,
     memory: KvPool,
-    tier_blocks: FileBlocks | None,
+    tier_blocks: TierBlocks | None,
     state: Callable[[], NodeState],
 ) -> NodeParts:
     """Build a node's parts over its KV memory; nothing runs yet. `role` only names the node."""
@@ -99,7 +98,7 @@ def make_parts(
         prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
     )
-    tier = make_tier(tier_blocks, identity.layout, memory, pool)
+    tier = make_tier(tier_blocks, memory, pool)
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)

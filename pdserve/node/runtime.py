@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 import pdserve
 from kv_transfer.memory import ExportedPool
-from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import Runner, StepReport
@@ -41,7 +40,7 @@ from pdserve.node.memory.kv_memory import (
     prefill_refusal,
 )
 from pdserve.node.prefixes.exports import PrefixExports
-from pdserve.node.prefixes.host_tier import make_tier_blocks
+from pdserve.node.prefixes.host_tier import TierBlocks, make_tier_blocks
 from pdserve.node.profiling.watch import ProfileWatch
 from pdserve.node.reports.busy import BusyShare
 from pdserve.node.reports.gauges import (
@@ -115,7 +114,7 @@ async def _live(
     role: NodeRole,
     cores: CorePlan,
     model: NodeModel,
-    tier_blocks: FileBlocks | None,
+    tier_blocks: TierBlocks | None,
     make: ServiceFactories,
     pair: CorePair | None,
 ) -> None:
@@ -147,7 +146,7 @@ class Node:
         role: NodeRole,
         cores: CorePlan,
         model: NodeModel,
-        tier_blocks: FileBlocks | None,
+        tier_blocks: TierBlocks | None,
         make: ServiceFactories,
         *,
         pair: CorePair | None = None,

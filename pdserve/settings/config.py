@@ -246,11 +246,11 @@ class PrefixConfig(ConfigStruct, frozen=True):
         Meta(description="fetch prefixes from other nodes; auto: if faster than computing"),
     ] = "auto"
     tier_memory: Annotated[
-        Size, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
+        Size, Meta(description='cache for evicted prefixes, as "8GiB"; 0: none; pinned on GPUs')
     ] = "0"
     tier_dir: Annotated[
         str,
-        Meta(description="directory of that cache's file; empty: the system's temporary directory"),
+        Meta(description="directory of its file; empty: the system's temporary one; not on GPUs"),
     ] = ""
 
 

@@ -14,12 +14,14 @@ from tools.gpu_check.__main__ import Phase, interpreted, json_in, phases, run_ph
 SHORT = ("doctor", "step", "transfer")  # what the others start is tested elsewhere
 
 
-@pytest.mark.parametrize("has_gpu", [False, True])
-def test_every_command_exists(has_gpu: bool) -> None:
-    for phase in phases(has_gpu=has_gpu):
+@pytest.mark.parametrize(("has_gpu", "num_gpus"), [(False, 1), (True, 1), (True, 2)])
+def test_every_command_exists(has_gpu: bool, num_gpus: int) -> None:
+    found = phases(has_gpu=has_gpu, num_gpus=num_gpus)
+    for phase in found:
         if phase.arguments[:2] == ["-m", "pdserve.cli"]:
             assert build_parser().parse_args(phase.arguments[2:])
-    assert sum(phase.limit_s for phase in phases(has_gpu=True)) < 60 * 60
+    assert sum(phase.limit_s for phase in found) < 60 * 60
+    assert ("step-ranks" in [phase.name for phase in found]) == (not has_gpu or num_gpus > 1)
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -22,7 +22,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
-from pdserve.cluster.placement import GPU_SIGNS
+from pdserve.cluster.placement import GPU_SIGNS, count_gpus
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TAIL: Final = 20_000  # characters of the output that are kept
@@ -53,8 +53,8 @@ def interpreted(output: str) -> str:
     return "" if " passed" in output else "no test has run"
 
 
-def phases(*, has_gpu: bool) -> list[Phase]:
-    """All phases; without a GPU, in sizes that take seconds."""
+def phases(*, has_gpu: bool, num_gpus: int = 1) -> list[Phase]:
+    """All phases; without a GPU, in sizes that take seconds, and ranks are on CPUs."""
     shape = "8b" if has_gpu else "demo-14m"
     engine = ["--dtype=bfloat16", "--token-budget=8192", "--max-batch-size=256"]
     grid = ["--batches=1,16,64,256", "--contexts=1024,8192", "--prompts=512,2048,8192"]
@@ -84,11 +84,20 @@ def phases(*, has_gpu: bool) -> list[Phase]:
         Phase("step-launched", 240, [*step, "--quick", "--no-cuda-graphs"])
         if has_gpu
         else Phase("step-float32", 60, [*step, "--dtype=float32"]),
+        *(
+            [Phase("step-ranks", 240, [*step, "--tensor-parallel=2", *["--quick"][:has_gpu]])]
+            if num_gpus > 1 or not has_gpu
+            else []
+        ),
         Phase(
             "transfer",
             240,
-            [*bench, "transfer", "--json", "--quick", "--networks=loopback"]
-            + ([] if has_gpu else ["--block-kib=64", "--blocks=1", "--transports=shm"]),
+            [*bench, "transfer", "--json", "--networks=loopback"]
+            + (
+                [f"--devices=cuda:0,cuda:{min(num_gpus, 2) - 1}"]
+                if has_gpu
+                else ["--quick", "--block-kib=64", "--blocks=1", "--transports=shm"]
+            ),
         ),
         Phase("handoff", 240, [*bench, "handoff", "--json", *few]),
         Phase(
@@ -191,7 +200,9 @@ def main() -> int:
     wanted = [name for name in asked.only.split(",") if name]
     chosen = [
         phase
-        for phase in phases(has_gpu=any(sign.exists() for sign in GPU_SIGNS))
+        for phase in phases(
+            has_gpu=any(sign.exists() for sign in GPU_SIGNS), num_gpus=max(1, count_gpus())
+        )
         if not wanted or phase.name in wanted
     ]
     wrong = [phase.name for phase in chosen if run_phase(phase, python, asked.out)]

@@ -31,6 +31,7 @@ from pdserve.bench.checkpoints.shapes import SHAPES, Shape
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import SINGLE_FILE
 
 _SMALLEST: Final = SHAPES["demo-14m"]
@@ -61,8 +62,19 @@ def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMAL
 
     Returns:
         `folder`.
+
+    Raises:
+        ConfigError: the weights do not fit on the disk.
+        OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    num_bytes = 2 * sum(map(math.prod, tensor_shapes(config_of(shape)).values()))
+    free_bytes = shutil.disk_usage(folder).free
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"random weights of this shape are {num_bytes / 1e9:.1f} GB, and there is room for "
+            f"{free_bytes / 1e9:.1f} GB in {folder.parent}: take a smaller shape"
+        )
     for name in _TOKENIZER_FILES:
         shutil.copyfile(CHECKPOINT_PATH / name, folder / name)
     config = config_of(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -36,11 +36,29 @@ _KV_MEMORY = "512MiB"  # per node: all modes run at once, so the default would b
 class Clusters:
     """Starts each candidate as a cluster on this machine."""
 
-    def __init__(self, config: CompareConfig, model: str, on_line: LineSink) -> None:
-        """`model` is a directory or hub id; `on_line` receives the output of the processes."""
+    def __init__(
+        self,
+        config: CompareConfig,
+        model: str,
+        on_line: LineSink,
+        tell: Callable[[str], None],
+        num_gpus: int = 0,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            config: of the comparison.
+            model: a directory or hub id.
+            on_line: receives the output of the processes.
+            tell: receives what makes clusters slower than they might be, once.
+            num_gpus: for the nodes; 0: they compute on CPUs.
+        """
         self._config = config
         self._model = model
         self._on_line = on_line
+        self._tell = tell
+        self._told: set[str] = set()
+        self._num_gpus = num_gpus
 
     def cluster_config(self, candidate: Candidate, promise: Promise | None) -> ClusterConfig:
         """A cluster whose only class has this promise; without a promise nothing is refused."""
@@ -50,11 +68,11 @@ class Clusters:
         num_nodes = config.prefill + config.decode
         engine, policy, tuning = config.engine, config.policy, candidate.tuning
         if engine.kv_memory == "auto":
-            engine = replace(engine, kv_memory=_KV_MEMORY)
+            engine = self._with_share(engine)
         if tuning is not None:
             policy = replace(policy, local_chunk=tuning.local_chunk)
             if tuning.one_node:
-                engine = _together(engine, num_nodes)
+                engine = _together(engine, num_nodes, self._num_gpus)
                 num_nodes = 1
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
         return ClusterConfig(
@@ -83,17 +101,34 @@ class Clusters:
         """A running cluster; see `runner.Launch`."""
         cluster = Cluster(self.cluster_config(candidate, promise), on_line=self._on_line)
         async with cluster as running:
+            if running.warning and running.warning not in self._told:
+                self._told.add(running.warning)
+                self._tell(f"{candidate.mode}: {running.warning}")
             model = (await running.status()).model
             yield RunningServer(running, model, await max_model_len(running.url, model))
 
+    def _with_share(self, engine: EngineConfig) -> EngineConfig:
+        """With the nodes' memory for KV: all modes have their clusters at the same time."""
+        if self._num_gpus:
+            share = engine.kv_utilization / len(self._config.modes)
+            return replace(engine, kv_utilization=share)
+        return replace(engine, kv_memory=_KV_MEMORY)
 
-def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
+
+def _together(engine: EngineConfig, num_nodes: int, num_gpus: int) -> EngineConfig:
     """The config of one node that has the resources of `num_nodes` nodes."""
-    memory = parse_bytes(engine.kv_memory)
+    memory = engine.kv_memory
+    if memory != "auto":
+        memory = str(num_nodes * parse_bytes(memory))
+    ranks = engine.tensor_parallel
+    if engine.device in ("auto", "cuda"):  # else all nodes are on one GPU, or on those behind it
+        groups = min(num_nodes, max(1, num_gpus // ranks))
+        ranks <<= groups.bit_length() - 1  # heads are divided by powers of two
     return replace(
         engine,
         threads=num_nodes * engine.threads,  # 0 stays 0: one on each core that it gets
-        kv_memory=str(num_nodes * memory),
+        kv_memory=memory,
+        tensor_parallel=ranks,
     )
 
 

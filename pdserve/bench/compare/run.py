@@ -31,6 +31,7 @@ from pdserve.bench.load.traces import read_trace
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.bench.serve.backend import Backend
 from pdserve.clock import SystemClock
+from pdserve.cluster.placement import count_gpus
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 
@@ -137,7 +138,8 @@ def _experiment(
         log.write(f"{name}: {line}\n")
 
     model = config.model or _random_weights(config.shape, stack)
-    clusters = Clusters(config, model, on_line)
+    num_gpus = 0 if config.engine.device == "cpu" else count_gpus()
+    clusters = Clusters(config, model, on_line, tell, num_gpus)
     return Experiment(
         plan=plan,
         launch=Contestants(

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from pdserve.bench.handoff.config import HandoffBenchConfig
 from pdserve.bench.load.client import PLAIN_IDS, Client, open_client
-from pdserve.bench.output import print_json, print_tables
+from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import HistogramDelta, Samples, between, scrape
 from pdserve.cluster.supervisor import Cluster
@@ -165,6 +165,8 @@ async def _measure(config: HandoffBenchConfig, load: HandoffLoad) -> HandoffRepo
         handoff=HandoffConfig(links=config.links),
     )
     async with Cluster(cluster) as running:
+        if running.warning:
+            say(running.warning)
         model = (await running.status()).model
         address = running.url.removeprefix("http://")
         return await measure_handoff(running.url, model, address, load, config.deadline_s)

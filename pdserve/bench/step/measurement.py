@@ -93,9 +93,9 @@ class MachineRates(msgspec.Struct, frozen=True):
     product_seen_in: str
     yardstick_read_gb_per_s: float  # median of the yardstick's rates
     yardstick_product_gflop_per_s: float
-    threads: int
-    processor: str
-    kernels: str
+    threads: int  # 0: on a GPU
+    processor: str  # or the GPU, or how many of them
+    kernels: str  # or the attention, and whether there are graphs
     load_average: float  # at the beginning
 
 
@@ -179,6 +179,39 @@ def best_product(observed: Sequence[Observed]) -> Best:
     rates = [Best(rates.flops_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
     rates += [Best(seen.work.num_flops / seen.least_s, _name(seen.case)) for seen in observed]
     return max(rates, key=lambda best: best.rate)
+
+
+class Computing(NamedTuple):
+    """What computes the steps: as MachineRates."""
+
+    processor: str
+    num_threads: int
+    kernels: str
+
+
+def machine_rates(
+    observed: Sequence[Observed],
+    read: Best,
+    product: Best,
+    product_shape: tuple[int, int, int],
+    computing: Computing,
+    load_average: float,
+) -> MachineRates:
+    """Make the machine's part of the report; `read` and `product`: the best of the run."""
+    beside = [rates for seen in observed for rates in seen.beside]
+    yardstick = "torch linear {}x{}x{}".format(*product_shape)
+    return MachineRates(
+        read_gb_per_s=read.rate / 1e9,
+        read_seen_in=read.seen_in,
+        product_gflop_per_s=product.rate / 1e9,
+        product_seen_in=yardstick if product.seen_in == YARDSTICK else product.seen_in,
+        yardstick_read_gb_per_s=statistics.median(r.bytes_per_s for r in beside) / 1e9,
+        yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
+        threads=computing.num_threads,
+        processor=computing.processor,
+        kernels=computing.kernels,
+        load_average=load_average,
+    )
 
 
 def bench_row(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.output import print_json, print_tables
@@ -17,27 +16,27 @@ from pdserve.bench.step.cases import with_room
 from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.step.floor import Rates, StepWork
 from pdserve.bench.step.measurement import (
-    YARDSTICK,
-    Best,
-    MachineRates,
-    Observed,
+    Computing,
     StepBenchReport,
     Threads,
     bench_row,
     best_product,
     best_read,
+    machine_rates,
     observe,
 )
-from pdserve.bench.step.model_bench import StepBench, largest_cache_bytes
+from pdserve.bench.step.model_bench import StepBench
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.bench.step.table import neighbour_table, step_remarks, step_table
+from pdserve.bench.step.yardsticks import CpuYardsticks, GpuYardsticks, Yardsticks
+from pdserve.engine.cuda.stopwatch import CudaStopwatch
+from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.errors import ConfigError
 from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.process.exit_codes import OK
-from pdserve.settings.config import CheckpointConfig, NodeConfig
-from pdserve.settings.values import parse_bytes
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig
 
 AUTO_KV_BYTES = 10 << 30
 
@@ -61,41 +60,77 @@ def run(config: StepBenchConfig, setup: dict[str, object]) -> int:
 
 def _measure(config: StepBenchConfig) -> StepBenchReport:
     grid, load_average = config.grid, os.getloadavg()[0]
-    kv_bytes = _kv_bytes(config.engine.kv_memory)
-    engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
+    engine = msgspec.structs.replace(config.engine, kv_memory=_kv_memory(config.engine))
     node = NodeConfig(checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)), engine=engine)
     cores = use_cores(engine)
     model = plan_model(node)
-    if model.device.type != "cpu":
-        raise ConfigError("steps are compared with a CPU's limits, so this needs --device cpu")
+    if config.beside and model.device.type != "cpu":
+        raise ConfigError(f"--beside takes cores from steps, and these are {model.device}'s")
+    kv_bytes = model.num_blocks * model.layout.block_bytes
     cases, skipped = with_room(grid.cases(), model.layout, model.max_model_len, kv_bytes)
     if not cases:
         raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(model.layout) for case in cases)
     model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
     threads = Threads(cores.num_threads, len(os.sched_getaffinity(0)))
+    yardsticks = yardsticks_of(model, threads.num_threads)
     with (
-        closing(StepBench(model, threads.num_threads, cores)) as bench,
+        closing(StepBench(model, cores, yardsticks)) as bench,
         BusyProcesses(config.beside, sorted(os.sched_getaffinity(0))) as neighbours,
     ):
         beside = neighbours if config.beside else None
         observed = observe(cases, _work(model), bench, config.seconds, neighbours=beside)
-    read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
+    read, product = best_read(observed, yardsticks.cache_bytes), best_product(observed)
     rates = Rates(read.rate, product.rate)
     return StepBenchReport(
         rows=[bench_row(config.shape, _weights(model), seen, rates, threads) for seen in observed],
         skipped=skipped,
-        machine=_machine(
-            observed, read, product, bench, load_average, str(model.kernels), threads.num_threads
+        machine=machine_rates(
+            observed,
+            read,
+            product,
+            yardsticks.product_shape,
+            computing_on(model, threads.num_threads),
+            load_average,
         ),
     )
 
 
-def _kv_bytes(kv_memory: str) -> int:
-    """Bytes for KV; auto: half of the available memory, up to AUTO_KV_BYTES."""
-    if kv_memory != "auto":
-        return parse_bytes(kv_memory)
-    return min(available_bytes() // 2, AUTO_KV_BYTES)
+def _kv_memory(engine: EngineConfig) -> str:
+    """The size of the pool; auto: on a CPU half of the available memory, up to AUTO_KV_BYTES."""
+    on_gpu = engine.device.startswith("cuda") or (
+        engine.device == "auto" and torch.cuda.is_available()
+    )
+    if engine.kv_memory != "auto" or on_gpu:
+        return engine.kv_memory
+    return str(min(available_bytes() // 2, AUTO_KV_BYTES))
+
+
+def yardsticks_of(model: NodeModel, num_threads: int) -> Yardsticks:
+    """The yardsticks of what computes the model, whose product is that of its gate and up."""
+    hidden, inner = model.config.hidden_size, max(model.config.inner_widths)
+    width, dtype = (hidden, 2 * inner), TORCH_DTYPES[model.layout.dtype]
+    if model.device.type == "cpu":
+        return CpuYardsticks(width, dtype, num_threads)
+    return GpuYardsticks(
+        width,
+        dtype,
+        model.device,
+        CudaStopwatch(model.device),
+        num_devices=model.share.num_ranks,
+        cache_bytes=torch.cuda.get_device_properties(model.device).L2_cache_size,
+    )
+
+
+def computing_on(model: NodeModel, num_threads: int) -> Computing:
+    """What computes the model."""
+    if model.device.type == "cpu":
+        processor = processor_name(Path("/proc/cpuinfo").read_text())
+        return Computing(processor, num_threads, str(model.kernels))
+    name, number = torch.cuda.get_device_name(model.device), model.share.num_ranks
+    graphs = "CUDA graphs" if model.has_graphs else "no CUDA graphs"
+    attention = f"{model.attention} attention, {graphs}"
+    return Computing(f"{number} x {name}" if number > 1 else name, 0, attention)
 
 
 def _weights(model: NodeModel) -> str:
@@ -105,29 +140,3 @@ def _weights(model: NodeModel) -> str:
 
 def _work(model: NodeModel) -> StepWork:
     return StepWork(model.config, model.layout.dtype, is_int8=model.quantization == "int8")
-
-
-def _machine(
-    observed: Sequence[Observed],
-    read: Best,
-    product: Best,
-    bench: StepBench,
-    load_average: float,
-    kernels: str,
-    num_threads: int,
-) -> MachineRates:
-    beside = [rates for seen in observed for rates in seen.beside]
-    num_rows, num_in, num_out = bench.product_shape
-    yardstick = f"torch linear {num_rows}x{num_in}x{num_out}"
-    return MachineRates(
-        read_gb_per_s=read.rate / 1e9,
-        read_seen_in=read.seen_in,
-        product_gflop_per_s=product.rate / 1e9,
-        product_seen_in=yardstick if product.seen_in == YARDSTICK else product.seen_in,
-        yardstick_read_gb_per_s=statistics.median(r.bytes_per_s for r in beside) / 1e9,
-        yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
-        threads=num_threads,
-        processor=processor_name(Path("/proc/cpuinfo").read_text()),
-        kernels=kernels,
-        load_average=load_average,
-    )

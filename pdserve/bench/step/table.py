@@ -73,9 +73,11 @@ def neighbour_table(rows: Sequence[StepBenchRow]) -> Table:
 def step_remarks(report: StepBenchReport) -> list[str]:
     """The conditions of the measurement, and what was not measured."""
     machine = report.machine
+    on_gpu = f"{machine.processor}, {machine.kernels}"
+    on_cpu = f"{machine.threads} threads of {machine.processor}, kernels {machine.kernels}"
     said = [
-        f"{machine.threads} threads of {machine.processor}, kernels {machine.kernels}, load "
-        f"average {machine.load_average:.1f} before it began",
+        f"{on_cpu if machine.threads else on_gpu}, load average {machine.load_average:.1f} before "
+        "it began",
         f"best seen: {machine.read_gb_per_s:.1f} GB/s ({machine.read_seen_in}), "
         f"{machine.product_gflop_per_s:.0f} GFLOP/s ({machine.product_seen_in}); the yardsticks' "
         f"medians: {machine.yardstick_read_gb_per_s:.1f} GB/s, "

@@ -28,6 +28,19 @@ class TransferConfig(ConfigStruct, frozen=True):
         list[NetworkName],
         Meta(description="loopback, or netns: each process in a network namespace of its own"),
     ] = msgspec.field(default_factory=lambda: ["loopback", "netns"])
+    devices: Annotated[
+        list[Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]],
+        Meta(
+            min_length=1,
+            max_length=2,
+            description="where the pools are: cpu, a GPU such as cuda:0, or those of exporter and "
+            "puller",
+        ),
+    ] = msgspec.field(default_factory=lambda: ["cpu"])
+    tensor_parallel: Annotated[
+        int,
+        Meta(ge=1, le=8, description="parts of each pool, as of nodes with so many ranks on GPUs"),
+    ] = 1
     block_kib: Annotated[list[Count], Meta(description="block sizes, KiB")] = msgspec.field(
         default_factory=lambda: [64, 256, 1024, 2048]
     )
@@ -46,6 +59,11 @@ class TransferConfig(ConfigStruct, frozen=True):
         120.0
     )
     json: Annotated[bool, Meta(description="print JSON")] = False
+
+    @property
+    def both_devices(self) -> tuple[str, str]:
+        """Of the exporter and of the puller."""
+        return self.devices[0], self.devices[-1]
 
     @property
     def memory_bytes(self) -> int:

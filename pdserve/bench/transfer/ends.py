@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,10 +19,11 @@ import uvloop
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_link import AnyLink
+from kv_transfer.sharded_pool import parts_of
 from kv_transfer.transports.catalog import KINDS, TransportKind
+from pdserve.bench.transfer.pools import CPU, BenchPool, filled_pool
 from pdserve.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
@@ -59,7 +61,6 @@ _NUM_HEADS, _HEAD_DIM = 8, 64
 LAYER_BYTES = 2 * _NUM_HEADS * _HEAD_DIM * BLOCK_TOKENS * KvDtype.BFLOAT16.itemsize
 _CONNECT_S = 10.0
 _TICKET_S = 3600.0  # longer than any measurement
-_PAGE = 4096
 
 
 def layout_of(block_bytes: int) -> KvLayout:
@@ -82,38 +83,35 @@ def layout_of(block_bytes: int) -> KvLayout:
     )
 
 
-def filled_pool(num_blocks: int, block_bytes: int) -> ExportedPool:
-    """Return a pool with every page touched: the same in both processes, no two pages equal."""
-    pool = ExportedPool(num_blocks, block_bytes)
-    noise = np.random.default_rng(block_bytes).integers(0, 256, block_bytes, dtype=np.uint8)
-    pool.data[:] = noise
-    pages = pool.data.view(np.uint64)[:, :: _PAGE // 8]
-    pages[:] = np.arange(pages.size, dtype=np.uint64).reshape(pages.shape)
-    return pool
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """The pools of one process."""
+
+    num_blocks: int
+    block_bytes: int
+    device: str = CPU  # of the first part
+    num_parts: int = 1
+    commit: bool  # whether they allocate all memory at once
+
+    def filled(self) -> BenchPool:
+        """Make one. Raises as filled_pool."""
+        return filled_pool(self.num_blocks, self.block_bytes, self.device, self.num_parts)
 
 
-def run_end(
-    role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
-) -> None:
+def run_end(role: Role, sock: socket.socket, plan: PoolPlan) -> None:
     """Run one of the two processes, until the other end of `sock` is closed.
 
     Raises:
         PdserveError: a pull failed, or moved a wrong byte.
     """
-    uvloop.run(_answer_all(role, sock, num_blocks, block_bytes, commit=commit))
+    uvloop.run(_answer_all(role, sock, plan))
 
 
-async def _answer_all(
-    role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
-) -> None:
+async def _answer_all(role: Role, sock: socket.socket, plan: PoolPlan) -> None:
     conversation = await EndSocket.over(sock)
-    end: _ExporterEnd | _PullerEnd
-    if role == "exporter":
-        end = _ExporterEnd(num_blocks, block_bytes)
-    else:
-        end = _PullerEnd(num_blocks, block_bytes)
+    end = ExporterEnd(plan) if role == "exporter" else PullerEnd(plan)
     try:
-        committed = [pool.commit() for pool in end.pools] if commit else [False]
+        committed = [pool.commit() for pool in end.pools] if plan.commit else [False]
         await conversation.send(PoolsFilled(has_huge_pages=all(committed)))
         while True:
             try:
@@ -126,14 +124,17 @@ async def _answer_all(
         await conversation.close()
 
 
-class _ExporterEnd:
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self._identity = KvIdentity("benchmark", "", layout_of(block_bytes))
-        self._pool = filled_pool(num_blocks, block_bytes)
+class ExporterEnd:
+    """The exporter, by one transport at a time."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._identity = KvIdentity("benchmark", "", layout_of(plan.block_bytes))
+        self._pool = plan.filled()
         self.pools = [self._pool]
         self._exporter: Exporter | None = None
 
     async def answer(self, request: Request) -> BenchMessage:
+        """Do what is asked for."""
         match request:
             case Serve():
                 return await self._serve(request)
@@ -145,6 +146,7 @@ class _ExporterEnd:
                 raise ClusterError(f"an exporter does not support {request}")
 
     async def close(self) -> None:
+        """Stop serving, and release the pool."""
         if self._exporter is not None:
             await self._exporter.close()
         self._pool.close()
@@ -156,15 +158,15 @@ class _ExporterEnd:
             "exporter",
             f"by-{request.transport}",
             self._identity,
-            self._pool,
+            self._pool.pool,
             SystemClock(),
             [_kind(request.transport)],
             ticket_lifetime_s=_TICKET_S,
         )
         await exporter.start(request.host)
-        (offer,) = exporter.offers
-        if offer.unavailable:
-            return Served(None, offer.unavailable)
+        for offer in exporter.offers:  # of each part
+            if offer.unavailable:
+                return Served(None, offer.unavailable)
         return Served(exporter.welcome())
 
     def _issue(self, request: Issue) -> Issued:
@@ -176,16 +178,17 @@ class _ExporterEnd:
         )
 
 
-class _PullerEnd:
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self._identity = KvIdentity("benchmark", "", layout_of(block_bytes))
-        self._expected = filled_pool(num_blocks, block_bytes)
-        self._pool = filled_pool(num_blocks, block_bytes)
-        self.pools = [self._expected, self._pool]
+class PullerEnd:
+    """The puller, by one transport at a time."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._identity = KvIdentity("benchmark", "", layout_of(plan.block_bytes))
+        self._expected, self._pool = self.pools = [plan.filled() for _ in range(2)]
         self._puller: Puller | None = None
         self._link: AnyLink | None = None
 
     async def answer(self, request: Request) -> BenchMessage:
+        """Do what is asked for."""
         match request:
             case Connect():
                 return await self._connect(request)
@@ -197,6 +200,12 @@ class _PullerEnd:
                 raise ClusterError(f"a puller does not support {request}")
 
     async def close(self) -> None:
+        """Disconnect, and release the pools."""
+        await self._disconnect()
+        for pool in self.pools:
+            pool.close()
+
+    async def _disconnect(self) -> None:
         if self._link is not None:
             await self._link.close()
         if self._puller is not None:
@@ -204,12 +213,12 @@ class _PullerEnd:
         self._link = self._puller = None
 
     async def _connect(self, request: Connect) -> Connected:
-        await self.close()
+        await self._disconnect()
         kind = _kind(request.transport)
-        obstacle = kind.obstacle(self._pool)
+        obstacle = kind.obstacle(parts_of(self._pool.pool)[0])
         if obstacle is not None:
             return Connected(obstacle)
-        self._puller = Puller(self._pool, self._identity, host_id(), [kind])
+        self._puller = Puller(self._pool.pool, self._identity, host_id(), [kind])
         try:
             self._link = await self._puller.connect(request.welcome, _CONNECT_S)
         except (PeerLost, TransferTimeout) as error:
@@ -218,10 +227,12 @@ class _PullerEnd:
 
     async def _verify(self, request: Verify) -> Verified:
         order = request.order
-        self._pool.data[order.destination_ids] = 0
+        self._pool.clear(order.destination_ids)
         await self._pull(order, request.timeout_s)
         for source_id, destination_id in zip(order.source_ids, order.destination_ids, strict=True):
-            if not np.array_equal(self._expected.data[source_id], self._pool.data[destination_id]):
+            if not np.array_equal(
+                self._expected.block(source_id), self._pool.block(destination_id)
+            ):
                 raise CorruptTransfer(
                     f"block {source_id} of the exporter is not what arrived in {destination_id}"
                 )
@@ -250,27 +261,8 @@ class _PullerEnd:
         await self._puller.pull(self._link, order.ticket, order.destination_ids, 0, timeout_s)
 
     def _memcpy(self, source_ids: Sequence[int], destination_ids: Sequence[int]) -> float:
-        return time_memcpy(self._expected, source_ids, self._pool, destination_ids)
+        return self._pool.copy_from(self._expected, source_ids, destination_ids)
 
 
 def _kind(name: str) -> TransportKind:
     return next(kind for kind in KINDS if kind.name == name)
-
-
-def time_memcpy(
-    source: ExportedPool,
-    source_ids: Sequence[int],
-    destination: ExportedPool,
-    destination_ids: Sequence[int],
-) -> float:
-    """Copy block by block, with one thread; return the seconds.
-
-    One numpy assignment per block is one C memcpy; `ctypes.memmove` was slower at 64 KiB (its calls
-    cost more) and equal above. The pools are of the exported kind, so page sizes are the same as in
-    the transfer.
-    """
-    into, out_of = destination.data, source.data
-    started_s = time.perf_counter()
-    for destination_id, source_id in zip(destination_ids, source_ids, strict=True):
-        into[destination_id] = out_of[source_id]
-    return time.perf_counter() - started_s

@@ -52,11 +52,13 @@ class TransferRow(msgspec.Struct, frozen=True):
     blocks: int  # blocks per pull
     pulls: int
     gb_per_s: float  # median
-    memcpy_gb_per_s: float  # median, of one thread in the puller
+    memcpy_gb_per_s: float  # median, of one thread in the puller; on a GPU of one device copy
     memcpy_ratio: float  # median ratio of each pull's speed to that of its memcpy
     pull_us: float  # median
     cpu_s_per_gb: float  # user and system time of both processes, pulls only
     huge_pages: bool  # whether all pools use them
+    devices: tuple[str, str]  # of the exporter's and the puller's pools
+    parts: int  # of each pool; memcpy is that of one of them, as if all copied at once
 
 
 class SkippedTransport(msgspec.Struct, frozen=True):
@@ -84,6 +86,8 @@ class PullCase:
     counts: Sequence[int]  # blocks per pull, one row each
     pull_s: float  # deadline of one pull
     commit: bool  # whether pools allocate all memory at once, in huge pages if available
+    devices: tuple[str, str] = ("cpu", "cpu")  # of the exporter's and the puller's pools
+    parts: int = 1  # of each pool
 
 
 class End(Protocol):
@@ -200,4 +204,6 @@ def make_row(
         pull_us=pull_s * 1e6,
         cpu_s_per_gb=cpu_s / (pull_gb * len(measured.pull_s)),
         huge_pages=huge_pages,
+        devices=case.devices,
+        parts=case.parts,
     )

@@ -107,6 +107,8 @@ async def _start(
                 f"--fd={theirs.fileno()}",
                 f"--num-blocks={case.pool_blocks}",
                 f"--block-bytes={case.block_bytes}",
+                f"--device={case.devices[role == 'puller']}",
+                f"--num-parts={case.parts}",
                 *(["--commit"] if case.commit else []),
                 f"--die-with-parent={os.getpid()}",
             ],

@@ -20,7 +20,10 @@ from pdserve.bench.transfer.measurement import (
     measure_transport,
 )
 from pdserve.bench.transfer.network import NETWORKS
+from pdserve.bench.transfer.pools import CPU
 from pdserve.bench.transfer.processes import start_ends
+from pdserve.errors import ConfigError
+from pdserve.kv_layout import KvLayout
 from pdserve.process.exit_codes import OK
 
 _PULL_S = 60.0
@@ -70,13 +73,34 @@ async def measure(config: TransferConfig) -> TransferReport:
 
 def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
     for block_bytes in config.block_sizes:
-        layout_of(block_bytes)  # raises here rather than in a child process
+        _check_parts(layout_of(block_bytes), config.tensor_parallel)  # raises here, not in a child
         pool_blocks, counts = count_blocks(config.counts, block_bytes, config.memory_bytes)
-        yield PullCase(network, block_bytes, pool_blocks, counts, _PULL_S, not config.small_pages)
+        yield PullCase(
+            network,
+            block_bytes,
+            pool_blocks,
+            counts,
+            _PULL_S,
+            not config.small_pages,
+            config.both_devices,
+            config.tensor_parallel,
+        )
+
+
+def _check_parts(layout: KvLayout, num_parts: int) -> None:
+    """Raises ConfigError: the heads of a block cannot be divided so."""
+    if layout.num_kv_heads % num_parts:
+        raise ConfigError(
+            f"--tensor-parallel {num_parts}: blocks have {layout.num_kv_heads} heads: give 1, 2, 4 "
+            "or 8"
+        )
 
 
 def _table(rows: list[TransferRow]) -> Table:
-    table = Table(title="pulls of scattered KV blocks, and memcpy of as many")
+    where = sorted({device for row in rows for device in row.devices} - {CPU})
+    what = f"on {' and '.join(where)}, and a device copy" if where else "and memcpy"
+    parts = f", in {rows[0].parts} parts" if rows and rows[0].parts > 1 else ""
+    table = Table(title=f"pulls of scattered KV blocks{parts}, {what} of as many")
     table.add_column("transport")
     table.add_column("network")
     columns = ("block KiB", "blocks", "GB/s", "memcpy GB/s", "ratio", "us a pull", "CPU s/GB")

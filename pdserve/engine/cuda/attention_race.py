@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -18,43 +18,15 @@ from pdserve.engine.attention.interface import Attend, AttentionBackend
 from pdserve.engine.cuda.catalog import KINDS, AttentionKind, AttentionNeeds, DecodeAttention
 from pdserve.engine.cuda.graphs import Recorder
 from pdserve.engine.cuda.probe import Contexts, Trial, check_attention, check_decodes
+from pdserve.engine.cuda.stopwatch import Stopwatch
 
 # At most 16k tokens of KV: 64 MiB a layer of 8 heads of 128 in bfloat16.
 PROMPTS: Final[tuple[Contexts, ...]] = (((512, 512),), ((256, 8192),), ((16, 256),) * 32)
 DECODES: Final[tuple[Contexts, ...]] = (((1, 1024),) * 16, ((1, 8192),), ((1, 128),) * 64)
 COLD_BYTES: Final = 256 << 20  # of KV: more than a GPU's cache holds, so a layer comes from memory
-_NUM_RUNS: Final = 5
 
 _log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", AttentionBackend, DecodeAttention)
-
-
-class Stopwatch(Protocol):
-    """Measures work on a GPU; tests have one without."""
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Return how long the work takes, once it has been done before."""
-
-
-class CudaStopwatch:
-    """Implements Stopwatch with events on the current stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """See Stopwatch.seconds."""
-        work()
-        stream = torch.cuda.current_stream(self._device)
-        begin = stream.record_event(self._event())
-        for _ in range(_NUM_RUNS):
-            work()
-        end = stream.record_event(self._event())
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / _NUM_RUNS
-
-    def _event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class CudaDecoder:
         decode_attention: DecodeAttention | None = None,
         ranks: Collectives = ALONE,
         piece_sizes: tuple[int, ...] = (),
+        most_draws: int = BUCKETS[-1],
     ) -> None:
         """Assemble a decoder.
 
@@ -54,6 +55,7 @@ class CudaDecoder:
             decode_attention: of the graphs; None for our kernels.
             ranks: this rank and the others.
             piece_sizes: numbers of rows of the pieces of other steps, ascending; (): none.
+            most_draws: there is memory to sample so many tokens at a time.
         """
         self.config = config
         self._weights = weights
@@ -64,7 +66,7 @@ class CudaDecoder:
         self._buckets = buckets
         self._ranks = ranks
         self._forward = Forward(config, weights, ranks)
-        self.sampler = CudaSampler(staging, config.vocab_size)
+        self.sampler = CudaSampler(staging, config.vocab_size, most_draws)
         self._piece_sizes = piece_sizes
         self._graphs: DecodeGraphs | None = None
         self._pieces: Pieces | None = None

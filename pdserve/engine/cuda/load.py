@@ -36,7 +36,8 @@ def cuda_decoder(
         weights: on a GPU; this rank's.
         attention: name of an attention backend; empty for the fastest that works.
         has_graphs: whether steps are replayed as CUDA graphs.
-        worst_step: the largest step; there are graphs for as much.
+        worst_step: the largest step; there are graphs for as much, and memory to sample as many
+            tokens at a time as it has requests.
         ranks: this rank and the others.
 
     Raises:
@@ -57,12 +58,13 @@ def cuda_decoder(
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         backend = ReferenceAttention() if named is None else named.open(device)
         return TorchDecoder(config, weights, backend, ranks)
-    from pdserve.engine.cuda.attention_race import CudaStopwatch, Fastest, fastest_attention
+    from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.graphs import buckets_for
     from pdserve.engine.cuda.piece_sizes import piece_sizes
     from pdserve.engine.cuda.recorder import CudaRecorder
     from pdserve.engine.cuda.staging import CudaCopies, Staging
+    from pdserve.engine.cuda.stopwatch import CudaStopwatch
     from pdserve.engine.cuda.triton_attention import TritonAttention
 
     new_recorder = partial(CudaRecorder, device) if has_graphs else None
@@ -94,6 +96,7 @@ def cuda_decoder(
             chosen.decodes,
             ranks,
             piece_sizes(worst_step.num_tokens),
+            worst_step.num_requests,
         )
         decoder.warm_up()
     return decoder

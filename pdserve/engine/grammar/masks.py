@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,15 @@ WORD_BITS = 32
 class TokenMasks:
     """Masks for the rows that have one; in other rows, any token is allowed."""
 
-    rows: list[int]  # [num_masked] of the batch
+    rows: list[int]  # [num_masked] of the batch, ascending
     bits: npt.NDArray[np.int32]  # [num_masked, num_words] bit i % 32 of word i / 32: token i
+
+    def between(self, first: int, end: int) -> TokenMasks | None:
+        """Return the masks of rows first..end-1, whose numbers begin at 0; None: there are none."""
+        begin, stop = bisect_left(self.rows, first), bisect_left(self.rows, end)
+        if begin == stop:
+            return None
+        return TokenMasks([row - first for row in self.rows[begin:stop]], self.bits[begin:stop])
 
     def words_of(self, vocab_size: int) -> npt.NDArray[np.int32]:
         """Return the words for tokens with logits: [num_masked, ceil(vocab_size / 32)]."""

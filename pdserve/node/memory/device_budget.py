@@ -16,7 +16,9 @@ from pdserve.errors import ConfigError
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
 _FLOAT_BYTES: Final = 4
-_LOGITS_COPIES: Final = 5  # as computed and with penalties; what filters and ranks keep of them
+# As computed and with penalties; what filters and ranks keep of them. Of several answers to one
+# prompt, too, no more rows are there at a time than a step has requests (CudaSampler).
+_LOGITS_COPIES: Final = 5
 
 
 def weight_bytes(model: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
@@ -73,7 +75,7 @@ def gpu_kv_bytes(
             f"no GPU memory is left for KV: {_mib(free_bytes)} of {_mib(total_bytes)} are free, "
             f"kv_utilization {utilization:g} allows {_mib(allowed_bytes)}, weights take "
             f"{_mib(weights_bytes)} and the largest step {_mib(step_bytes)}; raise kv_utilization, "
-            "lower token_budget or max_batch_size, or take a larger GPU"
+            "lower token_budget or max_batch_size, or take a larger GPU or several"
         )
     return left_bytes
 

@@ -14,15 +14,20 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import TypeAlias
 
+from kv_transfer.cuda.driver import DeviceError, open_driver
+from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pool import device_pool
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from kv_transfer.sharded_pool import parts_of
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.errors import ConfigError, StaleTicket
-from pdserve.kv_layout import KvLayout
+from pdserve.errors import ConfigError, StaleTicket, TransportUnavailable
+from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
-from pdserve.settings.config import NodeConfig
+from pdserve.settings.config import NodeConfig, PrefixConfig
 from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
@@ -30,44 +35,73 @@ log = logging.getLogger(__name__)
 BATCH = 16  # blocks copied, and so not evictable, at a time
 KEPT_SHARE = 8  # at most one of this many free blocks is being copied
 
+TierBlocks: TypeAlias = FileBlocks | PinnedBlocks  # the memory of a tier
 
-def make_tier_blocks(config: NodeConfig, model: NodeModel) -> FileBlocks | None:
+
+def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
     """The memory of the configured tier; None if there is none.
 
-    Reserving a large file takes seconds, so this must not run on the event loop.
+    Reserving much takes seconds, so this must not run on the event loop.
 
     Raises:
-        ConfigError: the file cannot be created, is smaller than a block, or would never be used;
-            or the pool is on a GPU.
+        ConfigError: the memory cannot be had, is smaller than a block, or would never be used.
     """
-    prefix, block_bytes = config.prefix, model.layout.block_bytes
+    prefix, sizes = config.prefix, [layout.block_bytes for layout in model.rank_layouts]
     budget_bytes = parse_bytes(prefix.tier_memory)
     if budget_bytes == 0:
         return None
-    if model.device.type != "cpu":
-        raise ConfigError("tier_memory keeps copies of CPU memory, and this node's KV is on a GPU")
     if not config.engine.prefix_cache:
         raise ConfigError(
             "tier_memory is for evicted prefixes, and without prefix_cache there are none: leave "
             "one of the two options out"
         )
-    num_blocks = budget_bytes // block_bytes
+    num_blocks = budget_bytes // sum(sizes)
     if num_blocks == 0:
         raise ConfigError(
-            f"tier_memory {prefix.tier_memory!r} is less than a block, {block_bytes} bytes"
+            f"tier_memory {prefix.tier_memory!r} is less than a block, {sum(sizes)} bytes"
         )
     log.info("host tier: %d blocks in %d MiB", num_blocks, budget_bytes >> 20)
-    return FileBlocks(num_blocks, block_bytes, prefix.tier_dir)
+    if model.device.type == "cpu":
+        return FileBlocks(num_blocks, sum(sizes), prefix.tier_dir)
+    return _pinned_blocks(prefix, num_blocks, sizes, model.device.index or 0)
 
 
-def make_tier(
-    blocks: FileBlocks | None, layout: KvLayout, memory: KvPool, pool: BlockPool
-) -> NodeTier | None:
-    """A tier in this memory for a CPU pool, not started yet; None without memory."""
+def _pinned_blocks(
+    prefix: PrefixConfig, num_blocks: int, sizes: Sequence[int], device: int
+) -> PinnedBlocks:
+    """Raises ConfigError: see make_tier_blocks."""
+    if prefix.tier_dir:
+        raise ConfigError(
+            f"tier_dir {prefix.tier_dir!r} is for CPUs: a GPU's tier is in pinned memory and not "
+            "in a file, so leave it out"
+        )
+    available = available_bytes()
+    if num_blocks * sum(sizes) > available:  # what pinning does then is up to the kernel: it kills
+        raise ConfigError(
+            f"tier_memory {prefix.tier_memory!r} is pinned when the node starts, and "
+            f"{available >> 20}MiB of memory are available: lower it"
+        )
+    try:
+        return PinnedBlocks(num_blocks, sizes, open_driver(device))
+    except TransportUnavailable as error:
+        raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
+    except DeviceError as error:
+        raise ConfigError(f"tier_memory {prefix.tier_memory!r}: {error}; lower it") from error
+
+
+def make_tier(blocks: TierBlocks | None, memory: KvPool, pool: BlockPool) -> NodeTier | None:
+    """A tier in this memory for a node's pool, not started yet; None without memory."""
     if blocks is None:
         return None
-    copies = CpuCopies(cpu_pool(memory), blocks)
-    return NodeTier(pool, HostTier(layout, blocks.num_blocks, copies))
+    return NodeTier(pool, HostTier(blocks.num_blocks, _copies(blocks, memory)))
+
+
+def _copies(blocks: TierBlocks, memory: KvPool) -> list[TierCopies]:
+    """The copies of each part of the pool."""
+    if isinstance(blocks, FileBlocks):
+        return [CpuCopies(cpu_pool(memory), blocks)]
+    parts = enumerate(parts_of(memory))
+    return [PinnedCopies(device_pool(part), blocks, number) for number, part in parts]
 
 
 class NodeTier:

@@ -188,8 +188,7 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
                 f"pipeline_parallel {parallelism.pipeline} is for CPUs, and this node computes on "
                 f"{device}: leave it and rank_hosts out, or ask for device cpu"
             )
-        if parallelism.tensor > 1:
-            _check_devices(device, parallelism.tensor, torch.cuda.device_count())
+        _check_devices(device, parallelism.tensor, torch.cuda.device_count())
     check_ranks(model, parallelism)
     return share
 
@@ -197,11 +196,14 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
 def _check_devices(first: torch.device, num_ranks: int, num_devices: int) -> None:
     """Raises ConfigError: there are too few GPUs."""
     last = device_of_rank(first, num_ranks - 1)
-    if last.index >= num_devices:
-        raise ConfigError(
-            f"tensor_parallel {num_ranks} takes {device_of_rank(first, 0)} to {last}, and there "
-            f"are {num_devices} GPUs: lower it, or begin at another --device"
-        )
+    if last.index < num_devices:
+        return
+    if num_ranks == 1:
+        raise ConfigError(f'device "{last}": there are {num_devices} GPUs, the first is cuda:0')
+    raise ConfigError(
+        f"tensor_parallel {num_ranks} takes {device_of_rank(first, 0)} to {last}, and there "
+        f"are {num_devices} GPUs: lower it, or begin at another --device"
+    )
 
 
 def device_of_rank(first: torch.device, rank: int) -> torch.device:

@@ -7,7 +7,8 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pdserve
+from pdserve.bench.compare import clusters as of_clusters
 from pdserve.bench.compare import run as bench_compare
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.config import CompareConfig, Tuning
@@ -25,6 +27,7 @@ from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.cli.main import build_parser, main
+from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.settings.config import EngineConfig, PolicyConfig
 from pdserve.settings.values import parse_bytes
@@ -76,8 +79,9 @@ def test_flags_are_read() -> None:
     assert build_parser().parse_args(line.split()).command is not None
 
 
-def clusters(**changes: object) -> Clusters:
-    return Clusters(CompareConfig(**changes), "model", lambda name, line: None)  # type: ignore[arg-type]
+def clusters(num_gpus: int = 0, **changes: object) -> Clusters:
+    config = CompareConfig(**changes)  # type: ignore[arg-type]
+    return Clusters(config, "model", lambda name, line: None, lambda text: None, num_gpus)
 
 
 def test_every_mode_gets_the_same_nodes_and_promises() -> None:
@@ -107,6 +111,69 @@ def test_one_node_has_all_that_several_would_have() -> None:
     one = config.cluster_config(Candidate("colocated", Tuning(0, one_node=True)), PROMISE)
     assert (one.num_prefill, one.decode, one.engine.threads) == (0, 1, 12)
     assert parse_bytes(one.engine.kv_memory) == 3 << 30
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "engine", "ranks"),
+    [
+        (1, EngineConfig(), 1),
+        (2, EngineConfig(), 2),
+        (3, EngineConfig(), 2),
+        (8, EngineConfig(tensor_parallel=2), 4),
+        (2, EngineConfig(tensor_parallel=2), 2),
+        (2, EngineConfig(device="cuda:1"), 1),
+    ],
+    ids=str,
+)
+def test_one_node_has_the_gpus_that_several_would_have(
+    num_gpus: int, engine: EngineConfig, ranks: int
+) -> None:
+    config = clusters(num_gpus, prefill=1, decode=1, engine=engine)
+    one = config.cluster_config(Candidate("colocated", Tuning(0, one_node=True)), PROMISE).engine
+    assert (one.tensor_parallel, one.kv_memory) == (ranks, "auto")
+
+
+def test_on_gpus_each_mode_has_its_share_of_them() -> None:
+    """Where a node would take all that is left, nothing would be left for the next mode."""
+    config = clusters(1, modes=["disaggregated", "colocated", "adaptive"])
+    engine = config.cluster_config(Candidate("adaptive"), PROMISE).engine
+    assert (engine.kv_memory, engine.kv_utilization) == ("auto", pytest.approx(0.3))
+    named = clusters(1, engine=EngineConfig(kv_memory="8GiB"))
+    engine = named.cluster_config(Candidate("adaptive"), PROMISE).engine
+    assert (engine.kv_memory, engine.kv_utilization) == ("8GiB", pytest.approx(0.9))
+
+
+class Crowded:
+    """A cluster whose nodes share a GPU, and that is ready at once."""
+
+    url = "http://127.0.0.1:1"
+    warning = "2 nodes on cuda:0, and no MPS"
+
+    def __init__(self, config: ClusterConfig, *, on_line: object) -> None:
+        self.config = config
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def status(self) -> SimpleNamespace:
+        return SimpleNamespace(model="m")
+
+
+async def test_what_makes_clusters_slow_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def limit(url: str, model: str) -> int:
+        return 512
+
+    monkeypatch.setattr(of_clusters, "Cluster", Crowded)
+    monkeypatch.setattr(of_clusters, "max_model_len", limit)
+    told: list[str] = []
+    config = Clusters(CompareConfig(), "model", lambda name, line: None, told.append, 1)
+    for mode in ("disaggregated", "adaptive"):
+        async with config.launch(Candidate(mode), None) as server:
+            assert server.max_model_len == 512
+    assert told == ["disaggregated: 2 nodes on cuda:0, and no MPS"]
 
 
 def test_idle_clusters_promise_and_refuse_nothing() -> None:

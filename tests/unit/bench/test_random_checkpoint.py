@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from pdserve.bench.checkpoints.random_checkpoint import (
+    kept_checkpoint,
     plain_ids,
     tensor_shapes,
     write_random_checkpoint,
@@ -23,6 +26,7 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import resolve_checkpoint
 
 TINY = {
@@ -133,6 +137,15 @@ def test_named_shapes_can_be_served(name: str) -> None:
     groups = {"160m-1-to-1": 1, "160m-8-to-1": 8}
     if name in groups:
         assert config.num_heads == groups[name] * config.num_kv_heads
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    with pytest.raises(ConfigError, match=r"141\.1 GB, and there is room for 1\.0 GB"):
+        kept_checkpoint(tmp_path, "70b")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_transformers_reads_it_and_speaks_the_same_tokens(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pdserve.bench.step.cases import Grid, StepCase, with_room
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
@@ -20,7 +21,12 @@ from pdserve.bench.step.measurement import (
     best_read,
     observe,
 )
-from pdserve.bench.step.model_bench import StreamingRead, largest_cache_bytes
+from pdserve.bench.step.yardsticks import (
+    GPU_ROWS,
+    GpuYardsticks,
+    StreamingRead,
+    largest_cache_bytes,
+)
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
 from tests.unit.bench.test_floor import tiny
@@ -129,6 +135,40 @@ def test_the_streaming_read_reads_all_of_it(num_threads: int) -> None:
     assert np.concatenate(read._parts).tolist() == list(range(1000))
     assert len(read._parts) == num_threads
     assert read.rate() > 0
+
+
+class HalfSeconds:
+    """A stopwatch: everything takes half a second."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        result = work()
+        assert isinstance(result, torch.Tensor)
+        self.found.append(result)
+        return 0.5
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_the_rates_of_gpus_add_up(num_devices: int) -> None:
+    """All of what counts is really read and multiplied."""
+    stopwatch = HalfSeconds()
+    yardsticks = GpuYardsticks(
+        (6, 10),
+        torch.bfloat16,
+        torch.device("cpu"),
+        stopwatch,
+        num_devices=num_devices,
+        cache_bytes=50,
+        read_bytes=4000,
+    )
+    assert yardsticks.read_rate() == num_devices * 4000 / 0.5
+    assert yardsticks.product_rate() == num_devices * 2 * GPU_ROWS * 6 * 10 / 0.5
+    assert yardsticks.cache_bytes == num_devices * 50
+    total, product = stopwatch.found
+    assert total.item() == 1000
+    assert (product.shape, product.dtype) == ((GPU_ROWS, 10), torch.bfloat16)
 
 
 def test_the_largest_cache_is_found(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,19 @@ import torch
 
 from pdserve import _native
 from pdserve.bench.checkpoints.random_checkpoint import kept_checkpoint, write_random_checkpoint
+from pdserve.bench.step import model_bench
+from pdserve.bench.step.cases import StepCase
 from pdserve.bench.step.config import StepBenchConfig
-from pdserve.bench.step.model_bench import fill_with_numbers
+from pdserve.bench.step.model_bench import StepBench, fill_with_numbers
+from pdserve.bench.step.run import computing_on
+from pdserve.bench.step.yardsticks import ProductShape
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
+from pdserve.node.device_ranks.start import start_device_ranks
+from pdserve.node.start.cores import CorePlan
+from pdserve.node.start.model import NodeModel
 from tests.unit.bench.test_random_checkpoint import TINY
+from tests.unit.node.device_ranked import ForkedRank, model_of
 
 
 @pytest.fixture
@@ -85,6 +96,59 @@ def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixtur
     assert "best seen" in out
     assert "lost cores" not in out
     assert "not measured: prefill 1 x 10000: the model takes 8192 tokens" in out
+
+
+@pytest.mark.usefixtures("cores")
+def test_steps_of_two_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(folder, "--json", "--tensor-parallel=2") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["rows"]) == 3
+
+
+class Constant:
+    """Yardsticks that measure nothing."""
+
+    product_shape = ProductShape(1, 1, 1)
+    cache_bytes = 0
+
+    def read_rate(self) -> float:
+        return 1.0
+
+    def product_rate(self) -> float:
+        return 2.0
+
+
+@pytest.mark.usefixtures("cores")
+def test_steps_of_ranks_that_have_a_device_each(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here each has a CPU, and torch computes, as on GPUs."""
+    start = partial(start_device_ranks, start=ForkedRank)
+    monkeypatch.setattr(model_bench, "start_device_ranks", start)
+    cores = CorePlan(2, *[tuple(sorted(os.sched_getaffinity(0)))] * 2)
+    with closing(StepBench(model_of(folder, 2), cores, Constant())) as steps:
+        for case in (StepCase("decode", 2, 20), StepCase("prefill", 1, 30)):
+            found = steps.step(case.rows)
+            assert 0 < found.model_s < found.total_s
+        assert (steps.read_rate(), steps.product_rate()) == (1.0, 2.0)
+        assert steps._runner._kv_cache.pool[5:].std().item() == pytest.approx(1.0, abs=0.1)
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, folder: Path, num_ranks: int) -> NodeModel:
+    """As for GPUs of which there are four."""
+    model = replace(model_of(folder, num_ranks), device=torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    return model
+
+
+def test_gpus_are_named_and_have_no_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (planned(monkeypatch, folder, num_ranks) for num_ranks in (1, 2))
+    assert computing_on(one, 2) == ("GPU 1", 0, "auto attention, CUDA graphs")
+    assert computing_on(replace(two, has_graphs=False, attention="triton"), 2) == (
+        "2 x GPU 1",
+        0,
+        "triton attention, no CUDA graphs",
+    )
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,26 @@ def test_where_graphs_cannot_be_captured_steps_are_launched(
         outputs.append([request.output_token_ids for request in batch])
     assert outputs[0] == outputs[1]
     assert caplog.text.count("no CUDA graphs") == 1
+
+
+def test_answers_are_sampled_as_many_at_a_time_as_a_step_may_have_requests(
+    tmp_path: Path, interpreted: None
+) -> None:
+    """So much memory does `step_bytes` count."""
+    from pdserve.engine.cuda.decoder import CudaDecoder
+    from pdserve.engine.cuda.staging import Staging
+    from pdserve.engine.cuda.triton_attention import TritonAttention
+
+    path = make_checkpoint(tmp_path, "llama", max_position_embeddings=64, num_hidden_layers=1)
+    config = load_model_config(resolve_checkpoint(str(path)))
+    weights = random_weights(config, torch.float32, CPU)
+    copies = PromptCopies()
+    decoder = CudaDecoder(
+        config, weights, TritonAttention(), Staging(copies), None, BUCKETS, most_draws=2
+    )
+    node = make_node(decoder)
+    request = make_request(make_prompt(4), max_tokens=2)
+    request.siblings = [make_request(make_prompt(4), request_id=str(i)) for i in range(4)]
+    before = len(copies.fetched)
+    node.step([Scheduled(request, 4)])
+    assert len(copies.fetched) - before == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -36,11 +38,12 @@ def by_kernels(
     masks: TokenMasks | None = None,
     rows: list[int] | None = None,
     copies: PromptCopies | None = None,
+    most_draws: int = 64,
 ) -> list[SampledToken]:
     from pdserve.engine.cuda.sampling.sampler import CudaSampler  # once kernels are interpreted
     from pdserve.engine.cuda.staging import Staging
 
-    sampler = CudaSampler(Staging(copies or PromptCopies()), logits.shape[1])
+    sampler = CudaSampler(Staging(copies or PromptCopies()), logits.shape[1], most_draws)
     return sampler.begin(Draws(requests, rows, masks, EOS)).tokens(logits)
 
 
@@ -133,6 +136,60 @@ def test_several_draws_of_one_row() -> None:
     assert [t.token_id for t in found] == [t.token_id for t in natively(batch[owners], requests)]
 
 
+class Allocations(TorchDispatchMode):
+    """Remembers how many rows as wide as the logits are allocated, of all tensors."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.most_rows = 0
+        self._vocab_size = vocab_size
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if "empty" in str(function) and result.ndim == 2 and result.shape[1] >= self._vocab_size:
+            self.most_rows = max(self.most_rows, len(result))
+        return result
+
+
+def answers_to(prompts: int, answers: int) -> tuple[list[int], list[Request]]:
+    """Draws of all kinds: (rows, requests)."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 1.0, "top_p": 0.9},
+        {"logprobs": 4, "temperature": 0.7, "top_k": 9},
+        {"presence_penalty": 0.5, "logit_bias": {3: 2.0}},
+        {"repetition_penalty": 1.3, "logprobs": 1, "logprob_token_ids": [2, 5]},
+        {"allowed_token_ids": list(range(0, 300, 7)), "temperature": 1.0},
+    ]
+    rows = [row for row in range(prompts) for _ in range(answers)]
+    return rows, [make_request([1, 2], [4], seed=i, **kinds[i % 5]) for i in range(len(rows))]
+
+
+@pytest.mark.parametrize("most_draws", [1, 3, 4])
+def test_memory_is_for_requests_and_not_for_their_answers(most_draws: int) -> None:
+    """And each answer is what it is when all are sampled at once, masks of grammars included."""
+    vocab_size = 300
+    batch = torch.stack([make_row(vocab_size, seed=seed) for seed in (1, 2)])
+    owners, requests = answers_to(2, 6)
+    masked = [0, 4, 5, 11]
+    bits = np.random.default_rng(0).random((len(masked), 10, 32)) < 0.5
+    words = np.packbits(bits, axis=-1, bitorder="little").view(np.int32)[..., 0]
+    masks = TokenMasks(masked, words)
+    at_once = by_kernels(batch, requests, masks, owners)
+    with Allocations(vocab_size) as allocations:
+        found = by_kernels(batch, requests, masks, owners, most_draws=most_draws)
+    assert found == at_once
+    assert allocations.most_rows == most_draws
+
+
+def test_more_draws_than_there_is_memory_for_wait_once_a_round() -> None:
+    copies = PromptCopies()
+    owners, requests = answers_to(1, 7)
+    by_kernels(make_row(300).repeat(1, 1), requests, None, owners, copies, most_draws=3)
+    assert len(copies.started) == len(copies.fetched) == 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_error_says_whose_fault_it_is(temperature: float) -> None:
     requests = [
@@ -170,7 +227,7 @@ def test_every_kernel_is_compiled_before_the_first_request(monkeypatch: pytest.M
     from pdserve.engine.cuda.staging import Staging
 
     vocab_size = 40
-    sampler = CudaSampler(Staging(PromptCopies()), vocab_size)
+    sampler = CudaSampler(Staging(PromptCopies()), vocab_size, 64)
     with compilations(monkeypatch) as before:
         sampler.warm_up(torch.device("cpu"))
     masks = TokenMasks([0], np.full((1, 2), 0x55555555, np.int32))

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
+import torch
 
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Scheduled
-from pdserve.errors import UnusableLogits
+from pdserve.errors import NodeSick, UnusableLogits
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -64,3 +67,36 @@ def test_warmup_leaves_the_model_as_it_was(node: Node) -> None:
     again = make_request(make_prompt(30))
     node.generate([again], 5)
     assert again.output_token_ids == request.output_token_ids
+
+
+class Failing:
+    """A decoder on a GPU that fails with kernels on their way."""
+
+    device = torch.device("cuda", 1)
+
+    def __init__(self, node: Node, error: Exception) -> None:
+        self.config, self.dtype = node.model.config, node.model.dtype
+        self.sampler = node.model.sampler
+        self._error = error
+
+    def logits(self, *_: object) -> NoReturn:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "num_waits"),
+    [(torch.OutOfMemoryError("no room"), 1), (NodeSick("a rank has ended"), 0)],
+    ids=["out of memory", "rank lost"],
+)
+def test_the_gpu_is_done_with_the_blocks_of_a_step_that_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception, num_waits: int
+) -> None:
+    """Unless it waits for a rank that has ended, when the node ends too."""
+    waited: list[torch.device] = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(Failing.device))
+    monkeypatch.setattr(torch.cuda, "current_stream", {Failing.device: stream}.__getitem__)
+    runner = ModelRunner(Failing(node, error), node.kv_cache)  # type: ignore[arg-type]
+    request = make_request(make_prompt(5), block_table=[0])
+    with pytest.raises(type(error), match=str(error)):
+        runner.execute([Scheduled(request, 5)])
+    assert len(waited) == num_waits

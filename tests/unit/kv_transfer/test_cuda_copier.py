@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.cuda.copier import CopySizes, SpanCopier
+from kv_transfer.cuda.copier import HOST_COPIES, CopySizes, SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.spans.pieces import PIECE_BYTES, cut_chunks, cut_pieces
+from kv_transfer.spans.pieces import PIECE_BYTES, cut_batches, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
 from tests.fake_gpus import FakeDriver, FakeHost
 
@@ -37,6 +38,22 @@ def test_pieces_are_the_spans(rows: list[tuple[int, int, int]]) -> None:
         return np.concatenate([np.empty((0, 2), np.int64), *parts])
 
     np.testing.assert_array_equal(bytes_of(pieces), bytes_of(spans))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999), st.integers(0, 500))),
+    st.integers(1, 7),
+    st.integers(1, 900),
+)
+def test_batches_are_the_spans(
+    rows: list[tuple[int, int, int]], max_count: int, max_bytes: int
+) -> None:
+    spans = spans_of(*rows)
+    batches = cut_batches(spans, max_count, max_bytes)
+    assert all(0 < len(batch) <= max_count for batch in batches)
+    assert all(batch[:, 2].sum() <= max_bytes for batch in batches)
+    cut = np.concatenate([spans_of(), *batches])
+    np.testing.assert_array_equal(cut_pieces(cut, 1), cut_pieces(spans, 1))
 
 
 @given(
@@ -114,6 +131,24 @@ def test_300_blocks_of_any_size_are_one_launch(
     copier.copy(memory.destination, memory.source, spans, CancelFlag())
     assert memory.host.launches == [launch]
     np.testing.assert_array_equal(memory.copied[: spans[-1, 0]], memory.data[: spans[-1, 0]])
+    copier.close()
+
+
+@pytest.mark.parametrize("batches_copies", [True, False])
+def test_pinned_memory_is_left_to_the_engines(batches_copies: bool) -> None:
+    """In calls of limited size, and without batches one by one; small copies, too."""
+    memory = Memory()
+    memory.host.batches_copies = batches_copies
+    pinned = Region(memory.driver.pin(SIZE), SIZE)
+    copier = SpanCopier(memory.driver, replace(HOST_COPIES, engine_bytes=60_000))
+    spans = spans_of((0, 100_000, 90_000), (90_001, 1, 16))
+    copier.copy(pinned, memory.source, spans, CancelFlag())
+    copier.copy(memory.destination, pinned, spans[:, [1, 0, 2]], CancelFlag())
+    expected = np.zeros(SIZE, np.uint8)
+    for a, _, n in spans.tolist():
+        expected[a : a + n] = memory.data[a : a + n]
+    np.testing.assert_array_equal(memory.copied, expected)
+    assert memory.host.launches == (["copy_batch"] * 4 if batches_copies else ["copy"] * 6)
     copier.close()
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from kv_transfer.memory import ExportedPool
+from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
-from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.errors import ConfigError, StaleTicket
+from tests.fake_gpus import FakeHost
+from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks
 from tests.unit.kv_transfer.pairs import SMALL, make_pool
 
 NUM_BLOCKS = 16
@@ -41,11 +47,13 @@ class Follower:
         self.held.remove(block_hash)
 
 
-class GatedCopies(CpuCopies):
+class GatedCopies:
     """Copies that begin when the test says so."""
 
-    def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
-        super().__init__(pool, blocks)
+    def __init__(self, copies: TierCopies) -> None:
+        self.block_bytes = copies.block_bytes
+        self.close = copies.close
+        self._copies = copies
         self.gate = threading.Event()
         self.gate.set()
         self.is_broken = False
@@ -54,22 +62,85 @@ class GatedCopies(CpuCopies):
         assert self.gate.wait(10)
         if self.is_broken:
             raise OSError("the disk is gone")
-        super().store(spans, cancel)
+        self._copies.store(spans, cancel)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
         assert self.gate.wait(10)
-        super().load(spans, cancel)
+        self._copies.load(spans, cancel)
+
+
+@dataclass
+class Memory:
+    """A pool's parts, the copies between each and its tier, and how to close it all."""
+
+    parts: list[NDArray[np.uint8]]  # [NUM_BLOCKS, bytes of a block]
+    copies: list[TierCopies]
+    close: Callable[[], None]
+
+
+def in_file(num_slots: int) -> Memory:
+    """A pool in CPU memory, and a file."""
+    pool = make_pool(SMALL, NUM_BLOCKS)
+    blocks = FileBlocks(num_slots, SMALL.block_bytes, "")
+    return Memory([pool.data], [CpuCopies(pool, blocks)], pool.close)
+
+
+def pinned(num_slots: int, num_gpus: int = 1, *, batches_copies: bool = True) -> Memory:
+    """A pool on GPUs, with a part on each, and pinned memory."""
+    host = FakeHost()
+    host.batches_copies = batches_copies
+    layouts = [SMALL.shard(n, num_gpus) for n in range(num_gpus)] if num_gpus > 1 else [SMALL]
+    pools = [DeviceBlocks(host.driver(n), of, NUM_BLOCKS, host) for n, of in enumerate(layouts)]
+    blocks = PinnedBlocks(num_slots, [of.block_bytes for of in layouts], host.driver())
+    copies = [PinnedCopies(each.pool, blocks, n) for n, each in enumerate(pools)]
+
+    def close() -> None:
+        assert host.num_lanes == 0
+        for each in pools:
+            each.pool.close()
+
+    return Memory([each.data for each in pools], list(copies), close)
+
+
+MEMORIES = {
+    "file": in_file,
+    "gpu": pinned,
+    "gpu-one-by-one": partial(pinned, batches_copies=False),
+    "two-gpus": partial(pinned, num_gpus=2),
+}
 
 
 class Bench:
     """A tier beside a pool of random content."""
 
-    def __init__(self, num_slots: int = 4) -> None:
-        self.pool = make_pool(SMALL, NUM_BLOCKS, seed=1)
-        self.copies = GatedCopies(self.pool, FileBlocks(num_slots, SMALL.block_bytes, ""))
-        self.tier = HostTier(SMALL, num_slots, self.copies)
+    def __init__(self, kind: str, num_slots: int = 4) -> None:
+        self.memory = MEMORIES[kind](num_slots)
+        for number, part in enumerate(self.memory.parts):
+            rng = np.random.default_rng(number)
+            part[:] = rng.integers(0, 256, part.shape, dtype=np.uint8)
+        self.copies = [GatedCopies(each) for each in self.memory.copies]
+        self.tier = HostTier(num_slots, self.copies)
         self.follower = Follower()
         self.tier.observe(self.follower)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """A copy of the pool, the parts of each block side by side: [NUM_BLOCKS, bytes]."""
+        return np.concatenate(self.memory.parts, axis=1)
+
+    def clear(self, num_blocks: int) -> None:
+        """Overwrite the first blocks of the pool."""
+        for part in self.memory.parts:
+            part[:num_blocks] = 0
+
+    def hold(self) -> None:
+        """Let no copy begin."""
+        for each in self.copies:
+            each.gate.clear()
+
+    def let(self) -> None:
+        for each in self.copies:
+            each.gate.set()
 
     def num_held(self, names: Iterable[bytes]) -> int:
         """How many of the first of these the tier holds."""
@@ -83,25 +154,27 @@ class Bench:
         assert not tier._writing
 
     def close(self) -> None:
-        self.copies.gate.set()
+        self.let()
         self.tier.close()
-        self.pool.close()
+        self.memory.close()
 
 
-@pytest_asyncio.fixture
-async def bench() -> AsyncIterator[Bench]:
-    bench = Bench()
+@pytest_asyncio.fixture(params=list(MEMORIES))
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    bench = Bench(request.param)
     yield bench
     bench.check()
     bench.close()
 
 
 async def test_what_comes_back_is_what_went_there(bench: Bench) -> None:
-    content = bench.pool.data[:4].copy()
+    content = bench.data
     await bench.tier.store([name(i) for i in range(4)], range(4))
-    bench.pool.data[:4] = 0
+    bench.clear(4)
     await bench.tier.load([name(i) for i in (2, 0, 3)], [9, 4, 11])
-    assert (bench.pool.data[[9, 4, 11]] == content[[2, 0, 3]]).all()
+    assert (bench.data[[9, 4, 11]] == content[[2, 0, 3]]).all()
+    others = [i for i in range(4, NUM_BLOCKS) if i not in (9, 4, 11)]
+    assert (bench.data[others] == content[others]).all()
     assert (bench.tier.statistics.stored, bench.tier.statistics.loaded) == (4, 3)
     assert bench.tier.statistics.bytes == 7 * SMALL.block_bytes
 
@@ -128,12 +201,12 @@ async def test_more_than_fits_is_stored_in_part(bench: Bench) -> None:
 
 
 async def test_a_block_that_is_being_stored_is_not_held_yet(bench: Bench) -> None:
-    bench.copies.gate.clear()
+    bench.hold()
     storing = asyncio.create_task(bench.tier.store([name(0)], [0]))
     await asyncio.sleep(0)
     assert bench.num_held([name(0)]) == 0
     await bench.tier.store([name(0)], [0])  # not a second time
-    bench.copies.gate.set()
+    bench.let()
     await storing
     assert bench.num_held([name(0)]) == 1
     assert bench.tier.statistics.stored == 1
@@ -141,12 +214,12 @@ async def test_a_block_that_is_being_stored_is_not_held_yet(bench: Bench) -> Non
 
 async def test_a_load_whose_slot_was_given_away_is_stale(bench: Bench) -> None:
     await bench.tier.store([name(i) for i in range(4)], range(4))
-    bench.copies.gate.clear()
+    bench.hold()
     loading = asyncio.create_task(bench.tier.load([name(0)], [9]))
     await asyncio.sleep(0)
     storing = asyncio.create_task(bench.tier.store([name(i) for i in range(4, 8)], range(4, 8)))
     await asyncio.sleep(0)
-    bench.copies.gate.set()
+    bench.let()
     with pytest.raises(StaleTicket):
         await loading
     await storing
@@ -155,13 +228,13 @@ async def test_a_load_whose_slot_was_given_away_is_stale(bench: Bench) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 async def test_a_store_that_does_not_end_well_gives_its_slots_back(bench: Bench, how: str) -> None:
-    bench.copies.gate.clear()
-    bench.copies.is_broken = how == "failed"
+    bench.hold()
+    bench.copies[-1].is_broken = how == "failed"
     storing = asyncio.create_task(bench.tier.store([name(0), name(1)], [0, 1]))
     await asyncio.sleep(0)
     if how == "cancelled":
         storing.cancel()
-    bench.copies.gate.set()
+    bench.let()
     with pytest.raises((asyncio.CancelledError, OSError)):
         await storing
     assert bench.tier.num_held == 0
@@ -178,13 +251,13 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60)
-@given(steps=STEPS)
+@given(kind=st.sampled_from(list(MEMORIES)), steps=STEPS)
 def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
-    steps: list[tuple[str, list[int]]],
+    kind: str, steps: list[tuple[str, list[int]]]
 ) -> None:
     async def run() -> None:
-        bench = Bench()
-        content = bench.pool.data.copy()
+        bench = Bench(kind)
+        content = bench.data
         under_way: list[asyncio.Task[None]] = []
 
         async def load(numbers: list[int]) -> None:
@@ -195,7 +268,7 @@ def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
                 await bench.tier.load([name(i) for i in numbers], destination)
             except StaleTicket:
                 return
-            assert (bench.pool.data[destination] == content[numbers]).all()
+            assert (bench.data[destination] == content[numbers]).all()
 
         loading = False
         for verb, numbers in steps:

@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.cuda.pinned import PinnedBlocks
+from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import KINDS
 from pdserve.block_hash import hash_chain
 from pdserve.clock import SystemClock
@@ -24,7 +26,7 @@ from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom
-from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.host_tier import NodeTier, TierBlocks, make_tier
 from pdserve.node.prefixes.offers import PrefixOffers
 from pdserve.node.prefixes.parts import FetchParts, Prefix
 from pdserve.node.sessions.client import Sessions
@@ -35,6 +37,8 @@ from pdserve.settings.config import PrefixPull
 from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
+from tests.fake_gpus import FakeHost
+from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks
 from tests.waits import until
 
 TIMEOUTS = Timeouts(connect_s=1.0, liveness_s=2.0)
@@ -73,16 +77,25 @@ class PrefixNode:
         tier_blocks: int = 0,
         timeout_s: float = PREFIX_S,
         timeouts: Timeouts = TIMEOUTS,
+        gpus: FakeHost | None = None,
     ) -> None:
+        """With `gpus`, the pool is on the first of them."""
         self.name = name
         self.layout = make_layout(block_size)
         identity = KvIdentity("m", "r", self.layout)
         clock = SystemClock()
-        self.memory = ExportedPool(NUM_BLOCKS, self.layout.block_bytes)
+        self.gpus = gpus
+        self.memory: ExportedPool | DevicePool
+        if gpus is None:
+            self.memory = ExportedPool(NUM_BLOCKS, self.layout.block_bytes)
+            self.data = self.memory.data
+            kinds = [kind for kind in KINDS if kind.name in ("shm", "tcp")]
+        else:
+            blocks = DeviceBlocks(gpus.driver(), self.layout, NUM_BLOCKS, gpus)
+            self.memory, self.data, kinds = blocks.pool, blocks.data, [CUDA_IPC]
         self.pool = BlockPool(NUM_BLOCKS, block_size, bump_generations=self.memory.bump)
-        kinds = [kind for kind in KINDS if kind.name in ("shm", "tcp")]
         self.exporter = Exporter(
-            name, f"{name}-1", identity, self.memory, clock, kinds, with_checksums=True
+            name, f"{name}-1", identity, self.memory, clock, kinds, with_checksums=gpus is None
         )
         self.puller = Puller(self.memory, identity, host_id(), kinds)
         self.tier = self._make_tier(tier_blocks)
@@ -109,10 +122,13 @@ class PrefixNode:
     def _make_tier(self, num_blocks: int) -> NodeTier | None:
         if num_blocks == 0:
             return None
-        blocks = FileBlocks(num_blocks, self.layout.block_bytes, "")
-        return NodeTier(
-            self.pool, HostTier(self.layout, num_blocks, CpuCopies(self.memory, blocks))
-        )
+        block_bytes = self.layout.block_bytes
+        blocks: TierBlocks
+        if self.gpus is None:
+            blocks = FileBlocks(num_blocks, block_bytes, "")
+        else:
+            blocks = PinnedBlocks(num_blocks, [block_bytes], self.gpus.driver())
+        return make_tier(blocks, self.memory, self.pool)
 
     async def start(self) -> None:
         await self.exporter.start("127.0.0.1")
@@ -143,7 +159,7 @@ class PrefixNode:
         table = self.pool.take_prefix(hashes)
         table += self.pool.allocate(len(hashes) - len(table))
         for index, block_id in enumerate(table):
-            self.memory.data[block_id] = self.content(index, seed).reshape(-1)
+            self.data[block_id] = self.content(index, seed).reshape(-1)
             self.pool.publish(block_id, hashes[index])
         self.pool.release(table)
 
@@ -164,13 +180,13 @@ class PrefixNode:
         block_ids = self.pool.match_prefix(hash_chain(token_ids, self.layout.block_size, ""))
         for index, block_id in enumerate(block_ids):
             expected = self.content(index, seed).reshape(-1)
-            assert (self.memory.data[block_id] == expected).all(), f"block {index} of the prompt"
+            assert (self.data[block_id] == expected).all(), f"block {index} of the prompt"
         return len(block_ids) * self.layout.block_size
 
     def flood(self) -> None:
         """Use every block for something else, so that nothing stays cached."""
         blocks = self.pool.allocate(self.pool.num_free)
-        self.memory.data[blocks] = 0
+        self.data[blocks] = 0
         self.pool.release(blocks)
 
     # ---- as seen by others ---------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_larger_steps_leave_less() -> None:
 
 
 def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
     monkeypatch.setattr(start_model, "_device", torch.device)
     engine = EngineConfig(device="cuda", kv_utilization=0.5)
@@ -149,6 +149,7 @@ def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"device": "cuda:2"}, 'device "cuda:2": there are 2 GPUs'),
         ({"tensor_parallel": 4}, "tensor_parallel 4 takes cuda:0 to cuda:3, and there are 2 GPUs"),
         ({"pipeline_parallel": 2}, "pipeline_parallel 2 is for CPUs"),
         ({"rank_hosts": ["10.0.0.2:1"]}, "leave it and rank_hosts out"),
@@ -161,4 +162,4 @@ def test_ranks_that_gpus_cannot_have_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(start_model, "_device", torch.device)
     with pytest.raises(ConfigError, match=says):
-        plan_model(NodeConfig(engine=EngineConfig(device="cuda", **options)))
+        plan_model(NodeConfig(engine=EngineConfig(**{"device": "cuda"} | options)))

@@ -12,12 +12,17 @@ import pytest
 import torch
 
 from kv_transfer.cuda.driver import DeviceError
+from kv_transfer.cuda.pinned import PinnedBlocks
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.ranks.hosts import HostShare
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
 from pdserve.node.memory import kv_memory
 from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
-from pdserve.node.prefixes.host_tier import make_tier_blocks
+from pdserve.node.prefixes import host_tier
+from pdserve.node.prefixes.host_tier import make_tier, make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
@@ -31,6 +36,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     """Its GPUs are this machine's."""
     host = FakeHost()
     monkeypatch.setattr(kv_memory, "open_driver", host.driver)
+    monkeypatch.setattr(host_tier, "open_driver", host.driver)
     return host
 
 
@@ -116,7 +122,57 @@ def test_a_gpu_without_room(
         make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu)
 
 
-def test_a_host_tier_is_refused_on_a_gpu(on_gpu: NodeModel) -> None:
-    config = NodeConfig(prefix=PrefixConfig(tier_memory="1GiB"))
-    with pytest.raises(ConfigError, match="tier_memory keeps copies of CPU memory"):
-        make_tier_blocks(config, on_gpu)
+# ---- the host tier -----------------------------------------------------------------------------
+
+
+def tiered(memory: str, **options: str) -> NodeConfig:
+    return NodeConfig(prefix=PrefixConfig(tier_memory=memory, **options))
+
+
+def test_the_tier_of_a_gpu_is_pinned(host: FakeHost, on_gpu: NodeModel) -> None:
+    size = on_gpu.layout.block_bytes
+    blocks = make_tier_blocks(tiered(str(3 * size + 1)), on_gpu)
+    assert isinstance(blocks, PinnedBlocks)
+    assert blocks.num_blocks == 3
+    assert [len(memory) for memory in host.pinned.values()] == [3 * size]
+
+
+def test_ranks_have_a_place_in_every_slot(host: FakeHost, on_gpu: NodeModel) -> None:
+    """Also for heads that several have: a slot is as large as all parts of a block together."""
+    model = dataclasses.replace(on_gpu, kernels=None, share=HostShare(Parallelism(4)))
+    sizes = [layout.block_bytes for layout in model.rank_layouts]
+    assert sum(sizes) == 2 * model.layout.block_bytes
+    blocks = make_tier_blocks(tiered(str(3 * sum(sizes))), model)
+    assert isinstance(blocks, PinnedBlocks)
+    assert [region.num_bytes for region in blocks.regions] == [3 * size for size in sizes]
+    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
+    tier = make_tier(blocks, memory, BlockPool(memory.num_blocks, 16))
+    assert tier is not None
+    assert tier.tier.block_bytes == memory.block_bytes
+    tier.tier.close()
+    memory.close()
+
+
+def test_a_tier_that_cannot_be_pinned_is_refused(
+    host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.most_pinned = 0
+    with pytest.raises(ConfigError, match=r"tier_memory '1MiB': cannot pin .* lower it"):
+        make_tier_blocks(tiered("1MiB"), on_gpu)
+    monkeypatch.setattr(host_tier, "available_bytes", lambda: 100 << 20)
+    with pytest.raises(ConfigError, match=r"'1GiB' is pinned .* 100MiB of memory are available"):
+        make_tier_blocks(tiered("1GiB"), on_gpu)
+
+
+def test_a_tier_on_a_gpu_has_no_file(host: FakeHost, on_gpu: NodeModel) -> None:
+    with pytest.raises(ConfigError, match="tier_dir '/tmp' is for CPUs"):
+        make_tier_blocks(tiered("1MiB", tier_dir="/tmp"), on_gpu)
+    assert not host.pinned
+
+
+def test_without_cupy_there_is_no_tier_on_a_gpu(
+    on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ConfigError, match=r"takes pinned memory: .*pip install 'pdserve\[cuda\]'"):
+        make_tier_blocks(tiered("1MiB"), on_gpu)

@@ -12,11 +12,11 @@ import torch
 
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
-from kv_transfer.tier import FileBlocks
 from pdserve.errors import ConfigError
-from pdserve.node.prefixes.host_tier import BATCH, NodeTier, make_tier_blocks
+from pdserve.node.prefixes.host_tier import BATCH, NodeTier, TierBlocks, make_tier_blocks
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
+from tests.fake_gpus import FakeHost
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
@@ -42,11 +42,18 @@ async def until_stored(node: PrefixNode, num_blocks: int) -> None:
     await until(lambda: node.pool.num_free == NUM_BLOCKS)
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def gpus(request: pytest.FixtureRequest) -> FakeHost | None:
+    """None: the pools are in CPU memory, and the tiers in files."""
+    return FakeHost() if request.param == "gpu" else None
+
+
 @pytest_asyncio.fixture
-async def node() -> AsyncIterator[PrefixNode]:
-    node = PrefixNode("n", tier_blocks=20)
+async def node(gpus: FakeHost | None) -> AsyncIterator[PrefixNode]:
+    node = PrefixNode("n", tier_blocks=20, gpus=gpus)
     async with started(node):
         yield node
+    assert gpus is None or gpus.num_lanes == 0
 
 
 async def test_an_evicted_prompt_comes_back_bit_exact(node: PrefixNode) -> None:
@@ -105,7 +112,7 @@ async def test_a_tier_that_is_too_slow_is_learned_from(node: PrefixNode) -> None
 
 
 async def test_where_the_tier_ends_another_node_goes_on(node: PrefixNode) -> None:
-    source = PrefixNode("p")
+    source = PrefixNode("p", gpus=node.gpus)
     async with started(source):
         node.compute(PROMPT[:20])
         await until_stored(node, 5)
@@ -163,7 +170,7 @@ async def test_a_copy_that_fails_costs_only_its_own_blocks(
         raise OSError("an odd fault")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tier_of(node).tier._copies, "store", fail)
+        patch.setattr(tier_of(node).tier._parts[0], "store", fail)
         node.compute(PROMPT)
         await until(lambda: len(failed) >= 2 and node.pool.num_free == NUM_BLOCKS)
         await until(lambda: not tier_of(node)._freed)
@@ -237,7 +244,7 @@ async def test_a_block_that_the_tier_lost_meanwhile_is_not_published(node: Prefi
     assert tier.statistics.stale == 1
 
 
-def make_blocks(prefix: PrefixConfig, *, prefix_cache: bool = True) -> FileBlocks | None:
+def make_blocks(prefix: PrefixConfig, *, prefix_cache: bool = True) -> TierBlocks | None:
     layout, device = make_layout(), torch.device("cpu")
     model = replace(plan_model(NodeConfig()), layout=layout, device=device)
     engine = EngineConfig(prefix_cache=prefix_cache)

@@ -4,9 +4,16 @@ What it needs of the host goes up with the batch, the kernels choose among the l
 these are there, and all results come down in one copy. The tokens are those that csrc/sampling
 chooses from the same logits. The masks of grammars are computed before the step is launched, since
 they go up with it.
+
+Each draw takes memory of the size of a row of logits, several times. A step has as many rows as
+requests, but of a request's last prompt token one draw for each answer (128 at most). So more draws
+than the memory is planned for (`WorstStep`) are made in rounds, one after the other.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +23,7 @@ from pdserve.engine.cuda.sampling.inputs import SamplingInputs, lay_out
 from pdserve.engine.cuda.sampling.results import Results, logprobs_of, packing_of
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.request import Request, SampledToken
-from pdserve.engine.sampling.interface import Draws
+from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.sampling.limits import nothing_to_choose
 from pdserve.engine.steps.batch import Cargo
 from pdserve.errors import RequestsFailed
@@ -27,14 +34,24 @@ from pdserve.protocol import SamplingParams
 class CudaSampler:
     """Implements `sampling.interface.Sampler`."""
 
-    def __init__(self, staging: Staging, vocab_size: int) -> None:
-        """Sample from rows of `vocab_size` logits; `staging` is that of the logits' stream."""
+    def __init__(self, staging: Staging, vocab_size: int, most_draws: int) -> None:
+        """Sample from logits.
+
+        Args:
+            staging: that of the logits' stream.
+            vocab_size: number of logits in a row.
+            most_draws: there is memory for so many at a time.
+        """
         self._staging = staging
         self._vocab_size = vocab_size
+        self._most_draws = most_draws
 
-    def begin(self, draws: Draws) -> CudaSampling:
+    def begin(self, draws: Draws) -> StepSampling:
         """See Sampler.begin."""
-        return CudaSampling(draws, self._vocab_size, self._staging)
+        if len(draws.requests) <= self._most_draws:
+            return CudaSampling(draws, self._vocab_size, self._staging)
+        parts = split_draws(draws, self._most_draws)
+        return Rounds([CudaSampling(part, self._vocab_size, self._staging) for part in parts])
 
     def warm_up(self, device: torch.device) -> None:
         """Launch every kernel, so that no request waits for a compiler."""
@@ -93,3 +110,28 @@ class CudaSampling:
         failed = [draw for draw, token_id in enumerate(token_ids) if token_id < 0]
         rows = failed if draws.rows is None else [draws.rows[draw] for draw in failed]
         return nothing_to_choose(logits[rows], [draws.requests[draw] for draw in failed])
+
+
+class Rounds:
+    """Implements `sampling.interface.StepSampling`: what goes up with the batch is of the first.
+
+    Requests whose token cannot be chosen are named round by round: the others' are in later steps.
+    """
+
+    def __init__(self, rounds: Sequence[CudaSampling]) -> None:
+        self._rounds = rounds
+        self.cargo = rounds[0].cargo
+
+    def tokens(self, logits: Tensor) -> list[SampledToken]:
+        """See StepSampling.tokens."""
+        return [token for each in self._rounds for token in each.tokens(logits)]
+
+
+def split_draws(draws: Draws, most: int) -> Iterator[Draws]:
+    """Yield the draws in parts of at most `most`, in order."""
+    for first in range(0, len(draws.requests), most):
+        requests = draws.requests[first : first + most]
+        end = first + len(requests)
+        rows = list(range(first, end)) if draws.rows is None else draws.rows[first:end]
+        masks = None if draws.masks is None else draws.masks.between(first, end)
+        yield replace(draws, requests=requests, rows=rows, masks=masks)
