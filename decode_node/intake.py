@@ -98,6 +98,7 @@ class Intake:
                     takes_over or request.request_id,
                     at_end=is_follower,
                     num_emitted=request.num_emitted_before,
+                    taker=request.request_id if takes_over else "",
                 ) as subscription,
                 self._turns.turn(prompt_id, subscription),
             ):

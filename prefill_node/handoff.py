@@ -34,6 +34,7 @@ class Handoff:
     record: HandoffRecord | None = None  # once the request has ended here
     stream: Request | None = None  # that decodes here, to be taken over; None: a prefill
     num_emitted: int = 0  # output tokens of the stream that its subscriber knows
+    taker: str = ""  # the subscriber's leg; empty: its build does not say
     # |-> whether it receives each part as it comes, instead of all at the end
     subscribers: dict[Subscriber, bool] = field(default_factory=dict)
     _lease: asyncio.TimerHandle | None = None

@@ -35,6 +35,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffEnded, HandoffRecord
+from pdserve.protocol.legs import is_earlier
 from prefill_node.handoff import Handoff
 from prefill_node.held_kv import HeldKv, PinnedBlocks
 
@@ -189,25 +190,29 @@ class Handoffs:
             self._start_lease(request_id, handoff)  # bounds the wait for a leg that never comes
 
     def subscribe_to_stream(
-        self, request_id: str, subscriber: Subscriber, num_emitted: int
+        self, request_id: str, subscriber: Subscriber, num_emitted: int, taker: str
     ) -> None:
         """As Announcer.subscribe_to_stream.
 
-        A coordinator has one node at a time take a stream over, so a former subscriber has been
-        told to give it up, but may be ending a pull before it settles.
+        A coordinator has one node at a time take a stream over, so the one with the earlier leg has
+        been told to give it up. It may be ending a pull before it settles, or, if it subscribed
+        late, before it hears so.
         """
+        error = PeerLost("it does not decode here, or not any more")
         former = self._handoffs.get(request_id)
         if former is not None and former.goes_on_here:
-            self.end(request_id, PeerLost("another node is to take it over instead"))
+            if is_earlier(taker, former.taker):
+                error = PeerLost(f"{former.taker} is to take it over instead of {taker}")
+            else:
+                self.end(request_id, PeerLost("another node is to take it over instead"))
         stream = self._find(request_id)
-        is_kept = request_id in self._handoffs  # it has ended here
+        is_kept = request_id in self._handoffs  # for another one, or it has ended here
         if stream is None or is_kept or not _can_leave(stream, num_emitted):
-            error = PeerLost("it does not decode here, or not any more")
             code, message = error.code, error.message
             subscriber(HandoffEnded(request_id=request_id, code=code, message=message))
             return
         handoff = self._get_or_make(request_id)
-        handoff.stream, handoff.num_emitted = stream, num_emitted
+        handoff.stream, handoff.num_emitted, handoff.taker = stream, num_emitted, taker
         handoff.is_open = True
         handoff.subscribers[subscriber] = False  # it is told everything at once
         self._streams[request_id] = stream

@@ -32,6 +32,11 @@ def request_of_leg(leg_id: str) -> str:
     return leg_id.partition(_ATTEMPT)[0]
 
 
+def is_earlier(leg_id: str, other: str) -> bool:
+    """Whether a leg was made before another of the same life of a request; False: also unnamed."""
+    return leg_id != "" and (len(leg_id), leg_id) < (len(other), other)
+
+
 class PrefixSource(Message, frozen=True):
     """A hint, possibly outdated: this node holds the KV of the prompt's first tokens."""
 

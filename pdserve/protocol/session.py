@@ -64,6 +64,7 @@ class Subscribe(Message, frozen=True):
     subscription_id: str  # unique for the puller; repeated in every answer
     at_end: bool = False  # announce everything at the end, together with the handoff record
     num_emitted: int = 0  # output tokens that the puller knows; 0: the request is a prefill
+    taker: str = ""  # the puller's leg that takes a stream over; empty also from older builds
 
 
 class Settle(Message, frozen=True):

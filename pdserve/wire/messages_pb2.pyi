@@ -564,16 +564,18 @@ class Pong(_message.Message):
     def __init__(self) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request_id", "subscription_id", "at_end", "num_emitted")
+    __slots__ = ("request_id", "subscription_id", "at_end", "num_emitted", "taker")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     AT_END_FIELD_NUMBER: _ClassVar[int]
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    TAKER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     subscription_id: str
     at_end: bool
     num_emitted: int
-    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ..., num_emitted: _Optional[int] = ...) -> None: ...
+    taker: str
+    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ..., num_emitted: _Optional[int] = ..., taker: _Optional[str] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("subscription_id", "pulled")

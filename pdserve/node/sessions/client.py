@@ -65,12 +65,13 @@ class Session:
 
     @asynccontextmanager
     async def subscribed(
-        self, request_id: str, *, at_end: bool = False, num_emitted: int = 0
+        self, request_id: str, *, at_end: bool = False, num_emitted: int = 0, taker: str = ""
     ) -> AsyncIterator[Subscription]:
         """Subscribe to a request's handoff; it is settled when the context ends.
 
         With `at_end`, nothing is announced until all of it can be pulled. With `num_emitted`, it is
-        a stream that runs there, and so many of its output tokens are known here.
+        a stream that runs there, so many of its output tokens are known here, and the leg `taker`
+        is to go on with it.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -86,6 +87,7 @@ class Session:
                 subscription_id=subscription_id,
                 at_end=at_end,
                 num_emitted=num_emitted,
+                taker=taker,
             )
         )
         try:

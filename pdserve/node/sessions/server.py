@@ -53,12 +53,13 @@ class Announcer(Protocol):
         ...
 
     def subscribe_to_stream(
-        self, request_id: str, subscriber: Subscriber, num_emitted: int
+        self, request_id: str, subscriber: Subscriber, num_emitted: int, taker: str
     ) -> None:
         """Send announcements of what a stream that runs here has completed, and one without ticket.
 
-        The subscriber is about to take the stream over, and knows `num_emitted` of its tokens. It
-        replaces a former one, which is told so.
+        The subscriber is about to take the stream over, as the leg `taker`, and knows `num_emitted`
+        of its tokens. It replaces one with an earlier leg, which is told so, or is told that there
+        is one with a later leg. Where a build does not name its leg, the later to come has it.
         """
         ...
 
@@ -163,7 +164,9 @@ class _Subscriptions:
         request_id = message.request_id
         self._opened[message.subscription_id] = request_id, subscriber
         if message.num_emitted:
-            self._announcer.subscribe_to_stream(request_id, subscriber, message.num_emitted)
+            self._announcer.subscribe_to_stream(
+                request_id, subscriber, message.num_emitted, message.taker
+            )
         else:
             self._announcer.subscribe(request_id, subscriber, at_end=message.at_end)
 

@@ -66,7 +66,7 @@ async def test_it_is_asked_to_end_there_when_what_it_has_completed_is_here(taker
     await turn()
     (subscribe,) = taker.exporter.outbox.sent
     assert isinstance(subscribe, Subscribe)
-    assert (subscribe.request_id, subscribe.num_emitted) == ("s", 2)
+    assert (subscribe.request_id, subscribe.num_emitted, subscribe.taker) == ("s", 2, "s~1")
     taker.completed(0, 8)
     await turn()
     assert taker.puller.parts == [(0, 8, 0, 4)]

@@ -55,7 +55,7 @@ class ScriptedAnnouncer:
 
     def __init__(self) -> None:
         self.subscribers: dict[str, Subscriber] = {}
-        self.streams: list[tuple[str, int]] = []
+        self.streams: list[tuple[str, int, str]] = []
         self.settled: list[tuple[str, bool]] = []
         self.changed = asyncio.Event()
 
@@ -64,9 +64,9 @@ class ScriptedAnnouncer:
         self.changed.set()
 
     def subscribe_to_stream(
-        self, request_id: str, subscriber: Subscriber, num_emitted: int
+        self, request_id: str, subscriber: Subscriber, num_emitted: int, taker: str
     ) -> None:
-        self.streams.append((request_id, num_emitted))
+        self.streams.append((request_id, num_emitted, taker))
         self.subscribe(request_id, subscriber)
 
     def take_over(self, request_id: str, subscriber: Subscriber) -> None:
@@ -170,9 +170,9 @@ async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
 
 async def test_a_stream_is_subscribed_to_and_taken_over(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
-    async with session.subscribed("s", num_emitted=7) as subscription:
+    async with session.subscribed("s", num_emitted=7, taker="s~1") as subscription:
         await pair.announcer.until_changed()
-        assert pair.announcer.streams == [("s", 7)]
+        assert pair.announcer.streams == [("s", 7, "s~1")]
         pair.announcer.subscribers["s"](Announcement(request_id="s", ticket=b""))
         async with asyncio.timeout(3):
             all_so_far = await subscription.next()

@@ -44,8 +44,8 @@ class Source(Bench):
         self.services.start_decode(msgspec.structs.replace(leg, **fields), self.link)
         self.run_until_tokens("r", num_tokens)
 
-    def subscribe(self, num_emitted: int, request_id: str = "r") -> None:
-        self.services.announcer.subscribe_to_stream(request_id, self.taker, num_emitted)
+    def subscribe(self, num_emitted: int, request_id: str = "r", leg: str = "r~1") -> None:
+        self.services.announcer.subscribe_to_stream(request_id, self.taker, num_emitted, leg)
 
     def take_over(self) -> None:
         self.services.announcer.take_over("r", self.taker)
@@ -252,9 +252,10 @@ async def test_what_cannot_be_taken_over_is_refused(
     source.settle(was_pulled=False)
 
 
+@pytest.mark.parametrize("leg", ["r~2", ""], ids=["named", "of an older build"])
 @pytest.mark.parametrize("is_asked", [False, True])
 async def test_another_node_takes_it_over_before_the_first_has_settled(
-    source: Source, is_asked: bool
+    source: Source, is_asked: bool, leg: str
 ) -> None:
     """The first one was told to give it up, and is ending a pull."""
     source.stream(2)
@@ -264,7 +265,7 @@ async def test_another_node_takes_it_over_before_the_first_has_settled(
     first, heard_by_first = source.taker, source.heard
     source.heard = []
     source.taker = source.heard.append
-    source.subscribe(2)
+    source.subscribe(2, leg=leg)
     ended = heard_by_first[-1]
     assert isinstance(ended, HandoffEnded)
     assert ended.code == PeerLost.code
@@ -281,6 +282,29 @@ async def test_another_node_takes_it_over_before_the_first_has_settled(
     source.settle(was_pulled=True)
 
 
+async def test_one_that_was_replaced_may_subscribe_late(source: Source) -> None:
+    """It has not heard yet that it is to give the stream up."""
+    source.stream(2)
+    source.subscribe(2, leg="r~10")
+    late: list[msgspec.Struct] = []
+    source.services.announcer.subscribe_to_stream("r", late.append, 2, "r~9")
+    (ended,) = late
+    assert isinstance(ended, HandoffEnded)
+    assert (ended.code, ended.message) == (
+        PeerLost.code,
+        "r~10 is to take it over instead of r~9",
+    )
+    source.services.announcer.take_over("r", late.append)
+    source.services.announcer.settle("r", late.append, was_pulled=False)
+    source.step()
+    assert not source.events[-1].is_taken_over, "the later one has not asked for the rest"
+    source.take_over()
+    source.step()
+    assert source.events[-1].is_taken_over
+    assert isinstance(source.last, HandoffRecord)
+    source.settle(was_pulled=True)
+
+
 async def test_it_has_ended_for_the_first_when_another_node_is_to_take_it_over(
     source: Source,
 ) -> None:
@@ -290,7 +314,7 @@ async def test_it_has_ended_for_the_first_when_another_node_is_to_take_it_over(
     source.take_over()
     source.step()
     heard: list[msgspec.Struct] = []
-    source.services.announcer.subscribe_to_stream("r", heard.append, 2)
+    source.services.announcer.subscribe_to_stream("r", heard.append, 2, "r~2")
     (ended,) = heard
     assert isinstance(ended, HandoffEnded)
     assert ended.code == PeerLost.code
