@@ -87,6 +87,10 @@ class Handoffs:
         """How many output tokens the node knows that takes this stream over; None: nobody does."""
         return self._handoffs[request_id].num_emitted if request_id in self._streams else None
 
+    def leaving(self, request_id: str) -> Request | None:
+        """The stream of this id that is being taken over, until its taker has it; None: no such."""
+        return self._streams.get(request_id)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._handoffs
 

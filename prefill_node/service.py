@@ -63,6 +63,10 @@ class PrefillNode:
         """Blocks held for decode nodes to pull."""
         return self.handoffs.num_pinned_blocks
 
+    def leaving(self, request_id: str) -> Request | None:
+        """As PrefillService.leaving."""
+        return self.handoffs.leaving(request_id)
+
     # ---- what coordinators ask for -------------------------------------------------------------
 
     def start(self, leg: PrefillLeg) -> None:

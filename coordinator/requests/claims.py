@@ -2,14 +2,16 @@
 
 A client that made its request under a key can make it again, at any coordinator. Such a request has
 the same id everywhere, so before it is dispatched, every node is asked for a stream of that id.
-What has been emitted is shown at once, and the stream goes on from there.
+What has been emitted is shown, and the stream goes on from there. Several nodes may have a part: a
+stream that another node has taken over is still kept where it was, with the tokens of that time. So
+the longest part counts, when all have answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.registry import Member, Registry
@@ -24,6 +26,7 @@ class _Asked:
     answers: Sequence[RunningRequest]  # to one prompt, the first one first
     waits_for: set[tuple[Member, str]]  # (node, request id)
     then: Callable[[], None]
+    emitted: dict[str, TokenEvent] = field(default_factory=dict)  # the most, by request id
     timer: asyncio.TimerHandle | None = None
 
 
@@ -52,7 +55,7 @@ class Claims:
             self._over(asked)
 
     def claimed(self, message: Claimed, sender: Member) -> None:
-        """Show what a node has of a request; without all it asks for, that is as good as nothing.
+        """Note what a node has of a request; without all it asks for, that is as good as nothing.
 
         Raises:
             MalformedMessage: see PromptLogprobs.check.
@@ -63,16 +66,16 @@ class Claims:
         running = next(a for a in asked.answers if a.request_id == message.request_id)
         logprobs = _logprobs_of(message)
         lacks_logprobs = running.request.sampling.logprobs is not None and not logprobs
-        if message.token_ids and not (running.has_token_one or lacks_logprobs):
-            running.begin_with(
-                TokenEvent(
-                    request_id=message.request_id,
-                    index=0,
-                    token_ids=message.token_ids,
-                    logprobs=logprobs,
-                    finish_reason=message.finish_reason,
-                    stop_token_id=message.stop_token_id,
-                )
+        former = asked.emitted.get(message.request_id)
+        is_more = len(message.token_ids) > (len(former.token_ids) if former else 0)
+        if is_more and not lacks_logprobs:
+            asked.emitted[message.request_id] = TokenEvent(
+                request_id=message.request_id,
+                index=0,
+                token_ids=message.token_ids,
+                logprobs=logprobs,
+                finish_reason=message.finish_reason,
+                stop_token_id=message.stop_token_id,
             )
         self._heard(asked, {(sender, message.request_id)})
 
@@ -96,6 +99,10 @@ class Claims:
             asked.timer.cancel()
         for answer in asked.answers:
             self._asked.pop(answer.request_id, None)
+        for answer in asked.answers:
+            emitted = asked.emitted.get(answer.request_id)
+            if emitted is not None:
+                answer.begin_with(emitted)
         asked.then()
 
 

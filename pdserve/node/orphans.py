@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from pdserve.engine.engine import Engine
+from pdserve.engine.request import Request
 from pdserve.node.legs import Legs
 from pdserve.protocol import Claim, Claimed, FinishReason, LegFailed, TokenBatch, TokenEvent
 from pdserve.protocol.legs import request_of_leg
@@ -48,16 +48,20 @@ class Orphans:
     """The streams without a coordinator of one node; to `Legs` it is their coordinator."""
 
     def __init__(
-        self, engine: Engine, legs: Legs, cancel_leg: Callable[[str, str], None], keep_s: float
+        self,
+        find: Callable[[str], Request | None],
+        legs: Legs,
+        cancel_leg: Callable[[str, str], None],
+        keep_s: float,
     ) -> None:
         """
         Args:
-            engine: runs the streams.
+            find: the stream of a leg, also if it has ended here and its taker does not have it yet.
             legs: the node's.
             cancel_leg: ends a leg, given its id and the reason.
             keep_s: how long a stream is kept.
         """
-        self._engine = engine
+        self._find = find
         self._legs = legs
         self._cancel_leg = cancel_leg
         self._keep_s = keep_s
@@ -69,7 +73,7 @@ class Orphans:
 
     def take_in(self, leg_id: str) -> bool:
         """Keep a leg whose coordinator is lost; returns whether it can be claimed at all."""
-        request, request_id = self._engine.find(leg_id), request_of_leg(leg_id)
+        request, request_id = self._find(leg_id), request_of_leg(leg_id)
         if request is None or not request.output_token_ids or not self._legs.is_claimable(leg_id):
             return False
         if len(self._orphans) >= MOST or request_id in self._orphans:

@@ -109,6 +109,10 @@ class PrefillService(Service[PrefillLeg], Protocol):
         """Blocks held for others to pull."""
         ...
 
+    def leaving(self, request_id: str) -> Request | None:
+        """The stream of this id that is being taken over, until its taker has it; None: no such."""
+        ...
+
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
         """As StepObserver.step_planned, for all rows of the step."""
         ...

@@ -77,7 +77,7 @@ class Services:
             int(parts.pool.num_blocks * parts.config.handoff.pinned_limit),
         )
         keep_s = parts.config.timeouts.orphan_s
-        self._orphans = Orphans(parts.engine, parts.legs, self.cancel_leg, keep_s)
+        self._orphans = Orphans(self._stream, parts.legs, self.cancel_leg, keep_s)
         self._step_listeners: list[Callable[[StepReport], None]] = []
         self._follow_policy()
 
@@ -271,6 +271,9 @@ class Services:
             num_emitted = len(leg.output_token_ids)
             self.legs.scores.open(leg.request_id, leg.output_logprobs, num_emitted)
         return True
+
+    def _stream(self, leg_id: str) -> Request | None:
+        return self.engine.find(leg_id) or self._prefill.leaving(leg_id)
 
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL

@@ -73,6 +73,23 @@ async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
     assert await output(running) == [100, 101, 102, 103]
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["the shorter first", "the longer first"])
+async def test_of_a_stream_that_two_nodes_have_the_longer_part_goes_on(
+    nodes: Nodes, order: int
+) -> None:
+    """One has taken it over from the other, and their coordinator is lost."""
+    former, taker = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    (running,) = start(nodes, "r")
+    sent(taker)
+    answers = [([100], former), ([100, 101], taker)]
+    for token_ids, member in answers[::order]:
+        nodes.flow.claimed(Claimed(request_id="r", token_ids=token_ids), member)
+    leg = await decode_leg(taker)
+    assert leg.output_token_ids == [100, 101]
+    further(nodes, taker, "r~x1", 2)
+    assert await output(running) == [100, 101, 102, 103]
+
+
 async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: Nodes) -> None:
     """From node to coordinator and on to the next node, whatever interrupts the stream there."""
     decode = nodes.join("d", DECODE)
@@ -117,8 +134,8 @@ async def test_one_that_has_ended_meanwhile_is_shown(nodes: Nodes) -> None:
     (running,) = start(nodes, "r")
     end = Claimed(request_id="r", token_ids=[100, 101], finish_reason=FinishReason.STOP)
     nodes.flow.claimed(end, decode)
-    assert await output(running) == [100, 101]
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    assert await output(running) == [100, 101]
     assert await legs(prefill) == await legs(decode) == []
 
 

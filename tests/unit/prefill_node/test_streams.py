@@ -15,6 +15,8 @@ from pdserve.engine.steps.shape import shape_of
 from pdserve.errors import PeerLost, RequestCancelled, RequestEnded
 from pdserve.protocol import (
     Announcement,
+    Claim,
+    Claimed,
     DecodeLeg,
     FinishReason,
     HandoffEnded,
@@ -24,7 +26,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from tests.unit.node.one_node import Bench, scores_of, token_of
+from tests.unit.node.one_node import Bench, Link, scores_of, token_of
 
 NUM_PROMPT, MAX_TOKENS = 9, 12
 
@@ -334,6 +336,44 @@ async def test_its_kept_log_probabilities_come_with_the_record(source: Source) -
     assert record.logprobs == [scores_of(request, token) for token in record.token_ids]
     assert len(record.logprobs) == 2
     source.settle(was_pulled=True)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["lost", "not yet known to be lost"])
+async def test_one_that_has_ended_here_can_be_claimed_until_its_taker_has_it(
+    source: Source, is_known: bool
+) -> None:
+    source.stream(2, is_claimable=True)
+    source.subscribe(2)
+    source.take_over()
+    source.step()
+    assert isinstance(source.last, HandoffRecord)
+    if is_known:
+        source.services.coordinator_lost(source.link)
+    other = Link([])
+    tokens = source.link.tokens_of("r")
+    source.services.claim(Claim(request_id="r"), other)
+    assert other.sent == [Claimed(request_id="r", token_ids=tokens)]
+    ended = source.last
+    assert isinstance(ended, HandoffEnded)
+    assert ended.code == RequestCancelled.code
+    source.settle(was_pulled=False)
+
+
+async def test_one_without_a_coordinator_that_is_taken_over_is_still_known_here(
+    source: Source,
+) -> None:
+    """Its taker has more of it, but may be lost, too."""
+    source.stream(2, is_claimable=True)
+    source.subscribe(2)
+    source.services.coordinator_lost(source.link)
+    tokens = source.request.output_token_ids
+    source.take_over()
+    source.step()
+    assert isinstance(source.last, HandoffRecord)
+    source.settle(was_pulled=True)
+    other = Link([])
+    source.services.claim(Claim(request_id="r"), other)
+    assert other.sent == [Claimed(request_id="r", token_ids=tokens)]
 
 
 async def test_who_has_not_subscribed_cannot_take_it_over(source: Source) -> None:
