@@ -38,7 +38,7 @@ from pdserve.errors import (
 from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
-from pdserve.protocol.version import PROTOCOL, check_protocol
+from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Exporter:
 
         Raises:
             StaleIncarnation: it was sent to another incarnation.
-            ConfigError: it is of a build that we do not understand.
+            ConfigError: it is of a build that we do not understand, or that does not understand us.
             AccessDenied: it has no introduction by one of our coordinators.
             LayoutMismatch: another model, or an incompatible layout.
         """
@@ -292,6 +292,12 @@ class Exporter:
             ):
                 raise AccessDenied(f"no coordinator of {self.node_id!r} sent {hello.node_id!r}")
             check_protocol(hello.protocol, hello.node_id)
+            if len(self._sources) > 1 and hello.protocol < READS_PARTS:
+                raise ConfigError(
+                    f"{hello.node_id} speaks protocol {hello.protocol}, {self.node_id} {PROTOCOL}: "
+                    f"the KV of {self.node_id} is in {len(self._sources)} parts, which takes "
+                    f"protocol {READS_PARTS}: upgrade {hello.node_id}"
+                )
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
         except (StaleIncarnation, AccessDenied, ConfigError, LayoutMismatch):
             self.statistics.refused += 1

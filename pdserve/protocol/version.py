@@ -13,6 +13,7 @@ from pdserve.errors import ConfigError
 
 PROTOCOL: Final = 2  # 0: builds from before it was told
 TAKES_OVER: Final = 2  # the first one in which a node takes a stream over while it runs
+READS_PARTS: Final = 2  # and in which one pulls from a pool that is in several parts
 
 
 def check_protocol(theirs: int, who: str) -> None:
