@@ -282,8 +282,8 @@ class NodeConfig(ConfigStruct, frozen=True):
     shared_cores: Annotated[
         str,
         Meta(
-            description="file through which a prefill and a decode node of this host share their "
-            "cores, as in multiplexed mode; empty: the cores are this node's own"
+            description="path of the memory through which a prefill and a decode node of this host "
+            "share their cores, made by pdserve up; empty: the cores are this node's own"
         ),
     ] = ""
     standby: Annotated[

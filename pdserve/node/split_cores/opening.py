@@ -22,7 +22,7 @@ def open_pair(
     """Join the pair that the config names; None: the cores are the node's own.
 
     Raises:
-        ConfigError: cores cannot be shared by this node, or not through this file.
+        ConfigError: cores cannot be shared by this node, or not through this memory.
     """
     path = config.shared_cores
     if not path:

@@ -1,10 +1,10 @@
 """Two nodes of a host that may both use all of its cores, and what they tell each other.
 
-They share a file of a page. In its first words each says how many cores it asks for while it
-computes (`csrc/core_split.h`), and the kernels of both follow that from one item of a job to the
-next. There are no messages, and nobody waits. A node also holds a lock on a byte of the file, which
-the system releases with its process: so the cores of a node that has died are free at once, while
-those of one that stands still are for the other one after `LEASE_S`.
+They share a page of memory, which `pdserve up` makes. In its first words each says how many cores
+it asks for while it computes (`csrc/core_split.h`), and the kernels of both follow that from one
+item of a job to the next. There are no messages, and nobody waits. A node also holds a lock on a
+byte of it, which the system releases with its process: so the cores of a node that has died are
+free at once, while those of one that stands still are for the other one after `LEASE_S`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CorePair:
     """One node's side of the pair."""
 
     def __init__(self, path: str, role: NodeRole, num_cores: int, lease_s: float = LEASE_S) -> None:
-        """Open the file, which is made if there is none.
+        """Open the memory at `path`.
 
         Raises:
             ConfigError: it cannot be used for this, or a node of this role uses it.
@@ -54,7 +54,7 @@ class CorePair:
             raise
 
     def _mapped(self, lease_s: float) -> _native.CoreSplit:
-        """Map the file, opened once more: a mapping would keep the lock as long as it lasts."""
+        """Map the memory, opened once more: a mapping would keep the lock as long as it lasts."""
         fd = _open(str(self._path))
         try:
             return _native.CoreSplit(fd, self.takes_rest, self.num_cores, lease_s)
@@ -123,29 +123,29 @@ class CorePair:
 
 
 def _open(path: str) -> int:
-    """Open the file, as large as it must be.
+    """Open the memory, which nobody can cut: an access beyond its end would end the process.
 
     Raises:
-        ConfigError: it cannot be opened, or is a file with another content.
+        ConfigError: it cannot be opened, or is something else.
     """
     size = _native.CORE_SPLIT_BYTES
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"shared_cores {path}: {error.strerror}") from error
-    try:
-        found = os.fstat(fd).st_size
-        if found not in (0, size):
-            raise ConfigError(
-                f"shared_cores {path}: expected a file that does not exist yet, or the one of "
-                f"{size} bytes that the other node has made; this one has {found} bytes"
-            )
-        if not found:
-            os.ftruncate(fd, size)
-    except OSError as error:
+    found = os.fstat(fd).st_size
+    if found != size or not _keeps_its_size(fd):
         os.close(fd)
-        raise ConfigError(f"shared_cores {path}: {error.strerror}") from error
-    except ConfigError:
-        os.close(fd)
-        raise
+        raise ConfigError(
+            f"shared_cores {path}: expected memory of {size} bytes that is sealed against "
+            f"shrinking (memfd_create), as `pdserve up --mode multiplexed` makes it; this has "
+            f"{found} bytes{' and can shrink' if found == size else ''}"
+        )
     return fd
+
+
+def _keeps_its_size(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # a file on a disk has no seals
+        return False

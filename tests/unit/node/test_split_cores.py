@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pdserve.clock import ManualClock
+from pdserve.cluster.core_files import CoreFiles
 from pdserve.core_rule import Slowdowns
 from pdserve.engine.interface import Sampled
 from pdserve.engine.layer_progress import LayerProgress
@@ -48,11 +49,13 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "cores")
+def path() -> Iterator[str]:
+    files = CoreFiles(1)
+    yield files.paths[0]
+    files.close()
 
 
-def test_a_pair_knows_each_other_by_a_file(path: str) -> None:
+def test_a_pair_knows_each_other_by_its_memory(path: str) -> None:
     prefill, decode = CorePair(path, P, 4), CorePair(path, D, 4)
     decode.ask(3)
     assert [prefill.allowed, decode.allowed] == [1, 4]
@@ -104,12 +107,33 @@ def test_the_cores_of_a_node_that_was_killed_are_free_at_once(path: str) -> None
     decode.close()
 
 
-@pytest.mark.parametrize("size", [1, 4095, 1 << 20])
-def test_another_file_is_left_alone(path: str, size: int) -> None:
-    Path(path).write_bytes(b"x" * size)
-    with pytest.raises(ConfigError, match=f"this one has {size} bytes"):
-        CorePair(path, P, 2)
-    assert Path(path).stat().st_size == size
+@pytest.mark.parametrize("size", [0, 1, 4095, 1 << 20])
+def test_another_file_is_left_alone(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "cores"
+    path.write_bytes(b"x" * size)
+    with pytest.raises(ConfigError, match=f"this has {size} bytes$"):
+        CorePair(str(path), P, 2)
+    assert path.stat().st_size == size
+
+
+def test_nobody_can_cut_the_memory(path: str) -> None:
+    """An access beyond its end would end both nodes."""
+    pair = CorePair(path, P, 2)
+    with pytest.raises(PermissionError):
+        os.truncate(path, 0)
+    pair.ask(1)
+    pair.close()
+
+
+def test_memory_that_can_be_cut_is_refused(tmp_path: Path) -> None:
+    on_disk = tmp_path / "cores"
+    on_disk.write_bytes(bytes(4096))
+    unsealed = os.memfd_create("cores", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    for path in (str(on_disk), f"/proc/self/fd/{unsealed}"):
+        with pytest.raises(ConfigError, match="4096 bytes and can shrink"):
+            CorePair(path, P, 2)
+    os.close(unsealed)
 
 
 def test_a_file_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
@@ -152,7 +176,6 @@ def test_only_cores_of_a_cpu_with_a_thread_each_can_be_shared(path: str) -> None
     for plan in (CorePlan(1, (0,), (1,)), CorePlan(3, (0, 1), (0, 1))):
         with pytest.raises(ConfigError, match=f"{plan.num_threads} threads on"):
             open_pair(config, D, plan, fake_model())
-    assert not Path(path).exists()
     pair = open_pair(config, P, two, fake_model())
     assert pair is not None
     assert (pair.num_cores, pair.takes_rest) == (2, True)
