@@ -314,13 +314,15 @@ class CoordinatorMetrics(_Registry):
         )
 
     def observe_prefill_leg(self, times: PhaseTimes) -> None:
-        """Phases reported by the node that computed the prompt."""
+        """Phases reported by the node that computed the prompt; a resumed stream had no prefill."""
         self.queue.observe(times.queue_s)
-        self.prefill.observe(times.prefill_s)
+        if times.prefill_s:
+            self.prefill.observe(times.prefill_s)
 
     def observe_decode_leg(self, times: PhaseTimes, *, was_handed_off: bool) -> None:
-        """Phases reported by the node that decoded."""
-        self.decode.observe(times.decode_s)
+        """Phases reported by the node that decoded; one that resumed has not joined its batch."""
+        if times.decode_s:
+            self.decode.observe(times.decode_s)
         if was_handed_off:
             self.transfer.observe(times.transfer_s)
             self._observe_handoff(times)

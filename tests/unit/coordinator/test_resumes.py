@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.requests.resumes import BACK_OFF_S, MOST_ATTEMPTS, MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket
+from pdserve.node.translation import request_of
 from pdserve.pooling import Pooling
 from pdserve.protocol import (
     CancelLeg,
@@ -89,6 +91,31 @@ async def test_a_stream_goes_on_after_its_last_token(nodes: Nodes) -> None:
     assert await output(running) == [100, 101, 102, 103]
     gap = nodes.metrics.registry.get_sample_value("pdserve_request_interruption_seconds_count")
     assert gap == 1
+
+
+async def test_phases_that_a_stream_does_not_have_where_it_resumes_are_not_counted(
+    nodes: Nodes,
+) -> None:
+    """They used to count as phases of 0 s."""
+    nodes.join("p", PREFILL)
+    first = nodes.join("d1", DECODE)
+    running = nodes.start()
+    nodes.say(first, token(0), token(1))
+    second = nodes.join("d2", DECODE)
+    nodes.registry.remove(first)
+    resumed = request_of(await decode_leg(second), 1.0)
+    resumed.lifecycle.scheduled_s, resumed.lifecycle.finished_s = 1.25, 2.0  # as engines do
+    further(nodes, second, "r~1", 2, 3)
+    end = token(3, last=True, request_id="r~1")
+    nodes.say(second, replace(end, times=resumed.lifecycle.phase_times()))
+    assert await output(running) == [100, 101, 102, 103]
+    counts = {
+        phase: nodes.metrics.registry.get_sample_value(
+            f"pdserve_request_{phase}_time_seconds_count"
+        )
+        for phase in ("queue", "prefill", "decode")
+    }
+    assert counts == {"queue": 1, "prefill": 0, "decode": 0}
 
 
 async def test_what_fails_is_counted_for_the_revision_that_failed(nodes: Nodes) -> None:
