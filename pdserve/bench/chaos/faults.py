@@ -1,4 +1,7 @@
-"""The kinds of faults. Each begins, lasts, and ends by itself; nodes that end are started again."""
+"""The kinds of faults. Each begins, lasts, and ends by itself; nodes that end are started again.
+
+What is done to a process or a network is undone however a fault ends, by Ctrl-C too.
+"""
 
 from __future__ import annotations
 
@@ -82,16 +85,21 @@ class Target:
     async def frozen(self, name: str, for_s: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
         self.cluster.send_signal(name, signal.SIGSTOP)
-        await asyncio.sleep(for_s)
-        self.cluster.send_signal(name, signal.SIGCONT)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            self.cluster.send_signal(name, signal.SIGCONT)
 
     async def limited(self, name: str, limit: int, number: int) -> None:
         """Set a limit of the kernel on a process (`resource.RLIMIT_*`) for a while."""
         pid = self.cluster.pid(name)
         former = resource.prlimit(pid, limit)
         resource.prlimit(pid, limit, (number, former[1]))
-        await asyncio.sleep(_LIMITED_S)
-        resource.prlimit(pid, limit, former)
+        try:
+            await asyncio.sleep(_LIMITED_S)
+        finally:
+            with suppress(ProcessLookupError):  # it has ended, and its limit with it
+                resource.prlimit(pid, limit, former)
 
 
 Fault = Callable[[Target], Awaitable[str]]
@@ -198,17 +206,21 @@ async def _swallow(target: Target) -> str:
     name = target.random.choice(sorted(target.relays))
     relay = target.relays[name]
     relay.swallow(True)
-    await asyncio.sleep(_FROZEN_S)
-    relay.cut()
-    relay.swallow(False)
+    try:
+        await asyncio.sleep(_FROZEN_S)
+    finally:
+        relay.cut()
+        relay.swallow(False)
     return name
 
 
 async def _slow_link(target: Target) -> str:
     name = target.random.choice(sorted(target.relays))
     target.relays[name].delay_s = _SLOW_S
-    await asyncio.sleep(_FROZEN_S)
-    target.relays[name].delay_s = 0.0
+    try:
+        await asyncio.sleep(_FROZEN_S)
+    finally:
+        target.relays[name].delay_s = 0.0
     return name
 
 
@@ -216,8 +228,10 @@ async def _lossy_link(target: Target) -> str:
     """What TCP makes of lost packets: some are late, and with them all behind them."""
     name = target.random.choice(sorted(target.relays))
     target.relays[name].lost_share = _LOST_SHARE
-    await asyncio.sleep(_FROZEN_S)
-    target.relays[name].lost_share = 0.0
+    try:
+        await asyncio.sleep(_FROZEN_S)
+    finally:
+        target.relays[name].lost_share = 0.0
     return name
 
 
