@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 
 from pdserve.cli.interruptible import finishes_before
@@ -40,7 +41,8 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
             return FORCED
     finally:
         await cluster.kill()
-    bad_ends = [end for end in ends if end.returncode != 0]
+    # One that has only just started does not hear of SIGTERM yet, and ends by it.
+    bad_ends = [end for end in ends if end.returncode not in (0, -signal.SIGTERM)]
     for end in bad_ends:
         screen.say(end.told)
     return FAILED if bad_ends else OK

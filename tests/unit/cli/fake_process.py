@@ -119,6 +119,8 @@ class Node:
             await self.dial()  # the coordinator has been heard by then
             print(f"pdserve {self.role}: error: no checkpoint at bad", file=sys.stderr)  # noqa: T201
             sys.exit(2)
+        if behaviour == "unprepared":  # as a process is at first
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if behaviour == "deaf":
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print, "what?")
         metrics = await asyncio.start_server(self.metrics, "127.0.0.1", 0)
@@ -136,7 +138,7 @@ class Node:
         while True:
             try:
                 return await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
+            except ConnectionError:  # refused; or reset: it was the last one that it let in
                 await asyncio.sleep(0.02)
 
     def send(self, writer, metrics_port, state, progress):

@@ -155,6 +155,15 @@ async def test_what_ends_while_the_cluster_is_stopped_is_not_started_again(start
     assert "starting it again" not in up.errors[-1]
 
 
+async def test_one_that_is_stopped_before_it_hears_of_signals_has_not_failed(start_up):
+    """It may have been started again a moment ago."""
+    up = await start_up("--model=unprepared")
+    await up.invitation()
+    up.process.send_signal(signal.SIGTERM)
+    assert await up.exit_code() == 0
+    assert "ended with" not in up.errors[-1]
+
+
 async def test_a_bad_model_is_told_in_one_line_with_the_childs_exit_code(start_up):
     up = await start_up("--model=bad")
     assert await up.exit_code() == 2
