@@ -17,7 +17,7 @@ from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import SamplingParams
 from pdserve.simulation.call import Call
 
-STOP_TOKEN = 0
+STOP_TOKEN = -1  # no prompt has it
 _OWN = 1 << 62  # added to the number of a prompt, so that it is no trace's block id
 
 

@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import pytest
+
 from pdserve.protocol import Slo
 from pdserve.settings.config import DecodePolicyName, PolicyConfig
 from pdserve.simulation.call import Call
@@ -73,3 +75,10 @@ def test_another_machine_for_prompts_keeps_gaps_even_shorter():
     """With twice the machines, streams are not affected by prompts at all."""
     apart = disaggregated(chats_and_documents(), PolicyConfig(decode_policy="tpot-cap")).score
     assert apart.gap_s(99) < 0.7 * with_chunks("tpot-cap", 0).gap_s(99)
+
+
+@pytest.mark.parametrize("last", [0, 7])
+def test_a_call_ends_whatever_its_prompt_ends_with(last):
+    """Its answer is made of that token; if it was the stop token, the call never ended."""
+    (outcome,) = colocated([Call("c", 0.0, [5, last], 9)], PolicyConfig()).score.outcomes
+    assert len(outcome.token_times_s) == 9
