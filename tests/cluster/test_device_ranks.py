@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +12,18 @@ import pytest
 import pytest_asyncio
 
 from pdserve.settings.config import NodeConfig, PrefixConfig, RoutingConfig
-from tests.cluster.checkpoints import Reference, make_family, make_prompt
-from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
+from tests.cluster.checkpoints import Reference, make_family
+from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild
-from tests.cluster.test_ranks import children, gone
+from tests.cluster.ranked_nodes import (
+    check_every_pair,
+    check_prefix_is_pulled,
+    children,
+    undisturbed,
+    until_gone,
+)
 
 LENGTHS = (1, 17, 100, 336)
-NUM_OUTPUT = 10
 NUM_STREAMED = 120  # of the streams that move
 
 
@@ -81,53 +83,21 @@ async def reference(ranked: Fleet) -> Reference:
 async def test_every_pair_gives_the_tokens_of_transformers(
     ranked: Fleet, reference: Reference
 ) -> None:
-    requests = [(length, salt) for length in LENGTHS for salt in "abcdef"]
-    async with Client(ranked.url) as client:
-        outputs = await asyncio.gather(
-            *(
-                client.complete(make_prompt(length), NUM_OUTPUT, cache_salt=salt)
-                for length, salt in requests
-            )
-        )
-    expected = {length: reference.greedy(make_prompt(length), NUM_OUTPUT) for length in LENGTHS}
-    pairs: Counter[tuple[str | None, str | None]] = Counter()
-    for (length, _), output in zip(requests, outputs, strict=True):
-        pair = output.prefill_node, output.decode_node
-        assert output.tokens == expected[length], f"{length} tokens from {pair}"
-        pairs[pair] += 1
-    assert len(pairs) == 4, pairs
+    await check_every_pair(ranked, reference, LENGTHS, "abcdef")
 
 
 async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     ranked: Fleet, reference: Reference
 ) -> None:
-    prompt = make_prompt(700, "shared")
-    expected = reference.greedy(prompt, NUM_OUTPUT)
-    async with Client(ranked.url) as client:
-        first = await client.complete(prompt, 1)
-        assert first.num_cached_tokens == 0
-        outputs = await asyncio.gather(*(client.complete(prompt, NUM_OUTPUT) for _ in range(6)))
-    assert {output.prefill_node for output in outputs} == {"prefill-0", "prefill-1"}
-    for output in outputs:
-        assert output.tokens == expected, output
-        assert output.num_cached_tokens >= 600, "it was pulled, not computed again"
+    await check_prefix_is_pulled(ranked, reference)
 
 
 async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
     """With their KV, from one rank to two."""
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(30, f"drain {seed}") for seed in range(4)]
-        expected = await asyncio.gather(
-            *(client.complete(prompt, NUM_STREAMED) for prompt in prompts)
-        )
-        followers = [Follower(client, prompt, NUM_STREAMED) for prompt in prompts]
-        for follower in followers:
-            await follower.reached(5)
-        node = ranked.pid("decode-1")
+    node = ranked.pid("decode-1")
+    async with undisturbed(ranked, NUM_STREAMED):
         os.kill(node, signal.SIGTERM)
-        outputs = [await follower.end() for follower in followers]
-        await poll(lambda: gone([node]), HEARD_S, lambda: f"{node} is there")
-    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+    await until_gone([node])
     await ranked.restore()
     await ranked.wait_back()
 
@@ -136,18 +106,9 @@ async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) 
     node = ranked.pid("decode-0")
     ranks = children(node)
     assert len(ranks) == 1
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(30, seed) for seed in range(4)]
-        expected = await asyncio.gather(
-            *(client.complete(prompt, NUM_STREAMED) for prompt in prompts)
-        )
-        followers = [Follower(client, prompt, NUM_STREAMED) for prompt in prompts]
-        for follower in followers:
-            await follower.reached(5)
+    async with undisturbed(ranked, NUM_STREAMED):
         os.kill(ranks[0], signal.SIGKILL)
-        await poll(lambda: gone([node, *ranks]), HEARD_S, lambda: f"{node} {ranks} are there")
-        outputs = [await follower.end() for follower in followers]
-    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+        await until_gone([node, *ranks])
     await ranked.wait_gone("decode-0")
 
 
@@ -156,5 +117,5 @@ async def test_ranks_end_with_their_node(ranked: Fleet) -> None:
     ranks = children(node)
     assert len(ranks) == 1
     os.kill(node, signal.SIGKILL)
-    await poll(lambda: gone(ranks), HEARD_S, lambda: f"{ranks} are there")
+    await until_gone(ranks)
     await ranked.wait_gone("prefill-0")

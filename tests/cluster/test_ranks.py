@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,11 +16,18 @@ from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_family, make_prompt
-from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
+from tests.cluster.client import Client
+from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.ranked_nodes import (
+    check_every_pair,
+    check_prefix_is_pulled,
+    children,
+    undisturbed,
+    until_gone,
+)
 
 LENGTHS = (1, 16, 17, 100, 336)
-NUM_OUTPUT = 10
+NUM_STREAMED = 400  # tokens of the streams that go on elsewhere
 
 
 class RankHost:
@@ -91,52 +97,22 @@ async def reference(ranked: Fleet) -> Reference:
 async def test_every_pair_gives_the_tokens_of_transformers(
     ranked: Fleet, reference: Reference
 ) -> None:
-    requests = [(length, salt) for length in LENGTHS for salt in "abcdefgh"]
-    async with Client(ranked.url) as client:
-        outputs = await asyncio.gather(
-            *(
-                client.complete(make_prompt(length), NUM_OUTPUT, cache_salt=salt)
-                for length, salt in requests
-            )
-        )
-    expected = {length: reference.greedy(make_prompt(length), NUM_OUTPUT) for length in LENGTHS}
-    pairs: Counter[tuple[str | None, str | None]] = Counter()
-    for (length, _), output in zip(requests, outputs, strict=True):
-        pair = output.prefill_node, output.decode_node
-        assert output.tokens == expected[length], f"{length} tokens from {pair}"
-        pairs[pair] += 1
-    assert len(pairs) == 4, pairs
+    await check_every_pair(ranked, reference, LENGTHS, "abcdefgh")
 
 
 async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     ranked: Fleet, reference: Reference
 ) -> None:
-    prompt = make_prompt(700, "shared")
-    expected = reference.greedy(prompt, NUM_OUTPUT)
-    async with Client(ranked.url) as client:
-        first = await client.complete(prompt, 1)
-        assert first.num_cached_tokens == 0
-        outputs = await asyncio.gather(*(client.complete(prompt, NUM_OUTPUT) for _ in range(6)))
-    assert {output.prefill_node for output in outputs} == {"prefill-0", "prefill-1"}
-    for output in outputs:
-        assert output.tokens == expected, output
-        assert output.num_cached_tokens >= 600, "it was pulled, not computed again"
+    await check_prefix_is_pulled(ranked, reference)
 
 
 async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) -> None:
     node = ranked.pid("decode-0")
     ranks = children(node)
     assert len(ranks) == 3
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(30, seed) for seed in range(4)]
-        expected = await asyncio.gather(*(client.complete(prompt, 400) for prompt in prompts))
-        followers = [Follower(client, prompt, 400) for prompt in prompts]
-        for follower in followers:
-            await follower.reached(5)
+    async with undisturbed(ranked, NUM_STREAMED) as outputs:
         os.kill(ranks[1], signal.SIGKILL)
-        await poll(lambda: gone([node, *ranks]), HEARD_S, lambda: f"{node} {ranks} are there")
-        outputs = [await follower.end() for follower in followers]
-    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+        await until_gone([node, *ranks])
     assert {o.decode_node for o in outputs} >= {"decode-1"}
     await ranked.restore()
     await ranked.wait_back()
@@ -148,16 +124,9 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
     node, host = ranked.pid("decode-1"), hosts[1].process
     ranks = children(host.pid)
     assert len(ranks) == 1
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(30, seed) for seed in range(4)]
-        expected = await asyncio.gather(*(client.complete(prompt, 400) for prompt in prompts))
-        followers = [Follower(client, prompt, 400) for prompt in prompts]
-        for follower in followers:
-            await follower.reached(5)
+    async with undisturbed(ranked, NUM_STREAMED):
         host.kill()
-        await poll(lambda: gone([node, *ranks]), HEARD_S, lambda: f"{node} {ranks} are there")
-        outputs = [await follower.end() for follower in followers]
-    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+        await until_gone([node, *ranks])
     host.communicate()
     hosts[1].start()
     await ranked.restore()
@@ -170,7 +139,7 @@ async def test_a_host_waits_for_its_node_to_come_back(
     node, host = ranked.pid("prefill-1"), hosts[0].process
     ranks = children(host.pid)
     os.kill(node, signal.SIGKILL)
-    await poll(lambda: gone(ranks), HEARD_S, lambda: f"{ranks} are there")
+    await until_gone(ranks)
     await ranked.restore()
     await ranked.wait_back()
     assert host.poll() is None
@@ -186,22 +155,4 @@ async def test_ranks_end_with_their_node(ranked: Fleet) -> None:
     ranks = children(node)
     assert len(ranks) == 1
     os.kill(node, signal.SIGKILL)
-    await poll(lambda: gone(ranks), HEARD_S, lambda: f"{ranks} are there")
-
-
-def children(pid: int) -> list[int]:
-    """Processes that this one has started and that are running."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-async def gone(pids: list[int]) -> bool:
-    """Whether all of them have ended; one whose end nobody has asked for yet has, too."""
-    return all(state(pid) in "ZX" for pid in pids)
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+    await until_gone(ranks)

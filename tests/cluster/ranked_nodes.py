@@ -1,0 +1,90 @@
+"""What has to be true of nodes of several ranks, whatever ranks these are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client, Follower, Output
+from tests.cluster.fleet import HEARD_S, Fleet, poll
+
+NUM_OUTPUT = 10
+
+
+async def check_every_pair(
+    fleet: Fleet, reference: Reference, lengths: Sequence[int], salts: str
+) -> None:
+    """Every pair of two and two nodes gives the tokens of transformers."""
+    requests = [(length, salt) for length in lengths for salt in salts]
+    async with Client(fleet.url) as client:
+        outputs = await asyncio.gather(
+            *(
+                client.complete(make_prompt(length), NUM_OUTPUT, cache_salt=salt)
+                for length, salt in requests
+            )
+        )
+    expected = {length: reference.greedy(make_prompt(length), NUM_OUTPUT) for length in lengths}
+    pairs: Counter[tuple[str | None, str | None]] = Counter()
+    for (length, _), output in zip(requests, outputs, strict=True):
+        pair = output.prefill_node, output.decode_node
+        assert output.tokens == expected[length], f"{length} tokens from {pair}"
+        pairs[pair] += 1
+    assert len(pairs) == 4, pairs
+
+
+async def check_prefix_is_pulled(fleet: Fleet, reference: Reference) -> None:
+    """By a node of other ranks."""
+    prompt = make_prompt(700, "shared")
+    expected = reference.greedy(prompt, NUM_OUTPUT)
+    async with Client(fleet.url) as client:
+        first = await client.complete(prompt, 1)
+        assert first.num_cached_tokens == 0
+        outputs = await asyncio.gather(*(client.complete(prompt, NUM_OUTPUT) for _ in range(6)))
+    assert {output.prefill_node for output in outputs} == {"prefill-0", "prefill-1"}
+    for output in outputs:
+        assert output.tokens == expected, output
+        assert output.num_cached_tokens >= 600, "it was pulled, not computed again"
+
+
+@asynccontextmanager
+async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[list[Output]]:
+    """Streams that have the tokens that they would have had, whatever is done to nodes meanwhile.
+
+    Their outputs are in the list when the context has ended.
+    """
+    outputs: list[Output] = []
+    async with Client(fleet.url) as client:
+        prompts = [make_prompt(30, f"stream {number}") for number in range(4)]
+        expected = await asyncio.gather(*(client.complete(p, num_output) for p in prompts))
+        followers = [Follower(client, prompt, num_output) for prompt in prompts]
+        for follower in followers:
+            await follower.reached(5)
+        yield outputs
+        outputs += [await follower.end() for follower in followers]
+    assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+
+
+async def until_gone(pids: Sequence[int]) -> None:
+    """Wait until all of them have ended; one whose end nobody has asked for yet has, too."""
+
+    async def gone() -> bool:
+        return all(_state(pid) in "ZX" for pid in pids)
+
+    await poll(gone, HEARD_S, lambda: f"{pids} are there")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started and that are running."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
