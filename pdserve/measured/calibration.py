@@ -19,7 +19,7 @@ from pdserve.errors import CalibrationError, MalformedMessage
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 Region = Literal["prefill", "decode", "mixed"]
 
@@ -27,6 +27,7 @@ _Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0)]
 _Factor = Annotated[float, Meta(ge=1)]
 _Ratio = Annotated[float, Meta(gt=0)]
+_Stretch = Annotated[list[_Ratio], Meta(min_length=1)]
 
 
 class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,15 +73,18 @@ class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measured over predicted times, one ratio per held-out measurement; empty: no scatter known.
+    """Measured over predicted times, in stretches of successive ones; empty: no scatter known.
 
-    They are drawn from at random, so repeats of a step belong in here one by one: means hide tails.
+    Stretches are drawn at random and replayed, since slow moments last longer than a step. Their
+    ratios stand one by one: means hide tails.
     """
 
-    prefill: list[_Ratio] = []
-    decode: list[_Ratio] = []
-    mixed: list[_Ratio] = []
-    pull: list[_Ratio] = []
+    prefill: list[_Stretch] = []
+    decode: list[_Stretch] = []
+    mixed: list[_Stretch] = []
+    pull: list[_Stretch] = []
+    prompt_beside: list[_Stretch] = []  # prefill and mixed steps beside those of another node
+    decode_beside: list[_Stretch] = []
 
 
 class HeldOutErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,14 +99,19 @@ class HeldOutErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By which factor a step takes longer while another node of the host computes one.
 
-    Beyond that, more threads than cores take turns. Decoding reads all weights for few tokens, so
-    two nodes on one memory bus slow each other down.
+    Decoding reads all weights for few tokens, so two nodes on one memory bus slow each other down.
+    Beyond that, more threads than cores take turns. So do the coordinator and clients on this host
+    where no core is idle; the CPU time that they take is in seconds.
     """
 
     cores: Annotated[int, Meta(ge=0)] = 0  # that all nodes of a host have together; 0: enough
     decode_beside_decode: _Factor = 1.0
     decode_beside_prompt: _Factor = 1.0
-    prompt_beside_any: _Factor = 1.0
+    prompt_beside_decode: _Factor = 1.0
+    prompt_beside_prompt: _Factor = 1.0
+    front_request_s: _Share = 0.0  # per request
+    front_step_s: _Share = 0.0  # per step of a node that tells them tokens
+    front_token_s: _Share = 0.0  # per such token
 
 
 class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +137,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     prefill: StepCosts
     decode: StepCosts
     mixed: StepCosts
+    believed: StepCosts | None = None  # what nodes reckon with; None: with the costs of mixed steps
     pull: TransferCosts
     residuals: Residuals = Residuals()
     ranges: Ranges
@@ -142,7 +152,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             MalformedMessage: a cost or a limit is impossible.
         """
         limits = self.limits
-        for costs in (self.prefill, self.decode, self.mixed):
+        for costs in (self.prefill, self.decode, self.mixed, self.believed or self.mixed):
             PerfReport(costs, limits.token_budget, limits.max_batch_size, [self.pull]).check()
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.perf_model import StepShape
+from pdserve.protocol import StepCosts
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +64,7 @@ class NodeSamples(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     host_id: str  # the same for all processes of a host
     kind: NodeKind
+    believed: StepCosts  # of its steps, as it profiled them: what its policies reckon with
     newest: int  # number of the newest measurement there is
     steps: list[StepSample]
     pulls: list[PullSample]

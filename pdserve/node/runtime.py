@@ -180,7 +180,9 @@ class Node:
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())
         services.on_step(self._busy.stepped)
-        samples = SampleLog(parts.node_id, partial(kind_of, model, config.engine))
+        samples = SampleLog(
+            parts.node_id, partial(kind_of, model, config.engine), lambda: parts.perf.costs
+        )
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._metrics_server = MetricsServer(

@@ -284,9 +284,11 @@ class Cluster:
             return
         if len(times_s) == 1:
             outcome.num_cached_tokens = request.num_cached_tokens
+            outcome.at_prefill = request.lifecycle
         assert self._front is not None
         self._front.progressed(call, len(times_s))
         if has_ended:
+            outcome.at_decode = request.lifecycle
             del self._journeys[call.call_id]
             self._front.ended(call)
             self.call_seconds += now_s - call.at_s

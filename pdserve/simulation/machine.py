@@ -31,12 +31,12 @@ class Machine:
     def of(cls, calibration: Calibration) -> Machine:
         """Return the machine that was calibrated.
 
-        Its nodes believe the costs of mixed steps, since a node has one formula for all steps, and
-        correct them by what they see.
+        Its nodes believe their profile, which is one formula for all steps, and correct it by what
+        they see.
         """
         shape, limits = calibration.shape, calibration.limits
         return cls(
-            costs=calibration.mixed,
+            costs=calibration.believed or calibration.mixed,
             num_kv_tokens=limits.num_blocks * shape.block_size,
             kv_token_bytes=shape.layout.token_bytes,
             transfer=calibration.pull,

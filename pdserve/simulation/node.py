@@ -33,8 +33,9 @@ from pdserve.simulation.events import Events
 from pdserve.simulation.host import Host
 from pdserve.simulation.machine import Machine
 from pdserve.simulation.split import Share
-from pdserve.simulation.step_times import NO_SCATTER, Scatter, StepTimes
+from pdserve.simulation.step_times import NO_SCATTER, REGIONS, Scatter, StepTimes, region_of
 from pdserve.simulation.stride import Stride, advance_rows, most_steps, stops_of
+from pdserve.simulation.total import Total
 from prefill_node.policies import make_prefill_policy
 
 PINNED_LIMIT = HandoffConfig().pinned_limit
@@ -102,17 +103,20 @@ class Node:
         self.num_steps = 0
         self.busy_s = 0.0
         self.prompt_s = 0.0  # of this, for chunks of prompts; the rest is for decodes
+        self.steps = {region: Total() for region in REGIONS}
         self.largest_batch = 0  # most requests that decoded in one step
         self.world: World | None = None
         self.perf = believed or machine.perf()
         self.pool = BlockPool(machine.num_blocks, machine.block_size)
         self.scatter = scatter
         self.host = host or Host(name)
+        self.host.join(self)
         self._cores = cores
         self._events = events
         self._times = StepTimes(machine.step_costs, scatter)
         self._is_stepping = False
         self._stride: Stride | None = None
+        self._joining: list[Request] = []  # adopted since the last step began
         clock, engine = events, machine.engine
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
         # What can be repeated: the policies that take all streams in every step.
@@ -145,6 +149,7 @@ class Node:
     def submit(self, request: Request) -> None:
         """Submit a request, to be prefilled here."""
         self.interrupt()
+        request.lifecycle.received_s = self._events.now_s
         self.core.submit(request)
         self.wake()
 
@@ -152,6 +157,7 @@ class Node:
         """Adopt a request whose KV has arrived, to be decoded here."""
         self.interrupt()
         self.core.adopt(request)
+        self._joining.append(request)
         self.wake()
 
     def pin(self, block_ids: list[int]) -> None:
@@ -182,6 +188,9 @@ class Node:
                 self._cores.release()
             return
         self._is_stepping = True
+        for request in self._joining:
+            request.lifecycle.joined_s = self._events.now_s
+        self._joining.clear()
         shape = shape_of(rows)
         if shape.decode_context and shape.num_sampled > self.largest_batch:
             self.largest_batch = shape.num_sampled
@@ -193,14 +202,21 @@ class Node:
                 return
             seconds = stride.seconds[0]
         else:
-            seconds = self._times.draw_s(shape)
-            if self.host.is_shared:
-                seconds *= self.host.begin(self, shape)
+            seconds = self._step_s(rows, shape)
         ended = partial(self._end_step, rows, shape)
         if self._cores is not None:
             self._cores.begin(rows, shape, seconds, ended)
         else:
             self._events.after(seconds, partial(ended, seconds))
+
+    def _step_s(self, rows: Sequence[Scheduled], shape: StepShape) -> float:
+        """Begin a step on the host; return the seconds that it takes there."""
+        if not self.host.is_shared:
+            return self._times.draw_s(shape)
+        num_prompts = sum(row.samples and not row.request.is_decoding for row in rows)
+        beside = bool(self.host.running)
+        factor = self.host.begin(self, shape, num_prompts, self._times.expected_s(shape))
+        return factor * self._times.draw_s(shape, beside=beside)
 
     def _planned(self) -> list[Scheduled]:
         queues = self.core.queues
@@ -226,6 +242,7 @@ class Node:
     def _took(self, shape: StepShape, seconds: float, ended_s: float) -> None:
         self.num_steps += 1
         self.busy_s += seconds
+        self.steps[region_of(shape)].add(seconds)
         if shape.prefill_pairs:
             self.prompt_s += seconds * self.perf.prompt_share(shape)
         self.perf.observe(shape, seconds, ended_s)
@@ -301,6 +318,7 @@ class Node:
         self.num_steps += len(seconds)
         for step_s in seconds:
             self.busy_s += step_s
+        self.steps["decode"].add(sum(seconds), len(seconds))
         predicted_s = self.perf.observe_decodes(stride.shape_at(first), seconds, ends_s[-1])
         assert self._repeats is not None
         self._repeats.repeated(predicted_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
+from pdserve.lifecycle import Lifecycle
 from pdserve.simulation.call import Call
 
 
@@ -21,6 +22,8 @@ class Outcome:
     was_refused: bool = False
     token_times_s: list[float] = field(default_factory=list)
     num_cached_tokens: int = 0  # of the prompt, on the node that prefilled it
+    at_prefill: Lifecycle | None = None  # on the node that computed token 1
+    at_decode: Lifecycle | None = None  # on the node that computed the last one
 
     @property
     def has_ended(self) -> bool:

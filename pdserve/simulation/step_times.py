@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, get_args
 
 from pdserve.measured.calibration import Region, Residuals
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 
-Timed = Literal["prefill", "decode", "mixed", "pull"]
+REGIONS: Final[tuple[Region, ...]] = get_args(Region)
+
+Timed = Literal["prefill", "decode", "mixed", "pull", "prompt_beside", "decode_beside"]
 
 
 class Scatter(Protocol):
@@ -49,17 +51,19 @@ class NoScatter:
 
 
 class ResidualScatter:
-    """Draws from measured residuals; where there are none, times are as predicted."""
+    """Replays stretches of measured residuals; where there are none, times are as predicted."""
 
     def __init__(self, residuals: Residuals, seed: str) -> None:
-        self._ratios: dict[Timed, Sequence[float]] = {
-            "prefill": residuals.prefill or (1.0,),
-            "decode": residuals.decode or (1.0,),
-            "mixed": residuals.mixed or (1.0,),
-            "pull": residuals.pull or (1.0,),
+        self._stretches: dict[Timed, Sequence[Sequence[float]]] = {
+            "prefill": residuals.prefill,
+            "decode": residuals.decode,
+            "mixed": residuals.mixed,
+            "pull": residuals.pull,
+            "prompt_beside": residuals.prompt_beside or residuals.prefill,
+            "decode_beside": residuals.decode_beside or residuals.decode,
         }
-        self._randoms = {timed: Random(f"{seed} {timed}") for timed in self._ratios}
-        self._ahead: dict[Timed, list[float]] = {timed: [] for timed in self._ratios}  # stacks
+        self._randoms = {timed: Random(f"{seed} {timed}") for timed in self._stretches}
+        self._ahead: dict[Timed, list[float]] = {timed: [] for timed in self._stretches}  # stacks
 
     def draw(self, timed: Timed) -> float:
         """As Scatter.draw."""
@@ -68,21 +72,33 @@ class ResidualScatter:
 
     def draws(self, timed: Timed, count: int) -> list[float]:
         """As Scatter.draws."""
-        ahead, ratios, random = self._ahead[timed], self._ratios[timed], self._randoms[timed].random
-        num_ratios = len(ratios)
-        if num_ratios == 1:
-            return [ratios[0]] * count
-        num_ahead = min(count, len(ahead))
-        factors = [ahead.pop() for _ in range(num_ahead)]
-        return factors + [ratios[int(random() * num_ratios)] for _ in range(count - num_ahead)]
+        stretches = self._stretches[timed]
+        if not stretches:
+            return [1.0] * count
+        ahead, random = self._ahead[timed], self._randoms[timed]
+        factors: list[float] = []
+        while len(factors) < count:
+            if not ahead:
+                ahead.extend(reversed(random.choice(stretches)))
+            num_taken = min(count - len(factors), len(ahead))
+            factors += ahead[: -num_taken - 1 : -1]
+            del ahead[-num_taken:]
+        return factors
 
     def give_back(self, timed: Timed, factors: Sequence[float]) -> None:
         """As Scatter.give_back."""
-        if len(self._ratios[timed]) > 1:
+        if self._stretches[timed]:
             self._ahead[timed].extend(reversed(factors))
 
 
 NO_SCATTER: Final = NoScatter()
+
+
+def region_of(shape: StepShape) -> Region:
+    """Return the kind of a step."""
+    if not shape.prefill_pairs:
+        return "decode"
+    return "mixed" if shape.decode_context else "prefill"
 
 
 class StepTimes:
@@ -94,12 +110,21 @@ class StepTimes:
             region: PerfModel(of_region) for region, of_region in costs.items()
         }
 
-    def draw_s(self, shape: StepShape) -> float:
-        """Return the next step's seconds."""
-        region: Region = "decode"
-        if shape.prefill_pairs:
-            region = "mixed" if shape.decode_context else "prefill"
-        return self._models[region].step_s(shape) * self.scatter.draw(region)
+    def expected_s(self, shape: StepShape) -> float:
+        """Return the mean seconds of such a step alone on its host."""
+        return self._models[region_of(shape)].step_s(shape)
+
+    def draw_s(self, shape: StepShape, *, beside: bool = False) -> float:
+        """Return the next step's seconds.
+
+        Args:
+            shape: of the step.
+            beside: whether another node of its host computes; its mean is the same.
+        """
+        timed: Timed = region_of(shape)
+        if beside:
+            timed = "decode_beside" if shape.is_decode else "prompt_beside"
+        return self.expected_s(shape) * self.scatter.draw(timed)
 
     def draw_decodes_s(self, shape: StepShape, num_steps: int) -> tuple[list[float], list[float]]:
         """Return the seconds of steps that decode the same requests, and the factors of each.

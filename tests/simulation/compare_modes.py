@@ -35,7 +35,12 @@ NODES: dict[Mode, tuple[int, int]] = {
     "flowing": (1, 1),
 }
 COMPARED: tuple[Mode, ...] = ("disaggregated", "colocated", "adaptive")
-BUS = Sharing(decode_beside_decode=1.6, decode_beside_prompt=1.2, prompt_beside_any=1.1)
+BUS = Sharing(
+    decode_beside_decode=1.6,
+    decode_beside_prompt=1.2,
+    prompt_beside_decode=1.1,
+    prompt_beside_prompt=1.1,
+)
 
 
 @dataclass(frozen=True, slots=True)

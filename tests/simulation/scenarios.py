@@ -153,5 +153,5 @@ def fleet(
 def noise(seed: str, spread: float) -> Scatter:
     """Return a source of log-normal factors around 1 for step times."""
     random = Random(seed)
-    drawn = [random.lognormvariate(0.0, spread) for _ in range(10_000)]
+    drawn = [[random.lognormvariate(0.0, spread)] for _ in range(10_000)]
     return ResidualScatter(Residuals(drawn, drawn, drawn), seed)

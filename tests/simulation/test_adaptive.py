@@ -126,7 +126,12 @@ def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
     assert worst_of_two_kinds(*rates, "adaptive") >= 0.95 * max(apart, together)
 
 
-BUS = Sharing(decode_beside_decode=1.6, decode_beside_prompt=1.2, prompt_beside_any=1.1)
+BUS = Sharing(
+    decode_beside_decode=1.6,
+    decode_beside_prompt=1.2,
+    prompt_beside_decode=1.1,
+    prompt_beside_prompt=1.1,
+)
 
 
 def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bus():

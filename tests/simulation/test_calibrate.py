@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 
+import msgspec
 import pytest
 
 from pdserve.errors import CalibrationError
 from pdserve.kv_layout import KvDtype
 from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.measured.samples import NodeKind, PullSample, StepSample
+from pdserve.node.profiling.fit import fit_costs
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
 from pdserve.simulation.calibrate.drive import Idle
 from pdserve.simulation.calibrate.fit import Measured, calibrate
+from pdserve.simulation.calibrate.front_meter import FrontWork
+from pdserve.simulation.calibrate.residuals import Found
 from pdserve.simulation.calibrate.samples import Recording
+from pdserve.simulation.machine import Machine
 
 TRUE = StepCosts(knot_tokens=[1, 64, 512], knot_s=[0.005, 0.015, 0.1], pair_s=5e-8, context_s=4e-7)
 KIND = NodeKind(
@@ -39,17 +45,20 @@ def some_step(rng: random.Random, kind: str) -> StepShape:
     return StepShape.of(rows)
 
 
-def recorded(seed: int, *, slower_beside: float) -> Recording:
-    """Two nodes of a host in turns: each alone, and then both at once."""
+def recorded(seed: int, *, slower_beside: float, front_s: float = 0.0) -> Recording:
+    """Two nodes of a host in turns: each alone, and then both at once.
+
+    Beside each other, they also wait for `front_s` of what is in front of them.
+    """
     rng, perf, now_s, number = random.Random(seed), PerfModel(TRUE), 100.0, 0
     recording = Recording(hosts={"a": "host", "b": "host", "far": "another host"})
     recording.steps = {"a": [], "b": [], "far": []}
 
-    def stepped(node: str, kind: str, at_s: float, factor: float) -> float:
+    def stepped(node: str, kind: str, at_s: float, factor: float, more_s: float = 0.0) -> float:
         nonlocal number
         number += 1
         shape = some_step(rng, kind)
-        period_s = perf.step_s(shape) * factor * rng.uniform(0.95, 1.05)
+        period_s = perf.step_s(shape) * factor * rng.uniform(0.95, 1.05) + more_s
         recording.steps[node].append(
             StepSample(
                 number,
@@ -71,7 +80,7 @@ def recorded(seed: int, *, slower_beside: float) -> Recording:
     for node in ("a", "b"):
         at_s = now_s
         while at_s < until_s:
-            at_s = stepped(node, "decode", at_s, slower_beside)
+            at_s = stepped(node, "decode", at_s, slower_beside, front_s)
     recording.pulls = [
         PullSample(number + n, "shm", size, (0.001 + size / 4e9) * rng.uniform(0.9, 1.1))
         for n, size in enumerate([1 << 16, 1 << 20, 1 << 25] * 20)
@@ -121,9 +130,37 @@ def test_errors_and_residuals_are_those_of_the_noise() -> None:
     for error in (found.errors.prefill, found.errors.decode, found.errors.mixed):
         assert error is not None
         assert 0.01 < error < 0.05  # even noise of up to 5 % is 2.5 % on average
-    for ratios in (found.residuals.prefill, found.residuals.decode, found.residuals.mixed):
+    for drawn in (found.residuals.prefill, found.residuals.decode, found.residuals.mixed):
+        ratios = list(chain.from_iterable(drawn))
         assert 0.85 < min(ratios) < 0.97
         assert 1.03 < max(ratios) < 1.15
+
+
+def test_slow_moments_stay_together() -> None:
+    """For two of four seconds, all takes twice as long: in whole stretches, not in half of all."""
+    steps, at_s = [], 0.0
+    for number in range(4000):
+        period_s = 0.01 * (1 + (at_s % 4 >= 2))
+        at_s += period_s
+        steps.append(StepSample(number, at_s, period_s, 1, 1, 0, 100))
+    costs = StepCosts(knot_tokens=[1], knot_s=[0.01])
+    stretches = Found.of(costs, steps).stretches(random.Random(0))
+    means = [sum(stretch) / len(stretch) for stretch in stretches]
+    assert len(stretches) == 40
+    assert sum(1.0 < mean < 2.0 for mean in means) <= 12  # it began or ended within
+    assert 5 <= sum(mean == 2.0 for mean in means) <= 20
+    assert all(20 <= len(stretch) <= 26 for stretch in stretches[:-1])
+
+
+def test_costs_are_those_of_the_average_step_but_for_a_few_that_hung() -> None:
+    rng = random.Random(4)
+    samples = [
+        (StepShape(1, 1, 0, 100), 0.01 * rng.choice([0.8, 0.8, 0.8, 1.6])) for _ in range(400)
+    ]
+    hung = [(StepShape(1, 1, 0, 100), 1.0)]
+    typical = fit_costs(samples + hung).knot_s[0]
+    average = fit_costs(samples + hung, of_means=True).knot_s[0]
+    assert typical < average < 0.0105
 
 
 def test_neighbours_of_a_host_are_told_apart_from_nodes_elsewhere() -> None:
@@ -131,6 +168,37 @@ def test_neighbours_of_a_host_are_told_apart_from_nodes_elsewhere() -> None:
     assert host.decode_beside_decode == pytest.approx(1.5, rel=0.05)
     assert host.decode_beside_prompt == 1.0  # nobody has seen it
     assert host.cores == 4
+
+
+def test_what_is_in_front_is_told_apart_from_the_bus() -> None:
+    """With as many nodes as cores, all that it takes is taken from steps."""
+    front = [
+        FrontWork(3e-3 * requests + 9e-4 * steps + 2e-5 * tokens, requests, steps, tokens)
+        for requests, steps, tokens in ((40, 300, 250), (160, 660, 5600), (110, 700, 1900))
+    ]
+    seen = measured()
+    seen.front = front
+    seen.kind = msgspec.structs.replace(KIND, host_cores=2)
+    seen.fitted = recorded(1, slower_beside=1.2, front_s=9e-4 + 2e-5 * 21)  # a batch on average
+    seen.held_out = recorded(2, slower_beside=1.2, front_s=9e-4 + 2e-5 * 21)
+    host = calibrate(seen, "2026-11-26", 0).host
+    assert host.front_request_s == pytest.approx(3e-3, rel=0.01)
+    assert host.front_step_s == pytest.approx(9e-4, rel=0.01)
+    assert host.front_token_s == pytest.approx(2e-5, rel=0.01)
+    assert host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
+    seen.front = []
+    assert calibrate(seen, "2026-11-26", 0).host.decode_beside_decode > 1.25
+
+
+def test_nodes_are_simulated_with_what_they_believe() -> None:
+    seen = measured()
+    seen.held_out.believed = believed = StepCosts(knot_tokens=[1, 64], knot_s=[0.004, 0.02])
+    found = calibrate(seen, "2026-11-26", 0)
+    assert Machine.of(found).costs == believed
+    assert Machine.of(found).step_costs["decode"] == found.decode
+    seen.held_out.believed = None
+    found = calibrate(seen, "2026-11-26", 0)
+    assert Machine.of(found).costs == found.mixed
 
 
 def test_what_messages_add_is_what_steps_and_pulls_leave() -> None:

@@ -34,7 +34,8 @@ from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 
 CORE = load_calibration("core-53m")
 NOISY = msgspec.structs.replace(
-    CORE, residuals=Residuals(prefill=[0.9, 1.1], decode=[0.95, 1.05], mixed=[1.0, 1.2])
+    CORE,
+    residuals=Residuals(prefill=[[0.9], [1.1]], decode=[[0.95, 1.05, 1.0]], mixed=[[1.0], [1.2]]),
 )
 PAIR = Deployment("disaggregated", 1, 1)
 QUESTION = Question(trace="", scenario="conversation", length_scale=0.0, count=60)

@@ -35,7 +35,7 @@ MEASURED = Calibration(
     decode=COSTS,
     mixed=COSTS,
     pull=TransferCosts(transport="shm", fixed_s=0.001, bytes_per_s=5e9),
-    residuals=Residuals(prefill=[0.98, 1.03]),
+    residuals=Residuals(prefill=[[0.98, 1.03]]),
     ranges=Ranges(Range(1, 8000), Range(1, 64), Range(1, 8192)),
     errors=HeldOutErrors(0.03, 0.02, 0.05, 0.1),
     host=Sharing(decode_beside_decode=1.5),
@@ -53,10 +53,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "version 2, and this pdserve reads version 1"),
+        ({"version": 1}, "version 1, and this pdserve reads version 2"),
         ({"colour": "red"}, "unknown field `colour`"),
         ({"ranges": {"batch": [1, 2], "context": [1, 2]}}, "prompt_tokens"),
-        ({"residuals": {"decode": [0.0]}}, "> 0"),
+        ({"residuals": {"decode": [[0.0]]}}, "> 0"),
         ({"mixed": {"knot_tokens": [8, 4], "knot_s": [1, 2]}}, "knots must be positive and rise"),
         ({"pull": {"transport": "tcp", "fixed_s": 0, "bytes_per_s": 0}}, "above 0"),
     ],

@@ -40,10 +40,11 @@ def token_ladder(most: int) -> list[int]:
 LEAST_STEP_S = 1e-6
 
 
-def fit_costs(samples: Sequence[Sample]) -> StepCosts:
+def fit_costs(samples: Sequence[Sample], *, of_means: bool = False) -> StepCosts:
     """The costs that fit best. Needs at least one sample, with tokens and time above 0.
 
-    Knots are placed at measured token counts only, about two per doubling.
+    Knots are placed at measured token counts only, about two per doubling. With `of_means`, slow
+    steps count in full: costs are those of the average step and not of a typical one.
     """
     knots = _knots([shape.num_tokens for shape, _ in samples])
     seconds = np.array([seconds for _, seconds in samples])  # [num_samples]
@@ -61,6 +62,15 @@ def fit_costs(samples: Sequence[Sample]) -> StepCosts:
         spread = max(_LEAST_SPREAD, 1.4826 * float(np.median(off)))
         straight = min(_STRAIGHTEN * spread, _MOST_STRAIGHTENED) * _bends(knots, costs)
         weights = np.minimum(1.0, _HUBER * spread / np.maximum(off, 1e-12))
+    for _ in range(_ROUNDS * of_means):
+        expected_s = np.maximum(terms @ costs, LEAST_STEP_S)
+        off = np.abs(seconds / expected_s - 1)
+        spread = max(_LEAST_SPREAD, 1.4826 * float(np.median(off)))
+        root = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(off, 1e-12)))
+        costs = non_negative_least_squares(
+            np.vstack([terms * (root / expected_s)[:, None], straight]),
+            np.concatenate([root * seconds / expected_s, np.zeros(len(straight))]),
+        )
     increments, (sampled_s, pair_s, context_s) = costs[:-3], costs[-3:]
     return StepCosts(
         knot_tokens=knots,

@@ -14,6 +14,7 @@ from kv_transfer.host import host_id
 from pdserve.engine.interface import StepReport
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.perf_model import StepShape
+from pdserve.protocol import StepCosts
 
 MOST_STEPS: Final = 1 << 15  # kept; a step of 1 ms is kept for half a minute
 MOST_PULLS: Final = 1 << 12
@@ -23,10 +24,13 @@ MOST_TOLD: Final = 2048  # steps in one answer, whose encoding holds up the even
 class SampleLog:
     """A bounded ring of measurements. It costs each step one append."""
 
-    def __init__(self, node_id: str, kind: Callable[[], NodeKind]) -> None:
+    def __init__(
+        self, node_id: str, kind: Callable[[], NodeKind], believed: Callable[[], StepCosts]
+    ) -> None:
         """`kind` is asked once, at the first look, since most nodes are never looked at."""
         self._node_id = node_id
         self._make_kind = kind
+        self._believed = believed
         self._numbers = count(1)
         self._newest = 0
         self._steps: deque[tuple[int, float, float, StepShape]] = deque(maxlen=MOST_STEPS)
@@ -59,6 +63,7 @@ class SampleLog:
                 node_id=self._node_id,
                 host_id=self._host_id,
                 kind=self._kind,
+                believed=self._believed(),
                 newest=newest,
                 steps=[
                     StepSample(

@@ -62,6 +62,8 @@ class Driver:
         self._num_phases = 0
         self.prompt_lengths: set[int] = set()  # of all requests that were served
         self.contexts: set[int] = set()
+        self.num_requests = 0  # sent
+        self.num_tokens = 0  # received
 
     @property
     def longest(self) -> int:
@@ -111,6 +113,8 @@ class Driver:
             self._served(outcome)
 
     def _served(self, outcome: Outcome) -> None:
+        self.num_requests += bool(outcome.num_received)  # others were only about to be sent
+        self.num_tokens += outcome.num_received
         if outcome.end == "finished":
             self.prompt_lengths.add(outcome.num_prompt)
             self.contexts.add(outcome.num_prompt + outcome.num_output)

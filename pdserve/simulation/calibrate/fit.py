@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final, Literal
 
 import numpy as np
+from msgspec import structs
 
 from pdserve.errors import CalibrationError
 from pdserve.measured.calibration import (
@@ -27,22 +26,19 @@ from pdserve.measured.calibration import (
     Ranges,
     Region,
     Residuals,
-    Sharing,
 )
 from pdserve.measured.samples import NodeKind, PullSample, StepSample
-from pdserve.node.profiling.fit import fit_costs, non_negative_least_squares
+from pdserve.node.profiling.fit import LEAST_STEP_S, fit_costs, non_negative_least_squares
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts, TransferCosts
 from pdserve.simulation.calibrate.drive import Idle
+from pdserve.simulation.calibrate.front_meter import FrontWork
+from pdserve.simulation.calibrate.neighbours import Sorted, meet, sort
+from pdserve.simulation.calibrate.residuals import LEAST, Found
 from pdserve.simulation.calibrate.samples import Recording
+from pdserve.simulation.step_times import REGIONS
 
-Beside = Literal["nothing", "decode", "prompt"]
-REGIONS: Final[tuple[Region, ...]] = ("prefill", "decode", "mixed")
-
-_LEAST = 30  # measurements of a kind, to fit it apart from the others
-_ALIKE = 40  # measurements of steps with as many tokens, beyond which more say nothing new
-_MOST_RESIDUALS = 400  # kept of each kind
-_OVERLAP = 0.5  # share of a step during which another node computed, to count as beside it
+_ALIKE = 200  # measurements of steps with as many tokens, beyond which more say nothing new
 _MOST_BYTES_PER_S = 1e13
 
 
@@ -57,16 +53,7 @@ class Measured:
     on_one_node: list[Idle] = field(default_factory=list)
     prompt_lengths: set[int] = field(default_factory=set)
     contexts: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """Steps by their kind, and by what the host did meanwhile."""
-
-    steps: dict[tuple[Region, Beside], list[StepSample]]
-
-    def alone(self, region: Region) -> list[StepSample]:
-        return self.steps.get((region, "nothing"), [])
+    front: list[FrontWork] = field(default_factory=list)  # of each phase; none: not measured
 
 
 def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
@@ -76,17 +63,22 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
         CalibrationError: hardly anything was measured.
     """
     rng = random.Random(seed)
-    fitted, held_out = _sort(measured.fitted), _sort(measured.held_out)
+    fitted, held_out = sort(measured.fitted), sort(measured.held_out)
     everything = list(chain.from_iterable(fitted.alone(region) for region in REGIONS))
-    if len(everything) < _LEAST:
+    if len(everything) < LEAST:
         raise CalibrationError(
             f"only {len(everything)} steps were measured without neighbours: give more --budget-s, "
             "and a cluster that nobody uses"
         )
-    costs = {region: _costs(fitted.alone(region), everything, rng) for region in REGIONS}
-    found = {region: _Found.of(costs[region], held_out.alone(region)) for region in REGIONS}
+    half = _costs({region: fitted.alone(region) for region in REGIONS}, rng)
+    found = {region: Found.of(half[region], held_out.alone(region)) for region in REGIONS}
+    # Once the errors are known, all that was measured is of use.
+    alone = {region: fitted.alone(region) + held_out.alone(region) for region in REGIONS}
+    costs = _costs(alone, rng)
+    scatter = {region: Found.of(costs[region], alone[region]) for region in REGIONS}
     pull, pulls = _pull(measured.fitted.pulls, measured.held_out.pulls)
     kind = measured.kind
+    neighbours = meet(kind, costs, fitted.beside + held_out.beside, measured.front)
     calibration = Calibration(
         date=date,
         device=kind.device,
@@ -100,12 +92,15 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
         prefill=costs["prefill"],
         decode=costs["decode"],
         mixed=costs["mixed"],
+        believed=measured.held_out.believed,
         pull=pull,
         residuals=Residuals(
-            prefill=found["prefill"].some(rng),
-            decode=found["decode"].some(rng),
-            mixed=found["mixed"].some(rng),
-            pull=pulls.some(rng),
+            prefill=scatter["prefill"].stretches(rng),
+            decode=scatter["decode"].stretches(rng),
+            mixed=scatter["mixed"].stretches(rng),
+            pull=pulls.stretches(rng),
+            prompt_beside=neighbours.prompts.stretches(rng),
+            decode_beside=neighbours.decodes.stretches(rng),
         ),
         ranges=_ranges(measured, fitted, held_out),
         errors=HeldOutErrors(
@@ -114,7 +109,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
             mixed=found["mixed"].error,
             pull=pulls.error,
         ),
-        host=_sharing(kind.host_cores, costs, fitted),
+        host=neighbours.sharing,
         overheads=_overheads(measured, costs, pull),
     )
     calibration.check()
@@ -125,11 +120,31 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
 
 
 def _costs(
-    steps: Sequence[StepSample], everything: Sequence[StepSample], rng: random.Random
-) -> StepCosts:
-    """Fit one kind of steps; if there are hardly any, all kinds together, as nodes do."""
-    chosen = _varied(steps if len(steps) >= _LEAST else everything, rng)
-    return fit_costs([(step.shape, step.period_s) for step in chosen])
+    steps: Mapping[Region, Sequence[StepSample]], rng: random.Random
+) -> dict[Region, StepCosts]:
+    """Fit each kind of steps; those of which there are hardly any, as all together.
+
+    Context costs mixed steps what it costs decodes, which tell it better: they vary in less.
+    """
+    everything = list(chain.from_iterable(steps.values()))
+    costs: dict[Region, StepCosts] = {}
+    for region in REGIONS:
+        found = steps[region] if len(steps[region]) >= LEAST else everything
+        chosen = [(step.shape, step.period_s) for step in _varied(found, rng)]
+        if region == "mixed" and len(steps["decode"]) >= LEAST:
+            costs[region] = _beside_context(chosen, costs["decode"].context_s)
+        else:
+            costs[region] = fit_costs(chosen, of_means=True)
+    return costs
+
+
+def _beside_context(samples: Sequence[tuple[StepShape, float]], context_s: float) -> StepCosts:
+    """Fit the other costs, where those of context are known."""
+    rest = [
+        (replace(shape, decode_context=0), max(LEAST_STEP_S, s - context_s * shape.decode_context))
+        for shape, s in samples
+    ]
+    return structs.replace(fit_costs(rest, of_means=True), context_s=context_s)
 
 
 def _varied(steps: Iterable[StepSample], rng: random.Random) -> list[StepSample]:
@@ -140,116 +155,17 @@ def _varied(steps: Iterable[StepSample], rng: random.Random) -> list[StepSample]
     return [step for some in alike.values() for step in rng.sample(some, min(_ALIKE, len(some)))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Predictions beside what was measured, in seconds."""
-
-    predicted_s: list[float]
-    measured_s: list[float]
-
-    @classmethod
-    def of(cls, costs: StepCosts, steps: Sequence[StepSample]) -> _Found:
-        perf = PerfModel(costs)
-        return cls([perf.step_s(step.shape) for step in steps], [step.period_s for step in steps])
-
-    @property
-    def error(self) -> float | None:
-        """Mean of |predicted / measured - 1|; None: nothing was measured."""
-        pairs = list(zip(self.predicted_s, self.measured_s, strict=True))
-        return statistics.fmean(abs(p / m - 1) for p, m in pairs) if pairs else None
-
-    @property
-    def slower(self) -> float | None:
-        """By which factor all of it took longer than predicted; None: hardly anything did."""
-        if len(self.measured_s) < _LEAST:
-            return None
-        return sum(self.measured_s) / sum(self.predicted_s)
-
-    def some(self, rng: random.Random) -> list[float]:
-        """Draw ratios, long steps more often: their mean is right for the sum of many steps."""
-        if not self.measured_s:
-            return []
-        pairs = zip(self.predicted_s, self.measured_s, strict=True)
-        ratios = [round(m / p, 4) for p, m in pairs]
-        return rng.choices(ratios, self.predicted_s, k=_MOST_RESIDUALS)
-
-
-def region_of(shape: StepShape) -> Region:
-    """Return the kind of a step."""
-    if not shape.prefill_pairs:
-        return "decode"
-    return "mixed" if shape.decode_context else "prefill"
-
-
-# ---- neighbours ----------------------------------------------------------------------------------
-
-
-def _sort(recording: Recording) -> _Sorted:
-    by_kind: dict[tuple[Region, Beside], list[StepSample]] = defaultdict(list)
-    for node_id, steps in recording.steps.items():
-        host = recording.hosts[node_id]
-        others = sorted(
-            (other.ended_s, other.period_s, not other.prefill_pairs)
-            for other_id, other_steps in recording.steps.items()
-            if other_id != node_id and recording.hosts[other_id] == host
-            for other in other_steps
-        )
-        for step in steps:
-            if step.period_s > 0:
-                beside = _beside(step, others)
-                if beside is not None:
-                    by_kind[region_of(step.shape), beside].append(step)
-    return _Sorted(by_kind)
-
-
-def _beside(step: StepSample, others: Sequence[tuple[float, float, bool]]) -> Beside | None:
-    """Say what another node of the host computed during most of a step; None: during a part."""
-    shared_s = {True: 0.0, False: 0.0}  # is decode |-> seconds
-    first = bisect_left(others, (step.began_s, 0.0, False))
-    for ended_s, period_s, is_decode in others[first:]:
-        began_s = ended_s - period_s
-        if began_s >= step.ended_s:
-            break
-        shared_s[is_decode] += min(ended_s, step.ended_s) - max(began_s, step.began_s)
-    total_s = sum(shared_s.values())
-    if not total_s:
-        return "nothing"
-    if total_s < _OVERLAP * step.period_s:
-        return None
-    return "decode" if shared_s[True] >= shared_s[False] else "prompt"
-
-
-def _sharing(cores: int, costs: dict[Region, StepCosts], fitted: _Sorted) -> Sharing:
-    """Compare steps beside those of a neighbour with the same steps without."""
-
-    def factor(*kinds: tuple[Region, Beside]) -> float:
-        ratios = []
-        for region, beside in kinds:
-            alone = _Found.of(costs[region], fitted.alone(region)).slower
-            shared = _Found.of(costs[region], fitted.steps.get((region, beside), [])).slower
-            if alone is not None and shared is not None:
-                ratios.append(shared / alone)
-        return round(max(1.0, statistics.fmean(ratios)), 3) if ratios else 1.0
-
-    return Sharing(
-        cores=cores,
-        decode_beside_decode=factor(("decode", "decode")),
-        decode_beside_prompt=factor(("decode", "prompt")),
-        prompt_beside_any=factor(("prefill", "decode"), ("prefill", "prompt")),
-    )
-
-
 # ---- pulls, requests -----------------------------------------------------------------------------
 
 
 def _pull(
     fitted: Sequence[PullSample], held_out: Sequence[PullSample]
-) -> tuple[TransferCosts, _Found]:
+) -> tuple[TransferCosts, Found]:
     """Fit the transport that most pulls used, and compare it with its held-out pulls."""
     transports = [pull.transport for pull in fitted]
     if not transports:
         nothing = TransferCosts(transport="none", fixed_s=0.0, bytes_per_s=_MOST_BYTES_PER_S)
-        return nothing, _Found([], [])
+        return nothing, Found([], [])
     transport = statistics.mode(transports)
     used = [pull for pull in fitted if pull.transport == transport and pull.seconds > 0]
     rows = np.array([[1 / pull.seconds, pull.num_bytes / pull.seconds] for pull in used])
@@ -259,7 +175,7 @@ def _pull(
     )
     others = [pull for pull in held_out if pull.transport == transport and pull.seconds > 0]
     predicted_s = [_pull_s(costs, pull.num_bytes) for pull in others]
-    return costs, _Found(predicted_s, [pull.seconds for pull in others])
+    return costs, Found(predicted_s, [pull.seconds for pull in others])
 
 
 def _pull_s(costs: TransferCosts, num_bytes: float) -> float:
@@ -292,14 +208,8 @@ def _typical(seconds: Iterable[float]) -> float:
     return max(0.0, statistics.median(known)) if known else 0.0
 
 
-def _ranges(measured: Measured, *steps: _Sorted) -> Ranges:
-    batches = [
-        step.sampled
-        for some in steps
-        for (region, _), kept in some.steps.items()
-        if region == "decode"
-        for step in kept
-    ]
+def _ranges(measured: Measured, *steps: Sorted) -> Ranges:
+    batches = [step.sampled for some in steps for step in some.decodes()]
     lengths, contexts = measured.prompt_lengths, measured.contexts
     return Ranges(
         prompt_tokens=Range(min(lengths), max(lengths)),

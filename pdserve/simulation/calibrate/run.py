@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,8 @@ from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.load.open_loop import open_loop_client
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.readiness import wait_until
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import CalibrationError, ConfigError
@@ -26,16 +28,15 @@ from pdserve.settings.config import CheckpointConfig, Mode
 from pdserve.simulation.calibrate.config import CalibrateConfig
 from pdserve.simulation.calibrate.drive import Driver
 from pdserve.simulation.calibrate.fit import Measured, calibrate
+from pdserve.simulation.calibrate.front_meter import FrontMeter
 from pdserve.simulation.calibrate.samples import NodeReader
 from pdserve.simulation.predict.answer import said_errors
 
 _WARM_UP_S = 2.0  # or a tenth of the time, if that is less
-# What is started: one node of each role; one of both, which mixes; two, whose decodes meet.
-_STARTED: Final[Sequence[tuple[Mode, int]]] = (
-    ("disaggregated", 2),
-    ("colocated", 1),
-    ("colocated", 2),
-)
+_GONE_S = 10.0  # until the coordinator has noticed that a node was stopped
+# What is measured of clusters that are started for it: one node of each role; two of both, whose
+# steps meet; and one of these, which mixes alone, on as few cores as beside the other.
+_NUM_MEASURED: Final = 3
 
 
 def run(config: CalibrateConfig, setup: dict[str, object]) -> int:
@@ -63,42 +64,56 @@ def measured(config: CalibrateConfig) -> Calibration:
 
 
 async def _measure(config: CalibrateConfig) -> Measured:
-    """Measure the running cluster, or one after the other of three that are started."""
+    """Measure the running cluster, or one after the other of those that are started."""
     if config.url:
         return await _at(config.url, config, config.budget_s, None)
-    found: Measured | None = None
-    seconds = config.budget_s / len(_STARTED)
-    for mode, num_nodes in _STARTED:
-        threads = found.kind.cpus if found is not None else config.engine.threads
-        async with _started(config, mode, num_nodes, threads) as url:
-            say(f"measuring {num_nodes} nodes, {mode}, for {seconds:.0f} s")
-            found = await _at(url, config, seconds, found)
-    assert found is not None
+    seconds = config.budget_s / _NUM_MEASURED
+    async with _started(config, "disaggregated", config.engine.threads) as cluster:
+        say(f"measuring a node of each role for {seconds:.0f} s")
+        found = await _at(cluster.url, config, seconds, None, cluster.pid(COORDINATOR))
+    async with _started(config, "colocated", found.kind.cpus) as cluster:
+        for num_nodes in (2, 1):
+            say(f"measuring {num_nodes} of both roles for {seconds:.0f} s")
+            found = await _at(cluster.url, config, seconds, found, cluster.pid(COORDINATOR))
+            if num_nodes == 2:
+                await _without(cluster, cluster.node_names[-1])
     return found
 
 
 @asynccontextmanager
-async def _started(
-    config: CalibrateConfig, mode: Mode, num_nodes: int, threads: int
-) -> AsyncIterator[str]:
-    """Equal nodes on this machine, so that they share it as in service."""
+async def _started(config: CalibrateConfig, mode: Mode, threads: int) -> AsyncIterator[Cluster]:
+    """Two equal nodes on this machine, so that they share it as in service."""
     model = config.model or checkpoint_of(config.shape)
     cluster = Cluster(
         ClusterConfig(
             port=0,
             mode=mode,
-            decode=num_nodes if mode == "colocated" else 1,
+            decode=2 if mode == "colocated" else 1,
             checkpoint=CheckpointConfig(model=model),
             engine=replace(config.engine, threads=threads),
         ),
         on_line=lambda _name, _line: None,
     )
     async with cluster as running:
-        yield running.url
+        yield running
+
+
+async def _without(cluster: Cluster, name: str) -> None:
+    """Stop a node, and return when the coordinator knows it.
+
+    Raises:
+        ClusterError: it does not notice.
+    """
+    await cluster.retire_node(name)
+    await wait_until(lambda status: status.node(name) is None, cluster.url, [], _GONE_S)
 
 
 async def _at(
-    url: str, config: CalibrateConfig, seconds: float, measured: Measured | None
+    url: str,
+    config: CalibrateConfig,
+    seconds: float,
+    measured: Measured | None,
+    coordinator_pid: int | None = None,
 ) -> Measured:
     """Measure one cluster, half of the time for the fit and half to judge it.
 
@@ -126,11 +141,11 @@ async def _at(
         await driver.both(min(_WARM_UP_S, seconds / 10))
         await reader.read()
         idle = measured.handed_off if status.mode == "disaggregated" else measured.on_one_node
+        meter = FrontMeter(driver, reader, coordinator_pid, measured.front)
         for recording in (measured.fitted, measured.held_out):
-            idle += await driver.prompts(seconds / 6)
-            await driver.streams(seconds / 6)
-            await driver.both(seconds / 6)
-            recording.extend(await reader.read())
+            idle += await meter.during(driver.prompts(seconds / 6), recording)
+            await meter.during(driver.streams(seconds / 6), recording)
+            await meter.during(driver.both(seconds / 6), recording)
     measured.prompt_lengths |= driver.prompt_lengths
     measured.contexts |= driver.contexts
     return measured
@@ -167,8 +182,11 @@ def _card(calibration: Calibration) -> str:
             f"{pull.bytes_per_s / 1e9:.2f} GB/s",
             f"on the way: {1e3 * overheads.first_token_s:.2f} ms to token 1, "
             f"{1e3 * overheads.handoff_s:.2f} ms more of a handoff",
-            f"beside another node of the host: decode x {host.decode_beside_decode:g} (its decode) "
-            f"and x {host.decode_beside_prompt:g} (its prompts), prompts x "
-            f"{host.prompt_beside_any:g}",
+            f"beside decodes of another node of the host: decode x {host.decode_beside_decode:g}, "
+            f"prompts x {host.prompt_beside_decode:g}; beside its prompts: decode x "
+            f"{host.decode_beside_prompt:g}, prompts x {host.prompt_beside_prompt:g}",
+            f"coordinator and client: {1e3 * host.front_request_s:.2f} ms of a core per request, "
+            f"{1e3 * host.front_step_s:.2f} ms per step, {1e3 * host.front_token_s:.3f} ms per "
+            "token",
         ]
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from pdserve.errors import CalibrationError, ClusterError
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
+from pdserve.protocol import StepCosts
 
 _REPLY_S = 10.0
 
@@ -22,12 +23,14 @@ class Recording:
     steps: dict[str, list[StepSample]] = field(default_factory=dict)  # by node, in order of time
     hosts: dict[str, str] = field(default_factory=dict)  # node |-> host id
     pulls: list[PullSample] = field(default_factory=list)
+    believed: StepCosts | None = None  # by one of them, as all are alike
 
     def add(self, samples: NodeSamples) -> None:
         """Add what a node has told."""
         self.steps.setdefault(samples.node_id, []).extend(samples.steps)
         self.hosts[samples.node_id] = samples.host_id
         self.pulls.extend(samples.pulls)
+        self.believed = samples.believed
 
     def extend(self, other: Recording) -> None:
         """Add what was recorded of the same nodes later, or of others."""
@@ -35,6 +38,7 @@ class Recording:
             self.steps.setdefault(node_id, []).extend(steps)
         self.hosts.update(other.hosts)
         self.pulls.extend(other.pulls)
+        self.believed = other.believed
 
 
 class NodeReader:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import msgspec
 
@@ -25,6 +26,7 @@ from pdserve.simulation.machine import Machine, scaled
 from pdserve.simulation.node import Node
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.load import Question, Ranged, call_of, calls_of
+from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.predict.tally import Tally
 from pdserve.simulation.split import Share, SplitCores
 from pdserve.simulation.step_times import ResidualScatter
@@ -74,6 +76,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float  # that the simulation took
     busy: dict[str, float]  # node |-> share of the time that it computed
     prompt_busy: dict[str, float]  # node |-> the part of this that was for prompts
+    parts: Parts
     largest_batch: int
     in_flight: float  # requests that an arriving one found in the cluster, on average
     mean_e2e_s: float
@@ -90,9 +93,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(
     rig: Rig, deployment: Deployment, case: CompareCase, rate: float, count: int,
-    promise: Promise, seed: int,
+    promise: Promise, seed: int, until_s: float = inf,
 ) -> Result:  # fmt: skip
-    """Simulate `count` requests of a workload at this rate.
+    """Simulate `count` requests of a workload at this rate, as far as they end by `until_s`.
 
     Raises:
         CalibrationError: something lies outside of what was calibrated, and must not.
@@ -100,6 +103,8 @@ def run(
     began_s = time.process_time()
     cluster, front = _cluster(rig, deployment, seed)
     tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
+    if until_s < inf:
+        cluster.events.at(until_s, cluster.events.stop)
     cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally)
     for outcome in cluster.unfinished():
         tally.note(outcome)
@@ -113,6 +118,7 @@ def run(
         cpu_s=time.process_time() - began_s,
         busy={node.name: node.busy_s / seconds for node in cluster.nodes},
         prompt_busy={node.name: node.prompt_s / seconds for node in cluster.nodes},
+        parts=tally.phases.parts(node.steps for node in cluster.nodes),
         largest_batch=max(node.largest_batch for node in cluster.nodes),
         in_flight=cluster.num_met / scored.sent,
         mean_e2e_s=cluster.call_seconds / max(1, scored.finished),

@@ -14,6 +14,7 @@ from pdserve.bench.load.outcome import Outcome as Seen
 from pdserve.bench.load.outcome import Percentiles, Promise
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.simulation.outcome import Outcome
+from pdserve.simulation.predict.parts import PhaseTotals
 
 _LEAST_S, _STEP, _NUM_BINS = 1e-6, 1.005, 4200  # gaps from 1 us to 1,000 s, each within 0.5 %
 _MOST_TOKENS = 1 << 16  # whose times are kept until they are counted together
@@ -39,6 +40,7 @@ class Tally:
         self.num_cached_tokens = 0
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
+        self.phases = PhaseTotals()
         self._most_late = most_late
         self._is_hopeless = is_hopeless
         self._late: Counter[str] = Counter()
@@ -73,6 +75,7 @@ class Tally:
             "refused" if outcome.was_refused else "finished" if outcome.has_ended else "unfinished"
         )
         self._seen.append(seen)
+        self.phases.note(outcome)
         self.num_prompt_tokens += seen.num_prompt
         self.num_cached_tokens += outcome.num_cached_tokens
         self.num_output_tokens += seen.num_received

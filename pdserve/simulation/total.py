@@ -1,0 +1,23 @@
+"""Durations of one kind: how many, and all together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Total:
+    """A running total."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Add one, or `count` with a sum of `seconds`."""
+        self.count += count
+        self.seconds += seconds
+
+    @property
+    def mean_ms(self) -> float | None:
+        """The mean in milliseconds; None: there was none."""
+        return 1e3 * self.seconds / self.count if self.count else None
