@@ -73,7 +73,7 @@ class OpenLoopClient:
                 if request.after is None:
                     await asyncio.sleep(start_s + request.at_s - time.perf_counter())
                     sending.add(asyncio.create_task(send(index)))
-            await asyncio.wait(sending, timeout=_longest_s(requests, drain_s))
+            await asyncio.wait(sending, timeout=longest_s(requests, drain_s))
         return timer.run_of(outcomes)
 
     async def run_closed(
@@ -184,7 +184,7 @@ def _followers(requests: Sequence[TimedRequest]) -> dict[int, list[int]]:
     return found
 
 
-def _longest_s(requests: Sequence[TimedRequest], each_s: float) -> float:
+def longest_s(requests: Sequence[TimedRequest], each_s: float) -> float:
     """Return how long a conversation may take, with `each_s` for each of its requests."""
     taken_s: list[float] = []
     for request in requests:

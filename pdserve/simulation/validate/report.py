@@ -11,14 +11,18 @@ from rich.table import Table
 from pdserve.bench.load.slo_score import Score
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.answer import said_errors
+from pdserve.simulation.predict.parts import Parts
+from pdserve.simulation.step_times import REGIONS
 
-_KNEE = 0.97  # attainment from which on a rate is below the knee
+_KNEE = 0.97  # attainment, predicted or measured, from which on a rate is below the knee
 
 
 class Figures(msgspec.Struct, frozen=True):
     """What is compared of one run; latencies in milliseconds."""
 
     attainment: float
+    attainment_low: float  # 95 % interval
+    attainment_high: float
     ttft_p50: float
     ttft_p99: float
     tpot_p50: float
@@ -29,7 +33,13 @@ class Figures(msgspec.Struct, frozen=True):
         """Return a run's figures."""
         ttft, tpot = score.ttft_ms, score.tpot_ms
         return cls(
-            score.attainment, ttft.p50 or 0.0, ttft.p99 or 0.0, tpot.p50 or 0.0, tpot.p99 or 0.0
+            score.attainment,
+            score.attainment_low,
+            score.attainment_high,
+            ttft.p50 or 0.0,
+            ttft.p99 or 0.0,
+            tpot.p50 or 0.0,
+            tpot.p99 or 0.0,
         )
 
     @classmethod
@@ -47,6 +57,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[float]
     predicted: list[Figures]
     measured: list[Figures]
+    predicted_parts: list[Parts]
+    measured_parts: list[Parts]
     predicted_goodput: float
     measured_goodput: float | None  # None: not between the rates
 
@@ -69,12 +81,15 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
     def remarks(self) -> list[str]:
         """The errors over all rows."""
         pairs = [p for row in self.rows for p in zip(row.predicted, row.measured, strict=True)]
-        below = [pair for pair in pairs if min(pair[0].attainment, pair[1].attainment) >= _KNEE]
-        points = [100 * abs(a.attainment - b.attainment) for a, b in pairs]
+        below = [pair for pair in pairs if max(pair[0].attainment, pair[1].attainment) >= _KNEE]
+        points = _points(pairs)
+        chance = sum(b.attainment_low <= a.attainment <= b.attainment_high for a, b in pairs)
         goodputs = [row.goodput_error for row in self.rows if row.goodput_error is not None]
         return [
             f"step times held out: {said_errors(self.errors)}",
             _line("attainment, points", points, "{:.1f}"),
+            _line("attainment below the knee", _points(below), "{:.1f}"),
+            f"{chance} of {len(pairs)} attainments lie within the measured 95 % intervals",
             _line("goodput, where the crossing was measured", map(abs, goodputs), "{:.1%}"),
             _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
             _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
@@ -83,6 +98,10 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
                 for what, (least, most) in self.outside.items()
             ),
         ]
+
+
+def _points(pairs: Iterable[tuple[Figures, Figures]]) -> list[float]:
+    return [100 * abs(predicted.attainment - measured.attainment) for predicted, measured in pairs]
 
 
 def _off(
@@ -118,7 +137,8 @@ def table(report: PredictionReport) -> Table:
                 row.load if not number else "",
                 row.deployment if not number else "",
                 f"{rate:.2f}",
-                f"{100 * predicted.attainment:.0f} / {100 * measured.attainment:.0f}",
+                f"{100 * predicted.attainment:.0f} / {100 * measured.attainment:.0f} "
+                f"({100 * measured.attainment_low:.0f}-{100 * measured.attainment_high:.0f})",
                 f"{predicted.ttft_p50:.0f} / {measured.ttft_p50:.0f}",
                 f"{predicted.ttft_p99:.0f} / {measured.ttft_p99:.0f}",
                 f"{predicted.tpot_p50:.1f} / {measured.tpot_p50:.1f}",
@@ -127,6 +147,38 @@ def table(report: PredictionReport) -> Table:
                 end_section=number + 1 == len(row.rates),
             )
     return made
+
+
+def parts_table(report: PredictionReport) -> Table:
+    """Where the time went, to see what is off: means, predicted / measured."""
+    made = Table(title="where the time goes: means in ms, predicted / measured")
+    for column in ("load", "deployment", "rate", "queue", "prefill", "handoff", "decode",
+                   *(f"{region} step" for region in REGIONS)):  # fmt: skip
+        made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
+    for row in report.rows:
+        for number, (rate, predicted, measured) in enumerate(
+            zip(row.rates, row.predicted_parts, row.measured_parts, strict=True)
+        ):
+            made.add_row(
+                row.load if not number else "",
+                row.deployment if not number else "",
+                f"{rate:.2f}",
+                *(
+                    f"{_ms(ours)} / {_ms(theirs)}"
+                    for ours, theirs in zip(_means(predicted), _means(measured), strict=True)
+                ),
+                end_section=number + 1 == len(row.rates),
+            )
+    return made
+
+
+def _means(parts: Parts) -> list[float | None]:
+    phases = [parts.queue, parts.prefill, parts.handoff, parts.decode]
+    return [*phases, *(parts.steps[region] for region in REGIONS)]
+
+
+def _ms(mean: float | None) -> str:
+    return "-" if mean is None else f"{mean:.2f}" if mean < 10 else f"{mean:.1f}"
 
 
 def _goodput(row: Row) -> str:

@@ -11,35 +11,42 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import aiohttp
+
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.clusters import RunningServer
 from pdserve.bench.compare.goodput import crossing
 from pdserve.bench.compare.runner import drain_s
-from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.open_loop import longest_s, open_loop_client
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.scrape import scrape
 from pdserve.cluster.supervisor import Cluster
 from pdserve.measured.calibration import Calibration
 from pdserve.process.exit_codes import OK
 from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
 from pdserve.simulation.calibrate import run as calibrating
 from pdserve.simulation.calibrate.config import CalibrateConfig
+from pdserve.simulation.calibrate.samples import NodeReader
 from pdserve.simulation.predict import deployment as simulated
 from pdserve.simulation.predict.answer import load_calibration, promise_of
 from pdserve.simulation.predict.config import PredictConfig
 from pdserve.simulation.predict.deployment import Deployment, Rig
 from pdserve.simulation.predict.goodput import find_goodput
 from pdserve.simulation.predict.load import Question, Ranged, capacity, most_tokens
+from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.config import PredictionConfig
-from pdserve.simulation.validate.report import Figures, PredictionReport, Row, table
+from pdserve.simulation.validate.parts import parts_of
+from pdserve.simulation.validate.report import Figures, PredictionReport, Row, parts_table, table
 
 _CLOSE = 1.05
 _SEEDS: Final = range(3)  # simulations of each run: their scatter differs, their requests do not
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
 _MANY = 4096  # requests on the nodes
+_TIMES_TTFT = 3
 
 
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
@@ -61,7 +68,8 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     report = PredictionReport(rows=[], errors=calibration.errors, outside={})
     for question in _questions(config):
         case = question.case(calibration, config.seed)
-        promise = promise_of(PredictConfig(target=config.target), rig, case, deployments)
+        asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
+        promise = promise_of(asked, rig, case, deployments)
         for deployment in deployments:
             say(f"{case.name}, {deployment.text}")
             report.rows.append(_row(config, rig, deployment, question, case, promise))
@@ -69,7 +77,7 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     if config.json:
         print_json(report, setup)
     else:
-        print_tables([table(report)], report.remarks)
+        print_tables([table(report), parts_table(report)], report.remarks)
     return OK
 
 
@@ -94,27 +102,49 @@ def _row(
 ) -> Row:  # fmt: skip
     """Predict and measure one deployment under one load."""
 
-    def simulate(rate: float, rig: Rig = rig) -> list[simulated.Result]:
-        count = case.count_at(rate, config.requests)
+    def simulate(rate: float) -> list[simulated.Result]:
+        count = _count(config, case, rate, promise)
         return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
 
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
     goodput, _ = find_goodput(simulate, start, config.target, _CLOSE)
     rates = [share * goodput.rate for share in config.loads]
-    unstopped = replace(rig, target=0.0)  # however late requests are
-    predicted = [[result.score for result in simulate(rate, unstopped)] for rate in rates]
+    predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
     measured = asyncio.run(_measure(config, rig.calibration, deployment, case, rates, promise))
-    attained = [found.attainment for found in measured]
+    attained = [found.attainment for found, _ in measured]
     at, where = crossing(rates, attained, config.target)
     return Row(
         load=case.name,
         deployment=deployment.text,
         rates=rates,
-        predicted=[Figures.between(scores) for scores in predicted],
-        measured=[Figures.of(found) for found in measured],
+        predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
+        measured=[Figures.of(found) for found, _ in measured],
+        predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
+        measured_parts=[parts for _, parts in measured],
         predicted_goodput=goodput.rate,
         measured_goodput=at if where == "crossing" else None,
     )
+
+
+def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
+    """Return the requests of a run, which come for much longer than one of them may take."""
+    return case.count_at(rate, config.requests, _TIMES_TTFT * promise.ttft_s)
+
+
+def _predicted(
+    config: PredictionConfig, rig: Rig, deployment: Deployment, case: CompareCase, rate: float,
+    promise: Promise,
+) -> list[simulated.Result]:  # fmt: skip
+    """Simulate a run to its end, which comes when its client gives up."""
+    count = _count(config, case, rate, promise)
+    requests = case.workload.timed(rate, count)
+    begin_s = max(request.at_s for request in requests if request.after is None)
+    until_s = begin_s + longest_s(requests, drain_s(promise, requests))
+    unstopped = replace(rig, target=0.0)  # however late requests are
+    return [
+        simulated.run(unstopped, deployment, case, rate, count, promise, seed, until_s)
+        for seed in _SEEDS
+    ]
 
 
 async def _measure(
@@ -124,7 +154,7 @@ async def _measure(
     case: CompareCase,
     rates: Sequence[float],
     promise: Promise,
-) -> list[Score]:
+) -> list[tuple[Score, Parts]]:
     """Start the cluster, and send it the requests at each rate."""
     cluster = Cluster(
         ClusterConfig(
@@ -143,15 +173,21 @@ async def _measure(
         ),
         on_line=lambda _name, _line: None,
     )
-    scores = []
-    async with cluster as running:
+    measured = []
+    async with cluster as running, aiohttp.ClientSession() as session:
         model = (await running.status()).model
         server = RunningServer(running, model, most_tokens(calibration))
+        front = running.url.partition("//")[2]
+        reader = NodeReader(session, list((await running.metrics_addresses()).values()))
         async with open_loop_client(running.url, model) as client:
             await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
+            await reader.read()
             for rate in rates:
-                requests = case.workload.timed(rate, case.count_at(rate, config.requests))
+                count = _count(config, case, rate, promise)
+                requests = case.workload.timed(rate, count)
+                before = await scrape(front)
                 found = await client.run(requests, f"at-{rate}", drain_s(promise, requests))
-                scores.append(score(found.outcomes, promise, config.target))
                 await server.settle()
-    return scores
+                parts = parts_of(before, await scrape(front), await reader.read())
+                measured.append((score(found.outcomes, promise, config.target), parts))
+    return measured

@@ -1,0 +1,79 @@
+"""The report of `pdserve bench prediction`: which errors it counts, and what it shows."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from pdserve.measured.calibration import HeldOutErrors
+from pdserve.simulation.predict.parts import Parts
+from pdserve.simulation.validate.report import (
+    Figures,
+    PredictionReport,
+    Row,
+    parts_table,
+    table,
+)
+
+
+def figures(attainment: float, ttft_p99: float) -> Figures:
+    """Figures of a run with an interval of 5 points to each side."""
+    low, high = attainment - 0.05, min(1.0, attainment + 0.05)
+    return Figures(attainment, low, high, ttft_p99 / 4, ttft_p99, 6.0, 9.0)
+
+
+def parts(decode_step: float | None) -> Parts:
+    """Parts of which only the steps vary."""
+    return Parts(
+        queue=20.0,
+        prefill=30.0,
+        handoff=None,
+        decode=400.0,
+        steps={"prefill": 50.0, "decode": decode_step, "mixed": None},
+        num_steps={"prefill": 10, "decode": 90, "mixed": 0},
+    )
+
+
+REPORT = PredictionReport(
+    rows=[
+        Row(
+            load="a trace",
+            deployment="colocated 2",
+            rates=[1.0, 2.0, 3.0],
+            predicted=[figures(0.99, 100.0), figures(0.92, 200.0), figures(0.80, 400.0)],
+            measured=[figures(0.93, 125.0), figures(0.90, 800.0), figures(0.81, 900.0)],
+            predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
+            measured_parts=[parts(6.0), parts(None), parts(6.6)],
+            predicted_goodput=2.2,
+            measured_goodput=2.0,
+        )
+    ],
+    errors=HeldOutErrors(0.03, None, 0.05, 0.1),
+    outside={"batch": (20, 30)},
+)
+
+
+def shown(renderable: object) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
+    """Otherwise a prediction would be spared that says "in time" of a rate that is not."""
+    remarks = "\n".join(REPORT.remarks)
+    assert "error of attainment, points: median 2.0, worst 6.0, of 3" in remarks
+    assert "error of attainment below the knee: median 6.0, worst 6.0, of 1" in remarks
+    assert "2 of 3 attainments lie within the measured 95 % intervals" in remarks
+    assert "error of TTFT p99 below the knee: median 20.0%, worst 20.0%, of 1" in remarks
+    assert "median 10.0%, worst 10.0%, of 1" in remarks  # goodput
+    assert "OUTSIDE the calibration: batch from 20 to 30" in remarks
+
+
+def test_the_tables_have_a_row_for_each_rate() -> None:
+    compared, where = shown(table(REPORT)), shown(parts_table(REPORT))
+    assert "99 / 93 (88-98)" in compared
+    assert "2.20 / 2.00" in compared
+    assert "5.00 / 6.00" in where
+    assert "5.50 / -" in where
+    assert "12.3 / 6.60" in where
