@@ -34,7 +34,8 @@ def checksums(
     starts, lengths = token_runs(box.begin, box.end, layout.block_size, source_block_size)
     block = run.block_ids[starts // layout.block_size - run.first_block] * layout.block_bytes
     slot = starts % layout.block_size * row_bytes
-    halves = np.arange(2 * box.first_layer, 2 * box.end_layer, dtype=np.int64)
+    layers = np.array([box.first_layer, box.end_layer]) - layout.first_layer
+    halves = np.arange(*(2 * layers), dtype=np.int64)
     heads = np.arange(box.num_heads, dtype=np.int64) + box.first_head - layout.first_kv_head
     # [num_heads, num_halves], the rows of a block
     rows = (halves * layout.num_kv_heads + heads[:, None]) * layout.head_bytes

@@ -20,7 +20,7 @@ from kv_transfer.checksum import checksums
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.sharded_pool import parts_of
+from kv_transfer.sharded_pool import part_number, parts_of
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
@@ -152,8 +152,11 @@ class Exporter:
         if port and last_port > MAX_PORT:
             raise OSError(f"ports {port} to {last_port} are for KV, and the last one is {MAX_PORT}")
         try:
-            for part, source in enumerate(self._sources):
-                first_port = port and port + part * PORTS_OF_A_PART
+            num_parts = len(self._sources)
+            num_stages = min(num_parts, self.identity.num_stages)  # private pools have one part
+            for index, source in enumerate(self._sources):
+                first_port = port and port + index * PORTS_OF_A_PART
+                part = part_number(index, num_parts, num_stages)
                 for kind in self._kinds:
                     offer = await self._offer(
                         kind, source, host, advertised_host or host, first_port

@@ -17,7 +17,8 @@ class KvIdentity:
 
     model_id: str
     revision: str
-    layout: KvLayout
+    layout: KvLayout  # of all parts of the pool together
+    num_stages: int = 1  # among which the parts of a pool in several are divided
 
     @property
     def fingerprint(self) -> str:
@@ -30,8 +31,9 @@ class KvIdentity:
         Raises:
             ValueError: its blocks are of another size.
         """
-        count = len(pools)
-        layouts = [self.layout.shard(n, count) if count > 1 else self.layout for n in range(count)]
+        layouts = [self.layout]
+        if len(pools) > 1:
+            layouts = self.layout.parts(len(pools) // self.num_stages, self.num_stages)
         for pool, layout in zip(pools, layouts, strict=True):
             if pool.block_bytes != layout.block_bytes:
                 raise ValueError(

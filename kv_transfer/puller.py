@@ -34,7 +34,7 @@ from kv_transfer.sharded_link import (
 from kv_transfer.sharded_pool import parts_of
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
-from kv_transfer.spans.shards import common_heads
+from kv_transfer.spans.shards import common_heads, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from kv_transfer.ticket import Ticket, read_ticket
@@ -174,7 +174,7 @@ class Puller:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
                 strands = self._strands(link, heads)
-                boxes = [_box_of(opened, strand.heads, from_token) for strand in strands]
+                boxes = [_box_of(opened, strand, from_token) for strand in strands]
                 pulls = [
                     self._pull(link, strand, ticket, opened, box, block_table)
                     for strand, box in zip(strands, boxes, strict=True)
@@ -210,8 +210,9 @@ class Puller:
         if isinstance(link, ShardedLink):
             return link.strands
         layout = self._identity.layout
-        common = common_heads(link.welcome.layout, layout) if heads is None else heads
-        return [Strand(0, common, link)]
+        theirs = link.welcome.layout
+        common = common_heads(theirs, layout) if heads is None else heads
+        return [Strand(0, common, common_layers(theirs, layout), link)]
 
     async def _pull(
         self,
@@ -299,15 +300,15 @@ def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
     return ticket
 
 
-def _box_of(ticket: Ticket, heads: range, from_token: int) -> KvBox:
-    """The part of the ticket that is to be pulled, of these heads."""
+def _box_of(ticket: Ticket, strand: Strand, from_token: int) -> KvBox:
+    """The part of the ticket that is to be pulled over a strand."""
     return KvBox(
         max(ticket.first_token, from_token),
         ticket.end_token,
-        ticket.first_layer,
-        ticket.end_layer,
-        heads.start,
-        heads.stop,
+        max(ticket.first_layer, strand.layers.start),
+        min(ticket.end_layer, strand.layers.stop),
+        strand.heads.start,
+        strand.heads.stop,
     )
 
 

@@ -1,7 +1,7 @@
 """A puller's link to an exporter, where at least one of the two has a pool in several parts.
 
-Each part of the puller's pool takes its heads from as few parts of the exporter's as have them,
-over a link to each. A session, its tickets and its pulls are those of the whole nodes.
+Each part of the puller's pool takes its layers and heads from as few parts of the exporter's as
+have them, over a link to each. A session, its tickets and its pulls are those of the whole nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from kv_transfer.in_flight import Pulling, PullsInFlight
 from kv_transfer.link import Link, open_link
-from kv_transfer.spans.shards import choose_shards
+from kv_transfer.sharded_pool import MAX_RANKS, part_number
+from kv_transfer.spans.shards import choose_shards, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Transport
 from pdserve.errors import PeerLost
@@ -24,7 +25,7 @@ from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome
 from pdserve.simulated_link import SimulatedLink
 
-MAX_PARTS: Final = 64  # of an exporter's pool
+MAX_STAGES: Final = 64  # of an exporter's node
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Strand:
 
     part: int  # of our pool
     heads: range  # of the model
+    layers: range  # likewise
     link: Link  # its welcome is that of the exporter's part
 
 
@@ -88,21 +90,23 @@ def part_welcomes(welcome: ExporterWelcome) -> list[ExporterWelcome]:
 
     Raises:
         PeerLost: its offers are of no such parts.
-        LayoutMismatch: its heads cannot be divided so.
+        LayoutMismatch: its heads or layers cannot be divided so.
     """
-    parts = {offer.part for offer in welcome.offers} or {0}
-    num_parts = len(parts)
-    if parts != set(range(num_parts)) or num_parts > MAX_PARTS:
-        raise PeerLost(f"{welcome.node_id!r} offers parts {sorted(parts)[:3]} ... of its KV")
+    parts = sorted({offer.part for offer in welcome.offers}) or [0]
+    num_parts, num_stages = len(parts), parts[-1] // MAX_RANKS + 1
+    is_even = 0 < num_stages <= MAX_STAGES and num_parts % num_stages == 0
+    if not is_even or parts != [part_number(n, num_parts, num_stages) for n in range(num_parts)]:
+        raise PeerLost(f"{welcome.node_id!r} offers parts {parts[:3]} ... of its KV")
     if num_parts == 1:
         return [welcome]
+    layouts = welcome.layout.parts(num_parts // num_stages, num_stages)
     return [
         replace(
             welcome,
-            layout=welcome.layout.shard(part, num_parts),
+            layout=layout,
             offers=[offer for offer in welcome.offers if offer.part == part],
         )
-        for part in range(num_parts)
+        for part, layout in zip(parts, layouts, strict=True)
     ]
 
 
@@ -114,7 +118,7 @@ async def open_sharded_link(
     statistics: PullerStatistics,
     simulated: SimulatedLink | None = None,
 ) -> ShardedLink:
-    """A link between all parts that have heads in common.
+    """A link between all parts that have heads of the same layers in common.
 
     Args:
         welcome: the exporter's.
@@ -139,6 +143,7 @@ async def open_sharded_link(
                     theirs[index], part.transports, left_s, statistics, simulated
                 )
                 undo.push_async_callback(link.close)
-                strands.append(Strand(number, heads, link))
+                layers = common_layers(layouts[index], part.layout)
+                strands.append(Strand(number, heads, layers, link))
         undo.pop_all()
     return ShardedLink(welcome, strands)

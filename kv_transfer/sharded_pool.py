@@ -1,17 +1,21 @@
-"""The KV pool of a node whose tensor-parallel ranks have a GPU each: a part on every one of them.
+"""The KV pool of a node whose ranks have a GPU each: a part on every one of them.
 
-A block is in all parts under the same id: part r has the KV heads of rank r (`KvLayout.shard`).
+A block is in all parts under the same id: part r has the layers and KV heads of rank r
+(`KvLayout.parts`).
 To other nodes they are one pool, in which blocks are allocated, reused and named by tickets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.memory import KvPool, MemoryKind
+
+MAX_RANKS: Final = 64  # of a stage
 
 
 class ShardedPool:
@@ -44,3 +48,13 @@ class ShardedPool:
 def parts_of(pool: KvPool) -> tuple[KvPool, ...]:
     """The parts of a pool, of which most have one: themselves."""
     return pool.parts if isinstance(pool, ShardedPool) else (pool,)
+
+
+def part_number(index: int, num_parts: int, num_stages: int) -> int:
+    """Return what a pool's part is called in offers, by its index among the parts.
+
+    Those of later stages begin at multiples of MAX_RANKS. So builds that know no stages see that
+    numbers are missing, and do not take the parts for ranks of one.
+    """
+    stage, rank = divmod(index, num_parts // num_stages)
+    return stage * MAX_RANKS + rank

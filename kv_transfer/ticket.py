@@ -86,8 +86,8 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             box.is_empty
             or box.begin < self.first_token
             or box.end > self.end_token
-            or box.first_layer < self.first_layer
-            or box.end_layer > self.end_layer
+            or box.first_layer < max(self.first_layer, layout.first_layer)
+            or box.end_layer > min(self.end_layer, layout.end_layer)
             or box.first_head < layout.first_kv_head
             or box.end_head > layout.end_kv_head
         ):

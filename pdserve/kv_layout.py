@@ -38,8 +38,8 @@ class KvDtype(StrEnum):
 class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shape of the KV blocks of one pool.
 
-    A pool may hold a shard: a tensor-parallel rank has only some of the model's KV heads. All sizes
-    are those of the pool, not of the model.
+    A pool may hold a part: a tensor-parallel rank has only some of the model's KV heads, and a
+    pipeline stage only some of its layers. All sizes are those of the pool, not of the model.
     """
 
     num_layers: int
@@ -49,6 +49,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: KvDtype
     first_kv_head: int = 0  # index in the model of this pool's first KV head
     model_kv_heads: int | None = None  # KV heads of the model; None: all of them are in this pool
+    first_layer: int = 0  # index in the model of this pool's first layer
+    model_layers: int | None = None  # layers of the model; None: all of them are in this pool
 
     @property
     def total_kv_heads(self) -> int:
@@ -61,9 +63,19 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.first_kv_head + self.num_kv_heads
 
     @property
+    def total_layers(self) -> int:
+        """Layers of the whole model."""
+        return self.num_layers if self.model_layers is None else self.model_layers
+
+    @property
+    def end_layer(self) -> int:
+        """Index in the model of one past this pool's last layer."""
+        return self.first_layer + self.num_layers
+
+    @property
     def model_shape(self) -> tuple[int, int, int, KvDtype]:
         """What pools must have in common to exchange KV: (layers, KV heads, head_dim, dtype)."""
-        return (self.num_layers, self.total_kv_heads, self.head_dim, self.dtype)
+        return (self.total_layers, self.total_kv_heads, self.head_dim, self.dtype)
 
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
         """The layout of one tensor-parallel rank, given the layout of the whole model.
@@ -87,6 +99,30 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             model_kv_heads=heads,
         )
 
+    def stage(self, stage: int, num_stages: int) -> KvLayout:
+        """The layout of one pipeline stage, given that of the whole model."""
+        first, end = (n * self.num_layers // num_stages for n in (stage, stage + 1))
+        return msgspec.structs.replace(
+            self, num_layers=end - first, first_layer=first, model_layers=self.num_layers
+        )
+
+    def parts(self, num_ranks: int, num_stages: int) -> list[KvLayout]:
+        """The layouts of the ranks of all stages, stage by stage, given that of the whole model.
+
+        Raises:
+            LayoutMismatch: as `shard`; or there are more stages than layers.
+        """
+        if num_stages > self.num_layers:
+            raise LayoutMismatch(
+                f"{self.num_layers} layers cannot be split over {num_stages} stages"
+            )
+        stages = [self]
+        if num_stages > 1:
+            stages = [self.stage(stage, num_stages) for stage in range(num_stages)]
+        if num_ranks == 1:
+            return stages
+        return [each.shard(rank, num_ranks) for each in stages for rank in range(num_ranks)]
+
     def check(self) -> None:
         """Check a layout that a peer has sent.
 
@@ -98,6 +134,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise LayoutMismatch(f"not a KV layout: {self}")
         if not 0 <= self.first_kv_head < self.end_kv_head <= self.total_kv_heads <= _MAX_DIMENSION:
             raise LayoutMismatch(f"not a KV layout, by its heads: {self}")
+        if not 0 <= self.first_layer < self.end_layer <= self.total_layers <= _MAX_DIMENSION:
+            raise LayoutMismatch(f"not a KV layout, by its layers: {self}")
         if self.block_bytes > _MAX_BLOCK_BYTES:
             raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
@@ -154,13 +192,21 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.num_kv_heads < self.total_kv_heads
             else ""
         )
+        layers = (
+            f" ({self.first_layer}..{self.end_layer - 1} of {self.total_layers})"
+            if self.num_layers < self.total_layers
+            else ""
+        )
         return (
-            f"2 x {self.num_layers} layers x {self.num_kv_heads} KV heads{shard} x "
+            f"2 x {self.num_layers} layers{layers} x {self.num_kv_heads} KV heads{shard} x "
             f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}) = "
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:
         """Hash that two nodes compare when they connect: it covers model, revision and layout."""
-        content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, self))
+        layout = msgspec.structs.asdict(self)
+        if self.model_layers is None:  # as from before pools had only some of the layers
+            del layout["first_layer"], layout["model_layers"]
+        content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -42,7 +42,11 @@ class KvBox(msgspec.Struct, frozen=True):
 
 def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
     """The box of everything that a pool of this layout has of tokens [begin, end)."""
-    return KvBox(begin, end, 0, layout.num_layers, layout.first_kv_head, layout.end_kv_head)
+    layers, heads = (
+        (layout.first_layer, layout.end_layer),
+        (layout.first_kv_head, layout.end_kv_head),
+    )
+    return KvBox(begin, end, *layers, *heads)
 
 
 class BlockRun(msgspec.Struct, frozen=True, eq=False):
@@ -64,9 +68,10 @@ class BlockRun(msgspec.Struct, frozen=True, eq=False):
             raise ValueError(
                 f"tokens {box.begin}..{box.end} are not all in blocks for {first}..{last}"
             )
-        if box.first_layer < 0 or box.end_layer > layout.num_layers:
+        if box.first_layer < layout.first_layer or box.end_layer > layout.end_layer:
             raise ValueError(
-                f"layers {box.first_layer}..{box.end_layer} are not all in 0..{layout.num_layers}"
+                f"layers {box.first_layer}..{box.end_layer} are not all in "
+                f"{layout.first_layer}..{layout.end_layer}"
             )
         if box.first_head < layout.first_kv_head or box.end_head > layout.end_kv_head:
             raise ValueError(

@@ -146,7 +146,7 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         source.block_ids[first - source.first_block : end - source.first_block],
         destination.block_ids[first - destination.first_block : end - destination.first_block],
         layout.num_layers * layer_bytes,
-        box.first_layer * layer_bytes,
+        (box.first_layer - layout.first_layer) * layer_bytes,
         (box.end_layer - box.first_layer) * layer_bytes,
     )
 
@@ -196,7 +196,7 @@ def _row_groups(
     def halves(layout: KvLayout) -> NDArray[np.int64]:
         """Offsets of the box's first head, in K and V of each layer."""
         head = box.first_head - layout.first_kv_head
-        both = 2 * layers[:, None] + np.arange(2)
+        both = 2 * (layers - layout.first_layer)[:, None] + np.arange(2)
         return (both.ravel() * layout.num_kv_heads + head) * layout.head_bytes
 
     def heads(layout: KvLayout) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pdserve.errors import ConfigError
 from pdserve.node.start.cores import CorePlan
+from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import format_cpus, parse_cpus
 
 # What there is where a GPU is: the driver's, which containers may not see, its device, and WSL's.
@@ -55,6 +56,11 @@ def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[i
     """
     spare = {core for node in nodes if node.has_spare_cores for core in node.service}
     return sorted(spare) or list(cores)
+
+
+def gpus_of_node(engine: EngineConfig) -> int:
+    """How many GPUs a node has that computes on GPUs: one for each rank of each stage."""
+    return engine.tensor_parallel * max(1, engine.pipeline_parallel)
 
 
 def assign_device(device: str, index: int, num_gpus: int, num_ranks: int = 1) -> str:

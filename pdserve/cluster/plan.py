@@ -15,6 +15,7 @@ from pdserve.cluster.placement import (
     assign_cores,
     assign_device,
     coordinator_cores,
+    gpus_of_node,
     share_cores,
 )
 from pdserve.errors import ConfigError
@@ -226,5 +227,5 @@ def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) 
     return replace(
         engine,
         cpus=format_cpus(cores),
-        device=assign_device(engine.device, number, num_gpus, engine.tensor_parallel),
+        device=assign_device(engine.device, number, num_gpus, gpus_of_node(engine)),
     )

@@ -58,7 +58,9 @@ class ServedModel:
     def of(cls, model: NodeModel) -> ServedModel:
         """As planned; its vocabulary is loaded later."""
         return cls(
-            identity=KvIdentity(model.checkpoint.model_id, model.revision, model.layout),
+            identity=KvIdentity(
+                model.checkpoint.model_id, model.revision, model.layout, model.share.num_stages
+            ),
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,

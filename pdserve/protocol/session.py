@@ -14,7 +14,7 @@ class TransportOffer(Message, frozen=True):
     endpoint: str = ""
     metadata: bytes = b""  # anything else that the transport needs to connect
     unavailable: str = ""  # why the exporter cannot serve it; empty: it can
-    part: int = 0  # of the exporter's pool: that of this tensor-parallel rank, if each has its own
+    part: int = 0  # of the exporter's pool, if each rank has one: 64 * its stage + rank in that
 
 
 class PullerHello(Message, frozen=True):

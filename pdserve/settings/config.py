@@ -102,7 +102,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 1
     pipeline_parallel: Annotated[
         int,
-        Meta(ge=0, description="stages, which share out the layers, on CPUs; 0: one for each host"),
+        Meta(ge=0, description="stages, which share out the layers; 0: one for each host"),
     ] = 0
     rank_hosts: Annotated[
         list[str],

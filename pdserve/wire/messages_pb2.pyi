@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,8 @@ class KvLayout(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     FIRST_KV_HEAD_FIELD_NUMBER: _ClassVar[int]
     MODEL_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_LAYERS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -22,7 +24,9 @@ class KvLayout(_message.Message):
     dtype: str
     first_kv_head: int
     model_kv_heads: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ...) -> None: ...
+    first_layer: int
+    model_layers: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ...) -> None: ...
 
 class BadWord(_message.Message):
     __slots__ = ("token_ids",)

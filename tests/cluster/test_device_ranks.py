@@ -55,12 +55,12 @@ class GpuChild(ForkedChild):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def ranked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """2 ranks and 4 -> 2 ranks by shared memory, and -> 1 by TCP."""
+    """2 ranks, and 2 stages of 2 -> 2 stages by shared memory, and -> 1 rank by TCP."""
     family = "llama, GQA, head_dim 64, llama3 rope"  # 2 KV heads
     flags = {
         "prefill-0": ["--tensor-parallel=2"],
-        "prefill-1": ["--tensor-parallel=4"],
-        "decode-0": ["--tensor-parallel=2"],
+        "prefill-1": ["--tensor-parallel=2", "--set=engine.pipeline_parallel=2"],
+        "decode-0": ["--set=engine.pipeline_parallel=2"],
         "decode-1": ["--transports=tcp"],
     }
     config = fleet_config(

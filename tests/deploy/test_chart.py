@@ -23,6 +23,7 @@ import kubernetes_validate
 
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import gpus_of_node
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, config_from
 from pdserve.settings.rank_host import RankHostConfig
@@ -47,7 +48,10 @@ VALUES: dict[str, Document] = {
     "adaptive": {"mode": "adaptive"},
     "pools of two sizes": {"prefill": {"replicas": 3}, "decode": {"replicas": 8}},
     "an empty pool": {"prefill": {"replicas": 0}},
-    "GPUs": {"prefill": {"device": "cuda"}, "decode": {"device": "cuda", "tensorParallel": 4}},
+    "GPUs": {
+        "prefill": {"device": "cuda", "tensorParallel": 2, "pipelineParallel": 3},
+        "decode": {"device": "cuda", "tensorParallel": 4},
+    },
     "GPUs with RDMA": {
         "prefill": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
         "decode": {"device": "cuda", "rdma": "rdma/hca", "sharedMemory": "16Gi"},
@@ -242,10 +246,11 @@ def test_settings_reach_their_processes(chart: Renderer) -> None:
 
 def test_a_node_asks_for_a_gpu_for_each_of_its_processes(chart: Renderer) -> None:
     parts = workloads(chart.render(VALUES["GPUs"]))
-    for pool, number in (("prefill", 1), ("decode", 4)):
+    for pool, tensor, number in (("prefill", 2, 6), ("decode", 4, 4)):
         node = config_of(pool, parts[pool])
         assert isinstance(node, NodeConfig)
-        assert (node.engine.device, node.engine.tensor_parallel) == ("cuda", number)
+        assert (node.engine.device, node.engine.tensor_parallel) == ("cuda", tensor)
+        assert gpus_of_node(node.engine) == number
         (container,) = pod_of(parts[pool])["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == number
 
@@ -452,8 +457,8 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown mode": ({"mode": "split"}, "mode"),
     "a mode of one machine": ({"mode": "multiplexed"}, "mode"),
     "hosts with GPUs": ({"decode": {"hosts": 2, "device": "cuda"}}, "hosts"),
-    "stages on GPUs": (
-        {"decode": {"device": "cuda", "settings": {"engine.pipeline_parallel": 2}}},
+    "stages in two places": (
+        {"decode": {"settings": {"engine.pipeline_parallel": 2}}},
         "engine.pipeline_parallel",
     ),
     "no process": ({"decode": {"tensorParallel": 0}}, "tensorParallel"),

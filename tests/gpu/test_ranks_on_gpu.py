@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from kv_transfer.cuda.driver import missing
 from pdserve.engine.cuda.recorder import CudaRecorder
-from pdserve.engine.ranks.process_group import join_ranks
+from pdserve.engine.ranks.process_group import GroupCollectives, _group, _Groups
 from pdserve.engine.ranks.shard import WHOLE
 from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.memory.kv_memory import engine_buffer, make_kv_memory
@@ -35,7 +35,7 @@ CUDA = torch.device("cuda", 0)
 
 def test_a_graph_has_nccl_in_it() -> None:
     """With one rank a sum is what it was, but it is NCCL's, and captured."""
-    ranks = join_ranks(HashStore(), WHOLE, CUDA, lambda: None)
+    ranks = GroupCollectives(_Groups(_group(HashStore(), 0, 1, CUDA), None), WHOLE, CUDA)
     source, out = torch.ones(64, device=CUDA), torch.zeros(64, device=CUDA)
 
     def work() -> None:
@@ -56,14 +56,17 @@ def test_a_graph_has_nccl_in_it() -> None:
 @pytest.mark.skipif(
     torch.cuda.device_count() < 2 or missing() is not None, reason="needs two GPUs, and cupy"
 )
-def test_tokens_of_two_gpus_are_those_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
+def test_tokens_of_two_gpus_are_those_of_one(
+    tmp_path: Path, num_ranks: int, num_stages: int
+) -> None:
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")
     expected, found = (
         [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 17, 60)]
         for _ in range(2)
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 10)
-    model = replace(model_of(path, 2), device=CUDA)
+    model = replace(model_of(path, num_ranks, num_stages=num_stages), device=CUDA)
     memory = make_kv_memory(NodeConfig(), NodeRole.PREFILL, model)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     ranks = start_device_ranks(model, CorePlan(2, cores, cores), memory)

@@ -15,6 +15,7 @@ from pdserve.bench.compare.runner import Candidate, ModeServer
 from pdserve.bench.load.outcome import Promise
 from pdserve.cluster.child import LineSink
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import gpus_of_node
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.settings.config import (
@@ -122,7 +123,7 @@ def _together(engine: EngineConfig, num_nodes: int, num_gpus: int) -> EngineConf
         memory = str(num_nodes * parse_bytes(memory))
     ranks = engine.tensor_parallel
     if engine.device in ("auto", "cuda"):  # else all nodes are on one GPU, or on those behind it
-        groups = min(num_nodes, max(1, num_gpus // ranks))
+        groups = min(num_nodes, max(1, num_gpus // gpus_of_node(engine)))
         ranks <<= groups.bit_length() - 1  # heads are divided by powers of two
     return replace(
         engine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pdserve.cluster.placement import gpus_of_node
 from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import format_cpus, parse_bytes
@@ -46,7 +47,7 @@ def demand(engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str,
     at_most = -(-num_nodes // len(cpus))  # nodes of one machine, rounded up
     return Demand(
         cpus=engine.threads or max(1, min(cpus) // at_most),
-        gpus=engine.tensor_parallel if wants_gpu else 0,
+        gpus=gpus_of_node(engine) if wants_gpu else 0,
         memory_bytes=0 if engine.kv_memory == "auto" else parse_bytes(engine.kv_memory),
     )
 

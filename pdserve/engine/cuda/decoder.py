@@ -159,7 +159,7 @@ class CudaDecoder:
         try:
             capture()
         except RuntimeError:  # torch's errors of CUDA; one that sticks fails the next step, too
-            if self._ranks.shard.num_ranks > 1:
+            if not self._ranks.shard.is_whole:
                 _log.error("a rank cannot launch what others replay: try cuda_graphs = false")
                 raise
             _log.warning("no CUDA graphs of %s: these launch their kernels", what, exc_info=True)

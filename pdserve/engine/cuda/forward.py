@@ -20,7 +20,7 @@ from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
-from pdserve.engine.models.vocabulary import Vocabulary
+from pdserve.engine.models.stage_ends import StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope
 from pdserve.engine.steps.batch import WantedStates
@@ -55,14 +55,17 @@ class Forward:
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
-        self._vocabulary = Vocabulary(config, weights, ranks)
+        self.ends = StageEnds(config, weights, torch.float32, ranks)
+        layers = ranks.shard.layers(config)
+        self.num_layers = len(layers)  # of this stage
+        self._windows = config.sliding_windows[layers.start : layers.stop]
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
         self._scale = config.head_dim**-0.5
 
     @property
     def num_columns(self) -> int:
-        """Columns of what `logits` returns: vocab_size on rank 0."""
-        return self._vocabulary.num_columns
+        """Columns of what `logits` returns: vocab_size on rank 0 of the first stage."""
+        return self.ends.num_columns
 
     def logits(
         self,
@@ -78,18 +81,22 @@ class Forward:
         """
         stream = self.begin(inputs.token_ids, inputs.positions)
         delta: Tensor | None = None  # what the part before adds to the residual
-        for layer in range(self.own.num_layers):
+        for layer in range(self.num_layers):
             query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
             attended = attend(query, self.kv(layer, kv_pool), inputs.attention)
             delta = self.attention_out(layer, attended)
             if progress is not None:
                 progress.reached(layer + 1)  # the ranks have met: all have written their heads
             delta = self.mlp(layer, stream, delta)
+        if not self.ends.is_last:
+            assert delta is not None, "a stage has layers"
+            self.ends.hand_on(stream.residual.add_(delta))
+            return self.answer(inputs.token_ids, inputs.sampled_rows, progress)
         return self.results(stream.residual, delta, inputs.sampled_rows, inputs.states)
 
     def begin(self, token_ids: Tensor, positions: Tensor) -> Stream:
         """Return what enters the first layer."""
-        residual = self._vocabulary.embed(token_ids).float()
+        residual = self.ends.enter(token_ids)
         return Stream(residual, *self._rope.cos_sin(positions, torch.float32))
 
     def query(
@@ -113,7 +120,7 @@ class Forward:
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
-        return LayerKv(kv_pool, layer, self._scale, self.own.sliding_windows[layer])
+        return LayerKv(kv_pool, layer, self._scale, self._windows[layer])
 
     def attention_out(self, layer: int, attended: Tensor) -> Tensor:
         """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
@@ -130,6 +137,12 @@ class Forward:
             made = weights.mlp.down(silu_mul(weights.mlp.gate_up(normed)))
         return self.ranks.all_reduce(made)
 
+    def answer(
+        self, token_ids: Tensor, sampled_rows: Tensor | None, progress: LayerProgress | None
+    ) -> Tensor | None:
+        """Return the logits as `logits` does, where a later stage makes them."""
+        return self.ends.answer(len(token_ids if sampled_rows is None else sampled_rows), progress)
+
     def results(
         self,
         residual: Tensor,
@@ -137,7 +150,7 @@ class Forward:
         sampled_rows: Tensor | None,
         states: WantedStates | None,
     ) -> Tensor | None:
-        """Return the logits as `logits` does, and write the wanted states.
+        """Return the logits as `logits` does, and write the wanted states. Of the last stage.
 
         Args:
             residual: behind the last layer: [num_rows, hidden_size].
@@ -149,8 +162,8 @@ class Forward:
             rows = states.rows.to(residual.device)
             states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
         if sampled_rows is not None and len(sampled_rows) == 0:
-            return None
-        return self._vocabulary.logits(self._final(residual, delta, sampled_rows))
+            return self.ends.logits(None)
+        return self.ends.logits(self._final(residual, delta, sampled_rows))
 
     def _final(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         """Return the states after the last norm: [num rows, hidden_size] in the model's dtype."""

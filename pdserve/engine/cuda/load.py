@@ -44,13 +44,13 @@ def cuda_decoder(
         ConfigError: the named backend cannot be used; or a rank of several cannot have graphs.
     """
     device = weights.embedding.device
-    own = ranks.shard.of(config)
+    own, layers = ranks.shard.of(config), ranks.shard.layers(config)
     needs = AttentionNeeds(
         weights.embedding.dtype,
         config.head_dim,
         own.num_heads,
         own.num_kv_heads,
-        own.sliding_windows,
+        own.sliding_windows[layers.start : layers.stop],
     )
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
@@ -79,7 +79,7 @@ def cuda_decoder(
             )
         _log.info("attention on %s: %s", device, chosen.prompts.name)
         if chosen.decodes is None and new_recorder is not None:
-            if ranks.shard.num_ranks > 1:
+            if not ranks.shard.is_whole:
                 raise ConfigError(
                     "no attention works in CUDA graphs here, and other ranks may have one that "
                     "does: set cuda_graphs = false"

@@ -156,12 +156,14 @@ class Pieces:
             piece.replay()
             if progress is not None and not is_alone:
                 progress.reached(layer + 1)
+        if not forward.ends.is_last:
+            return forward.answer(batch.token_ids, batch.sampled_rows, progress)
         return forward.results(buffers.stream.residual, None, batch.sampled_rows, batch.states)
 
     def _works(self, buffers: Buffers, kv_pool: Tensor) -> list[Callable[[], None]]:
         """Return what is captured: what is before the first attention, and behind each one."""
         forward, stream = self._forward, buffers.stream
-        last = forward.own.num_layers - 1
+        last = forward.num_layers - 1
 
         def write(layer: int, delta: Tensor | None) -> None:
             forward.query(layer, stream, delta, buffers.slots, kv_pool, out=buffers.query)
@@ -180,6 +182,8 @@ class Pieces:
                 write(layer + 1, delta)
             else:
                 stream.residual.add_(delta)
+                if not forward.ends.is_last:
+                    forward.ends.hand_on(stream.residual)
 
         return [begin, *(partial(go_on, layer) for layer in range(last + 1))]
 

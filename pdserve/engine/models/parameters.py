@@ -5,13 +5,15 @@ instead of several small ones. The experts of a layer are one tensor for each pu
 checkpoint's tensors are loaded directly into their rows.
 
 A tensor-parallel rank has its own heads, inner channels and tokens only. The results of
-`attention_out` and of MLPs are added up over the ranks, so only rank 0 has their bias.
+`attention_out` and of MLPs are added up over the ranks, so only rank 0 has their bias. A pipeline
+stage has its own layers only, and tokens only where the model begins or ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -37,12 +39,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder, on one device and, but for routers, of one dtype."""
+    """One rank's weights of a decoder, on one device and, but for routers, of one dtype."""
 
-    embedding: Tensor  # [vocab_size, hidden_size]
-    layers: list[LayerWeights]
-    final_norm: Tensor  # [hidden_size]
-    lm_head: Tensor  # [vocab_size, hidden_size]; the embedding itself when tied
+    embedding: Tensor  # [vocab_size, hidden_size]; [0, hidden_size] if not of the first stage
+    layers: list[LayerWeights]  # of the stage
+    final_norm: Tensor  # [hidden_size]; [0] if not of the last stage
+    lm_head: Tensor  # as embedding, of the last stage; if that is the first, too, itself when tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def allocate_weights(
     num_qkv_heads = num_qk_heads + own.num_kv_heads
     tokens = shard.share(config.vocab_size)
     num_tokens = tokens.stop - tokens.start
-    embedding = empty(num_tokens, hidden)
+    embedding = empty(num_tokens if shard.is_first_stage else 0, hidden)
+    is_shared = config.ties_embeddings and shard.is_first_stage and shard.is_last_stage
     return DecoderWeights(
         embedding=embedding,
         layers=[
@@ -99,10 +102,10 @@ def allocate_weights(
                 mlp_norm=empty(hidden),
                 mlp=mlp(own.experts_of(index)),
             )
-            for index in range(config.num_layers)
+            for index in shard.layers(config)
         ],
-        final_norm=empty(hidden),
-        lm_head=embedding if config.ties_embeddings else empty(num_tokens, hidden),
+        final_norm=empty(hidden if shard.is_last_stage else 0),
+        lm_head=embedding if is_shared else empty(num_tokens if shard.is_last_stage else 0, hidden),
     )
 
 
@@ -117,12 +120,15 @@ def tensor_slots(
         shard: the rank.
     """
     tokens = _Cut(config.vocab_size, shard.share(config.vocab_size))
-    slots = dict(_row_slot("model.embed_tokens.weight", weights.embedding, tokens))
-    for index, layer in enumerate(weights.layers):
+    slots: dict[str, TensorSlot] = {}
+    if shard.is_first_stage:
+        slots.update(_row_slot(_EMBEDDING, weights.embedding, tokens))
+    for index, layer in zip(shard.layers(config), weights.layers, strict=True):
         slots.update(_layer_slots(index, layer, config, shard))
-    slots.update(_slot("model.norm.weight", weights.final_norm))
-    if not config.ties_embeddings:
-        slots.update(_row_slot("lm_head.weight", weights.lm_head, tokens))
+    if shard.is_last_stage:
+        slots.update(_slot("model.norm.weight", weights.final_norm))
+        head = _EMBEDDING if config.ties_embeddings else "lm_head.weight"
+        slots.update(_row_slot(head, weights.lm_head, tokens))
     return slots
 
 
@@ -132,6 +138,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: slot.shape for name, slot in tensor_slots(nowhere, config).items()}
 
 
+_EMBEDDING: Final = "model.embed_tokens.weight"
 _Slots = Iterator[tuple[str, TensorSlot]]
 
 

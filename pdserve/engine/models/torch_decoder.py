@@ -14,7 +14,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
-from pdserve.engine.models.vocabulary import Vocabulary
+from pdserve.engine.models.stage_ends import StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
@@ -36,7 +36,9 @@ class TorchDecoder:
         self.sampler = PlainSampler()
         self._own = ranks.shard.of(config)
         self._weights = weights
-        self._vocabulary = Vocabulary(config, weights, ranks)
+        self._ends = StageEnds(config, weights, weights.embedding.dtype, ranks)
+        layers = ranks.shard.layers(config)
+        self._windows = config.sliding_windows[layers.start : layers.stop]
         self._attention = attention
         self._ranks = ranks
         self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
@@ -58,25 +60,29 @@ class TorchDecoder:
         """See Decoder.logits."""
         batch = batch.to(self.device)
         hidden = self._forward(batch, kv_pool, progress)
+        if not self._ends.is_last:
+            self._ends.hand_on(hidden)
+            answer = self._ends.answer(len(batch.sampled_rows), progress)
+            return None if answer is None else answer.float()
         if batch.states is not None:
             batch.states.out.copy_(self._normed(hidden, batch.states.rows.to(self.device)))
         if len(batch.sampled_rows) == 0:
-            return None
-        normed = self._normed(hidden, batch.sampled_rows)
-        return self._vocabulary.logits(normed).float()
+            return self._ends.logits(None)
+        logits = self._ends.logits(self._normed(hidden, batch.sampled_rows))
+        return None if logits is None else logits.float()
 
     def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
-        """Return the hidden states before the final norm: [num_tokens, hidden_size]."""
-        hidden = self._vocabulary.embed(batch.token_ids)
+        """Return the hidden states behind the layers: [num_tokens, hidden_size]."""
+        hidden = self._ends.enter(batch.token_ids)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            kv = LayerKv(kv_pool, index, self._scale, self.config.sliding_windows[index])
+            kv = LayerKv(kv_pool, index, self._scale, self._windows[index])
             attended = self._attention.attend(query, kv, batch.attention)
             hidden += self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
             if progress is not None:

@@ -1,4 +1,4 @@
-"""What the tensor-parallel ranks of a model compute together, where torch computes it.
+"""What the ranks of a model compute together, and tell each other, where torch computes it.
 
 Every rank makes the same calls in the same order. (On CPUs the native decoder has its own:
 csrc/ranks.)
@@ -21,7 +21,7 @@ class Collectives(Protocol):
         """The rank that this is."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Make a contiguous tensor the sum over the ranks, in place; returns it.
+        """Make a contiguous tensor the sum over the ranks of the stage, in place; returns it.
 
         All ranks get the same bits.
 
@@ -30,13 +30,25 @@ class Collectives(Protocol):
         """
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the contiguous tensors of all ranks, of one shape, in order, on rank 0.
+        """Return the contiguous tensors of the ranks of the stage, of one shape, in order.
 
-        The others get an empty list. Raises as all_reduce.
+        On its rank 0; the others get an empty list. Raises as all_reduce.
         """
 
     def largest(self, number: int) -> int:
-        """Return the largest of the ranks' numbers, and wait for it. Raises as all_reduce."""
+        """Return the largest of all ranks' numbers, and wait for it. Raises as all_reduce."""
+
+    def send(self, tensor: Tensor) -> None:
+        """Send a contiguous tensor to the same rank of the next stage; that of the last: the first.
+
+        Of several stages only. Raises as all_reduce.
+        """
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """Fill a contiguous tensor with what the same rank of the stage before sends; returns it.
+
+        Of several stages only. Raises as all_reduce.
+        """
 
 
 class Alone:
@@ -55,6 +67,14 @@ class Alone:
     def largest(self, number: int) -> int:
         """As Collectives.largest."""
         return number
+
+    def send(self, tensor: Tensor) -> None:
+        """There is no other stage."""
+        raise AssertionError("one stage has nobody to send to")
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """There is no other stage."""
+        raise AssertionError("one stage has nobody to receive from")
 
 
 ALONE: Final = Alone()

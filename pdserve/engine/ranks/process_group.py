@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import (  # what torch.distributed itself consists of
     Backend,
     GatherOptions,
+    PrefixStore,
     ProcessGroup,
     ProcessGroupGloo,
     ReduceOp,
@@ -32,40 +34,70 @@ COLLECTIVE_S: Final = 60.0  # for one collective; a rank that has ended is notic
 _LOOPBACK: Final = "lo"
 
 
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    stage: ProcessGroup | None  # the tensor-parallel ranks of this stage, if they are several
+    ring: ProcessGroup | None  # the ranks of this number in all stages, likewise
+
+    @property
+    def present(self) -> list[ProcessGroup]:
+        return [group for group in (self.stage, self.ring) if group is not None]
+
+
 class GroupCollectives:
     """Collectives of the ranks of one host, each of which has a device of its own."""
 
-    def __init__(self, group: ProcessGroup, shard: Shard, device: torch.device) -> None:
+    def __init__(self, groups: _Groups, shard: Shard, device: torch.device) -> None:
         """Use `join_ranks`."""
         self.shard = shard
-        self._group = group
+        self._groups = groups
         self._device = device
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """As Collectives.all_reduce. On a GPU the current stream waits, not the caller."""
-        with _together():
-            self._group.allreduce(tensor).wait()
+        if self._groups.stage is not None:
+            with _together():
+                self._groups.stage.allreduce(tensor).wait()
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """As Collectives.gather."""
+        if self._groups.stage is None:
+            return [tensor]
         is_root = self.shard.rank == 0
         parts = [torch.empty_like(tensor) for _ in range(self.shard.num_ranks)] if is_root else []
         with _together():
-            self._group.gather([parts] if is_root else [], [tensor], GatherOptions()).wait()
+            self._groups.stage.gather([parts] if is_root else [], [tensor], GatherOptions()).wait()
         return parts
 
     def close(self) -> None:
         """Leave the others, which do not have to answer. Nothing may be computing."""
         if self._device.type == "cuda":
-            self._group.abort()
+            for group in self._groups.present:
+                group.abort()
 
     def largest(self, number: int) -> int:
         """As Collectives.largest."""
         numbers = torch.tensor([number], dtype=torch.int64, device=self._device)
         with _together():
-            self._group.allreduce(numbers, ReduceOp.MAX).wait()
+            for group in self._groups.present:  # of the stage, and then of the stages' largest
+                group.allreduce(numbers, ReduceOp.MAX).wait()
         return int(numbers.item())
+
+    def send(self, tensor: Tensor) -> None:
+        """As Collectives.send. On a GPU the current stream waits, not the caller."""
+        assert self._groups.ring is not None, "one stage has nobody to send to"
+        to_stage = (self.shard.stage + 1) % self.shard.num_stages
+        with _together():
+            self._groups.ring.send([tensor], to_stage, 0).wait()
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """As Collectives.receive. On a GPU the current stream waits, not the caller."""
+        assert self._groups.ring is not None, "one stage has nobody to receive from"
+        from_stage = (self.shard.stage - 1) % self.shard.num_stages
+        with _together():
+            self._groups.ring.recv([tensor], from_stage, 0).wait()
+        return tensor
 
 
 def join_ranks(
@@ -82,12 +114,12 @@ def join_ranks(
     Raises:
         NodeSick: a rank has not come in time.
     """
-    joined: list[ProcessGroup] = []
+    joined: list[_Groups] = []
     failed: list[RuntimeError] = []
 
     def join() -> None:
         try:
-            joined.append(_group(store, shard, device))
+            joined.append(_groups(store, shard, device))
         except RuntimeError as error:
             failed.append(error)
 
@@ -102,35 +134,48 @@ def join_ranks(
     return GroupCollectives(joined[0], shard, device)
 
 
-def _group(store: Store, shard: Shard, device: torch.device) -> ProcessGroup:
+def _groups(store: Store, shard: Shard, device: torch.device) -> _Groups:
+    """All ranks join that of their stage first, so nobody waits for somebody who waits for it."""
     store.set_timeout(timedelta(seconds=JOIN_S))
-    group = ProcessGroup(store, shard.rank, shard.num_ranks)
+    stage: ProcessGroup | None = None
+    ring: ProcessGroup | None = None
+    if shard.num_ranks > 1:
+        own = PrefixStore(f"stage {shard.stage}", store)
+        stage = _group(own, shard.rank, shard.num_ranks, device)
+    if shard.num_stages > 1:
+        own = PrefixStore(f"rank {shard.rank}", store)
+        ring = _group(own, shard.stage, shard.num_stages, device)
+    return _Groups(stage, ring)
+
+
+def _group(store: Store, rank: int, num_ranks: int, device: torch.device) -> ProcessGroup:
+    group = ProcessGroup(store, rank, num_ranks)
     backend: Backend
     if device.type == "cuda":
-        kind, backend = ProcessGroup.BackendType.NCCL, _nccl(store, shard, device)
+        kind, backend = ProcessGroup.BackendType.NCCL, _nccl(store, rank, num_ranks, device)
     else:
-        kind, backend = ProcessGroup.BackendType.GLOO, _gloo(store, shard)
+        kind, backend = ProcessGroup.BackendType.GLOO, _gloo(store, rank, num_ranks)
     group._set_default_backend(kind)
     group._register_backend(torch.device(device.type), kind, backend)
     return group
 
 
-def _nccl(store: Store, shard: Shard, device: torch.device) -> Backend:
+def _nccl(store: Store, rank: int, num_ranks: int, device: torch.device) -> Backend:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # builds for CPUs have none
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=COLLECTIVE_S)
     with torch.cuda.device(device):
-        backend = ProcessGroupNCCL(store, shard.rank, shard.num_ranks, options)
+        backend = ProcessGroupNCCL(store, rank, num_ranks, options)
         backend.eager_connect_single_device(device)  # now, since a capture cannot wait for it
     return backend
 
 
-def _gloo(store: Store, shard: Shard) -> Backend:
+def _gloo(store: Store, rank: int, num_ranks: int) -> Backend:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=COLLECTIVE_S)
     options._devices = [ProcessGroupGloo.create_device(interface=_LOOPBACK)]
-    return ProcessGroupGloo(store, shard.rank, shard.num_ranks, options)
+    return ProcessGroupGloo(store, rank, num_ranks, options)
 
 
 @contextmanager

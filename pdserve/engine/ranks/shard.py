@@ -31,6 +31,11 @@ class Shard:
         return cls(own, parallelism.tensor, stage, parallelism.pipeline)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.num_ranks == self.num_stages == 1
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether it has the embedding."""
         return self.stage == 0

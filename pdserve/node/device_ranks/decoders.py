@@ -14,7 +14,6 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import Collectives
-from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.worst import WorstStep
@@ -22,9 +21,9 @@ from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
 
 
-def open_store(fd: int, shard: Shard) -> FileStore:
+def open_store(fd: int, num_ranks: int) -> FileStore:
     """The store of the file that all ranks have inherited. It has no name to clean up."""
-    return FileStore(f"/proc/self/fd/{fd}", shard.num_ranks)
+    return FileStore(f"/proc/self/fd/{fd}", num_ranks)
 
 
 def make_decoder(
@@ -58,11 +57,12 @@ def make_decoder(
 class LeadingDecoder:
     """Rank 0's decoder, which has the other ranks compute each of its steps."""
 
-    def __init__(self, decoder: Decoder, steps: StepMemory) -> None:
+    def __init__(self, decoder: Decoder, steps: StepMemory, *, has_stages: bool = False) -> None:
         self.config = decoder.config
         self.sampler = decoder.sampler
         self._decoder = decoder
         self._steps = steps
+        self._has_stages = has_stages
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +89,17 @@ class LeadingDecoder:
         try:
             logits = self._decoder.logits(batch, kv_pool, progress)
             self._steps.group.end_step()
+            self._take_states(batch)
         except _native.RanksLost as error:
             raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None
+        except NodeSick:  # it could not meet another rank
+            raise
         except Exception as error:
             raise NodeSick(f"{Sickness.RANK_LOST}: rank 0 has failed: {error}") from error
         return logits
+
+    def _take_states(self, batch: Batch) -> None:
+        """States of a step are made in the last stage, which may be another one than this."""
+        if batch.states is not None and self._has_stages:
+            sizes = self.config.hidden_size, self.config.vocab_size
+            batch.states.out.copy_(self._steps.states(*sizes))

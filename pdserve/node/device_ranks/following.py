@@ -49,7 +49,7 @@ def follow_steps(
     device = torch.device(order.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    steps = StepMemory(memory, order.shard.rank, order.stages)
+    steps = StepMemory(memory, order.rank, order.stages)
     decoder = _load(order, steps, device)
     buffer = pool if pool is not None else _opened_pool(order, device)
     kv_pool = KvCache(order.layout, order.num_blocks, device, buffer).pool
@@ -91,7 +91,7 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
     check = partial(_check, steps.group)
     while not steps.group.wait_ready(1.0):
         pass  # the others still load; raises RanksLost
-    ranks = join_ranks(open_store(order.store_fd, order.shard), order.shard, device, check)
+    ranks = join_ranks(open_store(order.store_fd, order.num_ranks), order.shard, device, check)
     return make_decoder(
         config,
         weights,

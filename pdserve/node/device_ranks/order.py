@@ -12,6 +12,8 @@ from pdserve.kv_layout import KvLayout
 class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one rank needs; descriptors are inherited."""
 
+    rank: int  # of the node
+    num_ranks: int
     shard: Shard  # what it has of the model
     parent: int  # process id of rank 0
     memory_fd: int
@@ -20,7 +22,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     pool_fd: int = -1  # on a CPU: its KV
     pool_handle: bytes = b""  # on a GPU: CUDA IPC's of its KV; empty: it allocates it
     num_blocks: int
-    layout: KvLayout  # of its KV
+    layout: KvLayout  # of its KV: its layers and heads
     checkpoint: str  # its directory
     model_id: str
     revision: str
@@ -32,5 +34,5 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """As RankProcesses.stages."""
-        return (self.shard.num_ranks,)
+        """As RankProcesses.stages: in the step memory all ranks are alike."""
+        return (self.num_ranks,)

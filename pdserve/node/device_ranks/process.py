@@ -46,4 +46,4 @@ def run_device_rank(order: DeviceRankOrder, mapped_fd: int) -> None:
 
 if __name__ == "__main__":
     _order = msgspec.json.decode(sys.argv[1], type=DeviceRankOrder)
-    be_rank(partial(run_device_rank, _order), _order.parent, f"rank {_order.shard.rank}")
+    be_rank(partial(run_device_rank, _order), _order.parent, f"rank {_order.rank}")

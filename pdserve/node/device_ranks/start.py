@@ -72,7 +72,8 @@ class DeviceRanks:
         )
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
-        self._joined = join_ranks(open_store(self._store_fd, shard), shard, device, self._check)
+        store = open_store(self._store_fd, model.share.num_ranks)
+        self._joined = join_ranks(store, shard, device, self._check)
         decoder = make_decoder(
             model.config,
             weights,
@@ -81,7 +82,7 @@ class DeviceRanks:
             has_graphs=model.has_graphs,
             worst_step=model.worst_step,
         )
-        return LeadingDecoder(decoder, steps)
+        return LeadingDecoder(decoder, steps, has_stages=not shard.is_last_stage)
 
     def close(self) -> None:
         """End them."""
@@ -117,7 +118,7 @@ def start_device_ranks(
         fds = [fd for fd in (memory_fd, store_fd, order.pool_fd) if fd >= 0]
         return (start or _python)(order, fds)
 
-    processes = RankProcesses(model.share.stages, start_rank)
+    processes = RankProcesses((model.share.num_ranks,), start_rank)
     log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
     return DeviceRanks(processes, store_fd, pools)
 
@@ -131,8 +132,11 @@ def _order(
 ) -> DeviceRankOrder:
     shard = model.share.shard(rank)
     handle = pool.driver.export(pool.region.address) if isinstance(pool, DevicePool) else b""
-    own = cores.of_rank(rank, shard.num_ranks)
+    num_ranks = model.share.num_ranks
+    own = cores.of_rank(rank, num_ranks)
     return DeviceRankOrder(
+        rank=rank,
+        num_ranks=num_ranks,
         shard=shard,
         parent=os.getpid(),
         memory_fd=fds[0],
@@ -141,7 +145,7 @@ def _order(
         pool_fd=pool.fd if isinstance(pool, ExportedPool) else -1,
         pool_handle=handle,
         num_blocks=model.num_blocks,
-        layout=model.layout.shard(rank, shard.num_ranks),
+        layout=model.rank_layouts[rank],
         checkpoint=str(model.checkpoint.path),
         model_id=model.checkpoint.model_id,
         revision=model.checkpoint.revision,

@@ -49,7 +49,7 @@ def step_bytes(
     carried = residual + 2 * own.num_heads * model.head_dim
     pieces = min(step.num_tokens, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
-    contexts = FIXED_BYTES if shard.num_ranks > 1 else 0  # NCCL, and rank 0 on the others' devices
+    contexts = 0 if shard.is_whole else FIXED_BYTES  # NCCL, and rank 0 on the others' devices
     return activations + pieces + logits + GRAPH_BYTES + FIXED_BYTES + contexts
 
 

@@ -76,10 +76,10 @@ class NodeModel:
     @property
     def rank_layouts(self) -> list[KvLayout]:
         """The layouts of the pool's parts, of which only ranks with devices have several."""
-        num_ranks = self.share.num_ranks
         if not self.has_device_ranks:
             return [self.layout]
-        return [self.layout.shard(rank, num_ranks) for rank in range(num_ranks)]
+        parallelism = self.share.parallelism
+        return self.layout.parts(parallelism.tensor, parallelism.pipeline)
 
     def device_of_rank(self, rank: int) -> torch.device:
         """The GPU of a rank: they are in a row, from that of the node on."""
@@ -135,8 +135,10 @@ def plan_model(config: NodeConfig) -> NodeModel:
         )
     share = _share(engine, model, device)
     budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype], share)
-    if device.type != "cpu" and share.num_ranks > layout.num_kv_heads:
-        budget_bytes = budget_bytes * layout.num_kv_heads // share.num_ranks  # heads are replicated
+    if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
+        parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
+        most_bytes = len(parts) * max(part.block_bytes for part in parts)
+        budget_bytes = budget_bytes * layout.block_bytes // most_bytes
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
         "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
@@ -183,12 +185,13 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
     share = share_of(engine)
     parallelism = share.parallelism
     if device.type != "cpu":
-        if parallelism.pipeline > 1:
+        if share.later_hosts:
             raise ConfigError(
-                f"pipeline_parallel {parallelism.pipeline} is for CPUs, and this node computes on "
-                f"{device}: leave it and rank_hosts out, or ask for device cpu"
+                f"rank_hosts are for CPUs, and this node computes on {device}: leave them out, and "
+                "have the model divided among this host's GPUs with tensor_parallel and "
+                "pipeline_parallel; or ask for device cpu"
             )
-        _check_devices(device, parallelism.tensor, torch.cuda.device_count())
+        _check_devices(device, parallelism.num_ranks, torch.cuda.device_count())
     check_ranks(model, parallelism)
     return share
 
@@ -201,8 +204,8 @@ def _check_devices(first: torch.device, num_ranks: int, num_devices: int) -> Non
     if num_ranks == 1:
         raise ConfigError(f'device "{last}": there are {num_devices} GPUs, the first is cuda:0')
     raise ConfigError(
-        f"tensor_parallel {num_ranks} takes {device_of_rank(first, 0)} to {last}, and there "
-        f"are {num_devices} GPUs: lower it, or begin at another --device"
+        f"{num_ranks} ranks take {device_of_rank(first, 0)} to {last}, and there are {num_devices} "
+        "GPUs: lower tensor_parallel or pipeline_parallel, or begin at another --device"
     )
 
 
@@ -352,13 +355,13 @@ def _kv_budget(
     if device.type == "cuda":
         devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
         free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
-        shard = share.shard(0)
+        stages = [share.shard(rank) for rank in range(0, share.num_ranks, share.parallelism.tensor)]
         return share.num_ranks * gpu_kv_bytes(
             free_bytes,
             all_bytes,
             engine.kv_utilization,
-            weight_bytes(model, dtype, shard),
-            step_bytes(model, dtype, _worst_step(engine), shard),
+            max(weight_bytes(model, dtype, shard) for shard in stages),
+            step_bytes(model, dtype, _worst_step(engine), stages[0]),
         )
     return min(available_bytes() // 4, AUTO_KV_BYTES)
 

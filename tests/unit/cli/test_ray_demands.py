@@ -32,6 +32,8 @@ def test_each_node_gets_a_gpu_where_there_are_any():
     assert demand(EngineConfig(), 4, [EIGHT_AND_GPUS]).bundle == {"CPU": 2.0, "GPU": 1.0}
     assert demand(EngineConfig(device="cuda"), 1, [SIXTEEN]).gpus == 1
     assert demand(EngineConfig(), 1, [SIXTEEN]).gpus == 0
+    staged = EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=3)
+    assert demand(staged, 1, [SIXTEEN]).gpus == 6
 
 
 @pytest.mark.parametrize("engine", [EngineConfig(cpus="0-3"), EngineConfig(device="cuda:1")])

@@ -56,27 +56,28 @@ def cuda_decoders(
 
 
 @pytest.mark.parametrize(
-    ("family", "num_ranks", "overrides"),
+    ("family", "num_ranks", "num_stages", "overrides"),
     [
-        ("llama", 2, {"vocab_size": 319, "intermediate_size": 99}),
-        ("qwen3", 4, {}),  # 2 KV heads, each on two ranks
+        ("llama", 2, 1, {"vocab_size": 319, "intermediate_size": 99}),
+        ("qwen3", 4, 1, {}),  # 2 KV heads, each on two ranks
+        ("llama", 2, 2, {"vocab_size": 319}),
     ],
 )
 def test_tokens_are_those_of_one_rank(
-    tmp_path: Path, family: str, num_ranks: int, overrides: dict[str, int]
+    tmp_path: Path, family: str, num_ranks: int, num_stages: int, overrides: dict[str, int]
 ) -> None:
-    path = checkpoint(tmp_path, family, num_hidden_layers=1, **overrides)
+    path = checkpoint(tmp_path, family, num_hidden_layers=num_stages, **overrides)
     expected, found = (
         [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 6)] for _ in range(2)
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 2)
     recorders: list[Recorded] = []
     make = cuda_decoders(recorders, (2,), (4, 8))
-    with threaded_node(path, num_ranks, make, num_blocks=40) as (node, _):
+    with threaded_node(path, num_ranks, make, num_stages=num_stages, num_blocks=40) as (node, _):
         node.generate(found, 2, chunk=4)
     assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
     replays = [[recording.num_replays for recording in r.recordings] for r in recorders]
-    assert replays == [replays[0]] * num_ranks, "all ranks replay the same graphs"
+    assert replays == [replays[0]] * num_ranks * num_stages, "all ranks replay the same graphs"
     assert all(replays[0]), "one of decodes, and the pieces of both sizes"
 
 

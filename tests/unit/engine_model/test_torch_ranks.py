@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.parameters import tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
@@ -24,18 +25,18 @@ from tests.unit.engine_model.reference import Reference, assert_node_matches
 from tests.unit.engine_model.test_families import CASES
 from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
 
-DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
-    "llama": 2,
-    "llama tied": 4,
-    "llama with one KV head": 2,
-    "llama with biases": 4,
-    "mistral with window": 4,
-    "qwen2 tied": 2,
-    "qwen2 with windows": 4,
-    "qwen3 with bias": 4,
-    "qwen3 with windows": 2,
-    "mixtral": 4,
-    "qwen3 moe with MLPs": 2,
+DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated by 4
+    "llama": (2, 1),
+    "llama tied": (4, 1),
+    "llama with one KV head": (2, 2),
+    "llama with biases": (4, 1),
+    "mistral with window": (4, 1),
+    "qwen2 tied": (2, 2),
+    "qwen2 with windows": (1, 2),
+    "qwen3 with bias": (4, 1),
+    "qwen3 with windows": (2, 2),
+    "mixtral": (4, 1),
+    "qwen3 moe with MLPs": (2, 2),
 }
 Make = Callable[..., Path]
 
@@ -44,33 +45,37 @@ def torch_decoder(config, weights, ranks):
     return TorchDecoder(config, weights, attention_backend(CPU), ranks)
 
 
-@pytest.mark.parametrize(("case", "num_ranks"), DIVIDED.items(), ids=str)
+@pytest.mark.parametrize(("case", "divided"), DIVIDED.items(), ids=str)
 def test_a_family_on_several_ranks_matches_transformers(
-    checkpoint_of: Make, case: str, num_ranks: int
+    checkpoint_of: Make, case: str, divided: tuple[int, int]
 ) -> None:
     family, overrides = CASES[case]
-    path = checkpoint_of(family, **overrides)
-    with threaded_node(path, num_ranks, torch_decoder) as (node, _):
+    path, (num_ranks, num_stages) = checkpoint_of(family, **overrides), divided
+    with threaded_node(path, num_ranks, torch_decoder, num_stages=num_stages) as (node, _):
         assert_node_matches(path, node, 100, 8)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_tokens_of_a_batch_are_those_of_one_rank(checkpoint_of: Make, num_ranks: int) -> None:
-    """The vocabulary and the inner width cannot be divided evenly."""
-    path = checkpoint_of("llama", vocab_size=319, intermediate_size=99)
+@pytest.mark.parametrize("divided", [(2, 1), (4, 1), (1, 3), (2, 2)], ids=str)
+def test_tokens_of_a_batch_are_those_of_one_rank(
+    checkpoint_of: Make, divided: tuple[int, int]
+) -> None:
+    """The vocabulary, the inner width and the layers cannot be divided evenly."""
+    path = checkpoint_of("llama", vocab_size=319, intermediate_size=99, num_hidden_layers=5)
+    num_ranks, num_stages = divided
     prompts = [make_prompt(length, seed=length) for length in (1, 15, 16, 17, 40)]
     expected = [make_request(prompt) for prompt in prompts]
     Node.load(path, DecoderKind.TORCH).generate(expected, 12)
     found = [make_request(prompt) for prompt in prompts]
-    with threaded_node(path, num_ranks, torch_decoder) as (node, _):
+    with threaded_node(path, num_ranks, torch_decoder, num_stages=num_stages) as (node, _):
         node.generate(found, 12, chunk=23)
     assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
 
 
-def test_embeddings_are_those_of_one_rank(checkpoint_of: Make) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_embeddings_are_those_of_one_rank(checkpoint_of: Make, num_stages: int) -> None:
     path, prompt = checkpoint_of("llama"), make_prompt(60)
     expected = Reference(path).states(prompt).mean(dim=0)
-    with threaded_node(path, 2, torch_decoder) as (node, _):
+    with threaded_node(path, 2, torch_decoder, num_stages=num_stages) as (node, _):
         request = make_request(prompt, max_tokens=0, pooling=Pooling.MEAN)
         node.step([Scheduled(request, len(prompt))])
     found = torch.frombuffer(bytearray(work_of(request).embedding), dtype=torch.float32)
@@ -93,6 +98,58 @@ def test_two_sums_a_layer_one_of_embeddings_and_one_gather_a_step(checkpoint_of:
         node.step([Scheduled(request, 4)])  # samples nothing
     expected = [*["all_reduce"] * 7, "gather", *["all_reduce"] * 7]
     assert [rank.calls for rank in ranks] == [expected, expected]
+
+
+def test_stages_hand_on_what_they_compute_and_the_last_one_answers(checkpoint_of: Make) -> None:
+    path = checkpoint_of("llama", num_hidden_layers=2)
+    with threaded_node(path, 2, torch_decoder, num_stages=2) as (node, ranks):
+        node.logits(make_prompt(9))
+        found = [rank.calls.copy() for rank in ranks]
+        for rank in ranks:
+            rank.calls.clear()
+        node.step([Scheduled(make_request(make_prompt(9)), 4)])  # samples nothing
+        signed = [rank.calls for rank in ranks]
+    embedding, layer = ["all_reduce"], ["all_reduce"] * 2
+    first, last = [*embedding, *layer, "send"], ["receive", *layer]
+    assert found == [[*first, "receive"], first, [*last, "gather", "send"], [*last, "gather"]]
+    assert signed == [[*first, "receive"], first, [*last, "send"], last]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_all_stages_have_written_the_layers_that_are_reported(
+    checkpoint_of: Make, num_stages: int
+) -> None:
+    path = checkpoint_of("llama", num_hidden_layers=5)  # stages of 2 and 3
+    request, told = make_request(make_prompt(20)), []
+    request.block_table = [7, 3]
+    with threaded_node(path, 2, torch_decoder, num_stages=num_stages) as (node, _):
+        pools = [kv_cache.pool for kv_cache in node.runner._model._pools]
+
+        def on_done(num_layers: int) -> None:
+            heads = [
+                torch.cat([pool[7] for pool in pools[rank::2]]).isfinite() for rank in range(2)
+            ]  # [num_layers, 2, heads of the rank, block_size, head_dim]
+            told.append((num_layers, [bool(own[:num_layers].all()) for own in heads]))
+
+        node.runner.execute([Scheduled(request, 20)], LayerProgress([1, 3, 4], on_done))
+    assert told == [(end, [True, True]) for end in (1, 3, 4)]
+
+
+@pytest.mark.parametrize("family", ["llama with biases", "qwen2 tied"])
+def test_stages_have_each_part_of_the_weights_once(checkpoint_of: Make, family: str) -> None:
+    """A tied embedding is in the first stage, and as the output matrix in the last."""
+    name, overrides = CASES[family]
+    checkpoint = resolve_checkpoint(str(checkpoint_of(name, **overrides)))
+    config = load_model_config(checkpoint)
+    names = []
+    for stage in range(2):
+        shard = Shard(0, 1, stage, 2)
+        weights = load_torch_weights(checkpoint, config, torch.float32, CPU, None, shard)
+        names += tensor_slots(weights, config, shard)
+        assert len(weights.layers) == len(shard.layers(config)) < config.num_layers
+    whole = load_torch_weights(checkpoint, config, torch.float32, CPU)
+    twice = ["model.embed_tokens.weight"] if config.ties_embeddings else []
+    assert sorted(names) == sorted([*tensor_slots(whole, config), *twice])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

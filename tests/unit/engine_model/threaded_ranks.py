@@ -55,6 +55,14 @@ class InTurn:
         self.calls.append("gather")
         return self._meet(lambda: self._ranks.gather(tensor))
 
+    def send(self, tensor: Tensor) -> None:
+        self.calls.append("send")
+        self._meet(lambda: self._ranks.send(tensor))
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        self.calls.append("receive")
+        return self._meet(lambda: self._ranks.receive(tensor))
+
     def largest(self, number: int) -> int:
         self.calls.append("largest")
         return self._meet(lambda: self._ranks.largest(number))
@@ -105,6 +113,7 @@ def threaded_node(
     num_ranks: int,
     make: MakeDecoder,
     *,
+    num_stages: int = 1,
     dtype: KvDtype = KvDtype.FLOAT32,
     block_size: int = 16,
     num_blocks: int = 600,
@@ -112,17 +121,18 @@ def threaded_node(
     """A node of these ranks; each has loaded its share, and has a pool of its own."""
     checkpoint = resolve_checkpoint(str(path))
     config = load_model_config(checkpoint)
-    check_ranks(config, Parallelism(num_ranks))
-    shards = [Shard(rank, num_ranks) for rank in range(num_ranks)]
+    parallelism = Parallelism(num_ranks, num_stages)
+    check_ranks(config, parallelism)
+    shards = [Shard.of_rank(rank, parallelism) for rank in range(parallelism.num_ranks)]
+    layouts = config.kv_layout(block_size, dtype).parts(num_ranks, num_stages)
     store, computing = dist.HashStore(), threading.Lock()
-    with ThreadPoolExecutor(num_ranks) as threads:
+    with ThreadPoolExecutor(len(shards)) as threads:
         joined = threads.map(lambda shard: join_ranks(store, shard, CPU, lambda: None), shards)
         ranks = [InTurn(each, computing) for each in joined]
     decoders, pools = [], []
-    for shard, rank in zip(shards, ranks, strict=True):
+    for shard, rank, layout in zip(shards, ranks, layouts, strict=True):
         weights = load_torch_weights(checkpoint, config, TORCH_DTYPES[dtype], CPU, None, shard)
         decoders.append(make(config, weights, rank))
-        layout = config.kv_layout(block_size, dtype).shard(shard.rank, num_ranks)
         pools.append(KvCache(layout, num_blocks, CPU))
         pools[-1].pool.fill_(float("nan"))  # what a block held before must never matter
     model = ThreadedRanks(decoders, pools, computing)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans
-from kv_transfer.spans.shards import common_heads
+from kv_transfer.spans.shards import common_heads, common_layers
 from pdserve.kv_layout import KvDtype, KvLayout
 
 NUM_BLOCKS = 40
@@ -19,12 +19,13 @@ Plan = tuple[BlockRun, BlockRun, KvBox]
 
 @st.composite
 def shards(draw: st.DrawFn, model: KvLayout, block_size: int) -> KvLayout:
-    """One rank of TP 1, 2 or 4 of the model, its heads split or replicated."""
+    """A rank of TP 1, 2 or 4 of the model, its heads split or replicated, in one of some stages."""
     heads = model.num_kv_heads
     sizes = [n for n in (1, 2, 4) if heads % n == 0 or n % heads == 0]
     num_ranks = draw(st.sampled_from(sizes))
     whole = msgspec.structs.replace(model, block_size=block_size)
-    return whole.shard(draw(st.integers(0, num_ranks - 1)), num_ranks)
+    num_stages = draw(st.integers(1, model.num_layers))
+    return draw(st.sampled_from(whole.parts(num_ranks, num_stages)))
 
 
 @st.composite
@@ -44,8 +45,9 @@ def plans(draw: st.DrawFn) -> Plan:
         sizes = (sizes[0], sizes[0])
     source, destination = (draw(shards(model, size)) for size in sizes)
     assume(common_heads(source, destination))
+    assume(common_layers(source, destination))
     common = draw(part_of(common_heads(source, destination)))
-    of_layers = draw(part_of(range(layers)))
+    of_layers = draw(part_of(common_layers(source, destination)))
     begin = draw(st.integers(0, 20))
     end = begin + draw(st.integers(1, 20))
     first_block = draw(st.integers(0, begin // source.block_size))
@@ -71,4 +73,5 @@ def in_box(data: np.ndarray, layout: KvLayout, box: KvBox) -> np.ndarray:
     """A view of the box's layers and heads in what `tokens_of` has returned."""
     first = layout.first_kv_head
     heads = slice(box.first_head - first, box.end_head - first)
-    return data[:, box.first_layer : box.end_layer, :, heads]
+    layers = slice(box.first_layer - layout.first_layer, box.end_layer - layout.first_layer)
+    return data[:, layers, :, heads]

@@ -47,25 +47,22 @@ class Node:
     """Its parts' memory is [NUM_BLOCKS, block_bytes] each."""
 
     layout: KvLayout
+    layouts: list[KvLayout]  # of the parts
     pool: KvPool
     parts: list[np.ndarray]
     exporter: Exporter
     puller: Puller
 
-    def part_layout(self, part: int) -> KvLayout:
-        count = len(self.parts)
-        return self.layout.shard(part, count) if count > 1 else self.layout
-
     def fill(self, kv: np.ndarray) -> None:
-        """Every part gets its heads of it."""
-        for number, memory in enumerate(self.parts):
-            layout = self.part_layout(number)
-            own = kv[:, :, :, layout.first_kv_head : layout.end_kv_head]
+        """Every part gets its layers and heads of it."""
+        for layout, memory in zip(self.layouts, self.parts, strict=True):
+            layers = slice(layout.first_layer, layout.end_layer)
+            own = kv[:, layers, :, layout.first_kv_head : layout.end_kv_head]
             memory[:] = own.reshape(NUM_BLOCKS, -1)
 
     def tokens(self, part: int, table: Sequence[int], begin: int, end: int) -> np.ndarray:
-        """[end - begin, layers, 2, heads of this part, bytes]."""
-        layout = self.part_layout(part)
+        """[end - begin, layers, 2, heads, bytes], of this part."""
+        layout = self.layouts[part]
         blocks = self.parts[part][table].reshape(len(table), *layout.block_shape[:3], -1, 16)
         by_token = blocks.transpose(0, 4, 1, 2, 3, 5).reshape(-1, *layout.block_shape[:3], 16)
         return by_token[begin:end]
@@ -78,12 +75,16 @@ async def node(
     kinds: Sequence[TransportKind] = (),
     host: FakeHost | None = None,
     *,
+    num_stages: int = 1,
     first_gpu: int = 0,
     port: int = 0,
 ) -> AsyncIterator[Node]:
-    """A node of ranks whose pools are in CPU memory, or on GPUs in a row of a pretended host."""
+    """A node of ranks whose pools are in CPU memory, or on GPUs in a row of a pretended host.
+
+    There are as many in each stage.
+    """
     layout = replace(MODEL, block_size=block_size)
-    layouts = [layout.shard(n, num_ranks) if num_ranks > 1 else layout for n in range(num_ranks)]
+    layouts = layout.parts(num_ranks, num_stages)
     parts: list[KvPool] = []
     memories = []
     for number, each in enumerate(layouts):
@@ -95,13 +96,13 @@ async def node(
             blocks = DeviceBlocks(host.driver(first_gpu + number), each, NUM_BLOCKS, host)
             parts.append(blocks.pool)
             memories.append(blocks.data)
-    pool = ShardedPool(parts) if num_ranks > 1 else parts[0]
-    identity = KvIdentity("a-model", "main", layout)
+    pool = ShardedPool(parts) if len(parts) > 1 else parts[0]
+    identity = KvIdentity("a-model", "main", layout, num_stages)
     exporter = Exporter("p0", f"life-{num_ranks}", identity, pool, ManualClock(100.0), kinds)
     puller = Puller(pool, identity, host_id(), kinds)
     try:
         await exporter.start("127.0.0.1", port=port)
-        yield Node(layout, pool, memories, exporter, puller)
+        yield Node(layout, layouts, pool, memories, exporter, puller)
     finally:
         await puller.close()
         await exporter.close()
@@ -127,13 +128,14 @@ async def pull(source: Node, destination: Node, layers: range, kv: np.ndarray) -
     by_token = kv[SOURCE_TABLE].transpose(0, 4, 1, 2, 3, 5)
     expected = by_token.reshape(-1, MODEL.num_layers, 2, MODEL.num_kv_heads, 16)[FIRST:END]
     moved = 0
-    for part in range(len(destination.parts)):
-        layout = destination.part_layout(part)
+    for part, layout in enumerate(destination.layouts):
         heads = slice(layout.first_kv_head, layout.end_kv_head)
+        own = [n for n in layers if layout.first_layer <= n < layout.end_layer]
         arrived = destination.tokens(part, TABLE, FIRST, END)
-        np.testing.assert_array_equal(arrived[:, layers], expected[:, layers, :, heads])
+        arrived = arrived[:, [layer - layout.first_layer for layer in own]]
+        np.testing.assert_array_equal(arrived, expected[:, own, :, heads])
         assert not destination.tokens(part, TABLE, 0, FIRST).any()
-        moved += arrived[:, layers].nbytes
+        moved += arrived.nbytes
     assert result.bytes == moved
 
 
@@ -157,6 +159,41 @@ async def test_nodes_of_any_number_of_parts(
         kv = whole_kv(source_size)
         source.fill(kv)
         await pull(source, destination, range(MODEL.num_layers), kv)
+
+
+STAGED = [((1, 1), (2, 2)), ((2, 2), (1, 1)), ((1, 3), (2, 2)), ((2, 2), (4, 2)), ((4, 1), (1, 3))]
+
+
+@pytest.mark.parametrize(("source_size", "destination_size"), [(4, 4), (4, 6)])
+@pytest.mark.parametrize(("of_source", "of_destination"), STAGED, ids=str)
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+async def test_nodes_of_any_number_of_stages(
+    kind: str,
+    of_source: tuple[int, int],
+    of_destination: tuple[int, int],
+    source_size: int,
+    destination_size: int,
+) -> None:
+    """Ranks and stages; 3 layers, so that of 2 stages one has 1 and the other 2."""
+    pool = make_pool(MODEL, 1)
+    kinds = choose_kinds([kind], pool)
+    pool.close()
+    async with (
+        node(of_source[0], source_size, kinds, num_stages=of_source[1]) as source,
+        node(of_destination[0], destination_size, kinds, num_stages=of_destination[1]) as other,
+    ):
+        kv = whole_kv(source_size)
+        source.fill(kv)
+        await pull(source, other, range(2), kv)
+        await pull(source, other, range(2, 3), kv)
+        await pull(source, other, range(3), kv)
+
+
+async def test_builds_without_stages_see_that_they_do_not_know_the_parts() -> None:
+    """They took parts 0 to n - 1 for ranks, which have heads of all layers."""
+    kinds = choose_kinds(["tcp"], make_pool(MODEL, 1))
+    async with node(2, 4, kinds, num_stages=2) as source:
+        assert [offer.part for offer in source.exporter.offers] == [0, 1, 64, 65]
 
 
 @pytest.mark.parametrize(("source_tp", "destination_tp"), [(1, 2), (2, 1), (2, 4), (4, 2), (2, 2)])
@@ -248,7 +285,7 @@ async def test_parts_that_cannot_be_are_refused() -> None:
     kinds = choose_kinds(["tcp"], make_pool(MODEL, 1))
     async with node(1, 4, kinds) as source:
         welcome = source.exporter.welcome()
-        for numbers in ([0, 2], [1], [-1, 0], list(range(65))):
+        for numbers in ([0, 2], [1], [-1, 0], list(range(65)), [0, 1, 64], [0, 128], [0, 64 * 64]):
             offers = [TransportOffer(name="tcp", part=number) for number in numbers]
             with pytest.raises(PeerLost, match="offers parts"):
                 part_welcomes(replace(welcome, offers=offers))

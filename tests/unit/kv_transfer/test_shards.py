@@ -1,15 +1,16 @@
-"""Layouts of tensor-parallel ranks, and from which of them to pull."""
+"""Layouts of ranks and stages, and from which of them to pull."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kv_transfer.spans.shards import check_compatible, choose_shards
+from kv_transfer.spans.shards import check_compatible, choose_shards, common_layers
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvDtype, KvLayout
 
@@ -20,6 +21,10 @@ def model_of(num_heads: int, block_size: int = 4) -> KvLayout:
 
 def heads_of(layout: KvLayout) -> range:
     return range(layout.first_kv_head, layout.end_kv_head)
+
+
+def layers_of(layout: KvLayout) -> range:
+    return range(layout.first_layer, layout.end_layer)
 
 
 def ranks_of(num_heads: int, num_ranks: int, block_size: int = 4) -> list[KvLayout]:
@@ -49,6 +54,27 @@ def test_heads_are_split_or_replicated(
         layout.check()
         assert layout.total_kv_heads == num_heads
         assert layout.block_bytes == model_of(len(heads_of(layout))).block_bytes
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_every_layer_is_in_one_stage(num_layers: int, num_stages: int) -> None:
+    whole = KvLayout(num_layers, 2, 8, 4, KvDtype.BFLOAT16)
+    if num_stages > num_layers:
+        with pytest.raises(LayoutMismatch, match="layers cannot be split"):
+            whole.parts(1, num_stages)
+        return
+    stages = whole.parts(1, num_stages)
+    assert [layer for stage in stages for layer in layers_of(stage)] == list(range(num_layers))
+    assert sum(stage.block_bytes for stage in stages) == whole.block_bytes
+    for stage in stages:
+        stage.check()
+        assert stage.model_shape == whole.model_shape
+
+
+def test_the_fingerprint_of_a_whole_layout_is_that_of_builds_without_stages() -> None:
+    assert model_of(4).fingerprint("m", "r") == "fa3401d88e987ff1747d8f521f91a1d2"
+    stage = model_of(4).parts(1, 2)[0]
+    assert stage.fingerprint("m", "r") != model_of(4).fingerprint("m", "r")
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
@@ -116,19 +142,29 @@ def clusters(draw: st.DrawFn) -> tuple[list[KvLayout], list[KvLayout]]:
     """The ranks of two nodes of one model, of any parallelism that it allows."""
     num_heads = draw(st.sampled_from([1, 2, 4, 6, 8]))
     degrees = [n for n in (1, 2, 3, 4, 8, 16) if num_heads % n == 0 or n % num_heads == 0]
-    source, destination = draw(st.tuples(st.sampled_from(degrees), st.sampled_from(degrees)))
-    return ranks_of(num_heads, source), ranks_of(num_heads, destination, block_size=16)
+    nodes = []
+    for block_size in (4, 16):
+        num_stages = draw(st.integers(1, model_of(num_heads).num_layers))
+        whole = msgspec.structs.replace(model_of(num_heads), block_size=block_size)
+        nodes.append(whole.parts(draw(st.sampled_from(degrees)), num_stages))
+    return nodes[0], nodes[1]
 
 
 @given(clusters())
-def test_each_head_is_taken_once_of_somebody_who_has_it(
+def test_each_head_of_a_layer_is_taken_once_of_somebody_who_has_it(
     cluster: tuple[list[KvLayout], list[KvLayout]],
 ) -> None:
     sources, destinations = cluster
     for rank, destination in enumerate(destinations):
         chosen = choose_shards(sources, destination, rank)
-        taken = [head for _, heads in chosen for head in heads]
-        assert taken == list(heads_of(destination))
+        taken = [
+            (layer, head)
+            for index, heads in chosen
+            for layer in common_layers(sources[index], destination)
+            for head in heads
+        ]
+        assert sorted(taken) == list(product(layers_of(destination), heads_of(destination)))
+        assert len(taken) == len(set(taken))
         for index, heads in chosen:
             assert set(heads) <= set(heads_of(sources[index]))
         indices = [index for index, _ in chosen]
@@ -139,14 +175,19 @@ def test_each_head_is_taken_once_of_somebody_who_has_it(
 def test_replicas_are_used_evenly(cluster: tuple[list[KvLayout], list[KvLayout]]) -> None:
     sources, destinations = cluster
     pulls = Counter(
-        (head, index)
+        (head, layer, index)
         for rank, destination in enumerate(destinations)
         for index, heads in choose_shards(sources, destination, rank)
+        for layer in common_layers(sources[index], destination)
         for head in heads
     )
-    for head in range(sources[0].total_kv_heads):
-        holders = [i for i, source in enumerate(sources) if head in heads_of(source)]
-        counts = [pulls[head, index] for index in holders]
+    for layer, head in product(range(sources[0].total_layers), range(sources[0].total_kv_heads)):
+        holders = [
+            number
+            for number, source in enumerate(sources)
+            if head in heads_of(source) and layer in layers_of(source)
+        ]
+        counts = [pulls[head, layer, index] for index in holders]
         assert max(counts) - min(counts) <= 1
 
 
@@ -159,8 +200,16 @@ def test_heads_that_nobody_has() -> None:
         assert layout.describe() in str(caught.value)
 
 
+def test_layers_that_nobody_has() -> None:
+    sources, destination = model_of(4).parts(2, 2)[:2], model_of(4)
+    with pytest.raises(LayoutMismatch, match="KV head 0 of layer 1") as caught:
+        choose_shards(sources, destination)
+    for layout in (*sources, destination):
+        assert layout.describe() in str(caught.value)
+
+
 def test_no_sources_at_all() -> None:
-    with pytest.raises(LayoutMismatch, match="KV head 0"):
+    with pytest.raises(LayoutMismatch, match="KV head 0 of layer 0"):
         choose_shards([], model_of(4))
 
 
@@ -173,6 +222,11 @@ def test_a_source_of_another_model_is_refused_with_both(where: int) -> None:
         choose_shards(sources, destination)
     assert sources[where].describe() in str(caught.value)
     assert destination.describe() in str(caught.value)
+
+
+def test_stages_without_a_common_layer_are_not_compatible() -> None:
+    with pytest.raises(LayoutMismatch, match="no layer in common"):
+        check_compatible(*model_of(4).parts(1, 2))
 
 
 def test_ranks_without_a_common_head_are_not_compatible() -> None:

@@ -59,12 +59,15 @@ class DeviceRanked:
     node: Node
 
 
-def model_of(path: Path, num_ranks: int, block_size: int = BLOCK_SIZE) -> NodeModel:
+def model_of(
+    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE, num_stages: int = 1
+) -> NodeModel:
     """As planned for a GPU, but on CPUs: without native kernels."""
     engine = EngineConfig(
         device="cpu",
         dtype="float32",
         tensor_parallel=num_ranks,
+        pipeline_parallel=num_stages,
         block_size=block_size,
         kv_memory="4MiB",
         max_model_len=512,
@@ -75,13 +78,13 @@ def model_of(path: Path, num_ranks: int, block_size: int = BLOCK_SIZE) -> NodeMo
 
 @contextmanager
 def device_ranked(
-    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE
+    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE, num_stages: int = 1
 ) -> Iterator[DeviceRanked]:
     """A node of this process and the other ranks, made as one on GPUs is.
 
     That of one rank has the native decoder.
     """
-    model = model_of(path, num_ranks, block_size)
+    model = model_of(path, num_ranks, block_size, num_stages)
     memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
     ranks: DeviceRanks | None = None
     if model.has_device_ranks:

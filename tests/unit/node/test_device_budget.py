@@ -146,13 +146,30 @@ def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
     assert 7 * GIB < part_bytes < 10 * GIB
 
 
+def test_the_stage_with_most_layers_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+    monkeypatch.setattr(start_model, "_device", torch.device)
+    engine = EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=3)
+    model = plan_model(NodeConfig(engine=engine))
+    layers = [layout.num_layers for layout in model.rank_layouts]
+    assert sum(layers[::2]) == model.layout.num_layers
+    assert len(set(layers)) == 2
+    largest = max(layout.block_bytes for layout in model.rank_layouts)
+    assert 7 * GIB < model.num_blocks * largest < 10 * GIB
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"device": "cuda:2"}, 'device "cuda:2": there are 2 GPUs'),
-        ({"tensor_parallel": 4}, "tensor_parallel 4 takes cuda:0 to cuda:3, and there are 2 GPUs"),
-        ({"pipeline_parallel": 2}, "pipeline_parallel 2 is for CPUs"),
-        ({"rank_hosts": ["10.0.0.2:1"]}, "leave it and rank_hosts out"),
+        ({"tensor_parallel": 4}, "4 ranks take cuda:0 to cuda:3, and there are 2 GPUs"),
+        (
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+            "4 ranks take cuda:0 to cuda:3, and there are 2 GPUs",
+        ),
+        ({"rank_hosts": ["10.0.0.2:1"]}, "rank_hosts are for CPUs"),
     ],
     ids=str,
 )

@@ -49,34 +49,39 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return [request.output_token_ids for request in requests]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("divided", [(2, 1), (4, 1), (2, 2)], ids=str)
 def test_tokens_are_those_of_one_rank(
-    checkpoint: Path, expected: list[list[int]], num_ranks: int
+    checkpoint: Path, expected: list[list[int]], divided: tuple[int, int]
 ) -> None:
+    num_ranks, num_stages = divided
     requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
-    with device_ranked(checkpoint, num_ranks) as ranked:
+    with device_ranked(checkpoint, num_ranks, num_stages=num_stages) as ranked:
         ranked.node.generate(requests, 10, chunk=23)
     assert [request.output_token_ids for request in requests] == expected
 
 
+@pytest.mark.parametrize("divided", [(4, 1), (2, 2), (1, 2)], ids=str)
 @pytest.mark.parametrize("is_computing", [False, True], ids=["idle", "in steps"])
-def test_a_killed_rank_ends_the_steps_of_the_others(checkpoint: Path, is_computing: bool) -> None:
-    with device_ranked(checkpoint, 4) as ranked:
+def test_a_killed_rank_ends_the_steps_of_the_others(
+    checkpoint: Path, is_computing: bool, divided: tuple[int, int]
+) -> None:
+    num_ranks, num_stages = divided
+    with device_ranked(checkpoint, num_ranks, num_stages=num_stages) as ranked:
         node, ranks = ranked.node, ranked.ranks.processes
         node.logits(make_prompt(9))
         if not is_computing:
-            os.kill(ranks.pids[1], signal.SIGKILL)
+            os.kill(ranks.pids[-1], signal.SIGKILL)
             ranks._watcher.join(5.0)  # it ends with the last one of them
             assert not ranks._watcher.is_alive()
         else:
-            os.kill(ranks.pids[1], signal.SIGSTOP)  # so that the step cannot end before it
-            threading.Timer(0.05, os.kill, (ranks.pids[1], signal.SIGKILL)).start()
+            os.kill(ranks.pids[-1], signal.SIGSTOP)  # so that the step cannot end before it
+            threading.Timer(0.05, os.kill, (ranks.pids[-1], signal.SIGKILL)).start()
         started_s = time.monotonic()
         with pytest.raises(NodeSick, match="rank_lost"):
             node.logits(make_prompt(9))
         assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
         ranks._watcher.join(5.0)
-        assert f"rank 2 of 4 (process {ranks.pids[1]}) was killed by signal 9" in ranks.lost
+        assert f"(process {ranks.pids[-1]}) was killed by signal 9" in ranks.lost
     for pid in ranks.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -99,12 +104,16 @@ async def test_a_rank_that_ends_while_others_load_ends_the_node() -> None:
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [("shm", (16, 16)), ("tcp", (16, 8))])
-@pytest.mark.parametrize(("from_ranks", "to_ranks"), [(2, 4), (4, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("from_node", "to_node"),  # ranks, and stages
+    [((2, 1), (4, 1)), ((4, 1), (1, 2)), ((1, 1), (2, 2)), ((2, 2), (2, 1)), ((1, 2), (1, 1))],
+    ids=str,
+)
 def test_a_request_goes_on_at_a_node_of_other_ranks(
     checkpoint: Path,
     expected: list[list[int]],
-    from_ranks: int,
-    to_ranks: int,
+    from_node: tuple[int, int],
+    to_node: tuple[int, int],
     kind: str,
     sizes: tuple[int, int],
 ) -> None:
@@ -112,8 +121,8 @@ def test_a_request_goes_on_at_a_node_of_other_ranks(
     number = len(LENGTHS) - 1
     prompt = make_prompt(LENGTHS[number], seed=LENGTHS[number])
     with (
-        device_ranked(checkpoint, from_ranks, sizes[0]) as source,
-        device_ranked(checkpoint, to_ranks, sizes[1]) as destination,
+        device_ranked(checkpoint, from_node[0], sizes[0], from_node[1]) as source,
+        device_ranked(checkpoint, to_node[0], sizes[1], to_node[1]) as destination,
     ):
         first, then = make_request(prompt), make_request(prompt)
         source.node.step([Scheduled(first, len(prompt))])
@@ -131,7 +140,8 @@ async def move(
 ) -> None:
     """Pull the prompt's KV."""
     identities = [
-        KvIdentity("a-model", "main", each.model.layout) for each in (source, destination)
+        KvIdentity("a-model", "main", each.model.layout, each.model.share.num_stages)
+        for each in (source, destination)
     ]
     kinds = choose_kinds([kind], source.memory)
     clock = ManualClock(100.0)
@@ -170,5 +180,5 @@ def test_ranks_have_gpus_in_a_row() -> None:
     assert [str(device_of_rank(cuda, rank)) for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert [str(device_of_rank(second, rank)) for rank in range(2)] == ["cuda:2", "cuda:3"]
     _check_devices(second, 2, 4)
-    with pytest.raises(ConfigError, match="takes cuda:2 to cuda:4, and there are 4 GPUs"):
+    with pytest.raises(ConfigError, match="3 ranks take cuda:2 to cuda:4, and there are 4 GPUs"):
         _check_devices(second, 3, 4)

@@ -26,6 +26,9 @@ containers:
       - --set=timeouts.drain_s={{ $pool.drainSeconds }}
       - --device={{ $pool.device }}
       - --tensor-parallel={{ $pool.tensorParallel }}
+      {{- if $pool.pipelineParallel }}
+      - --set=engine.pipeline_parallel={{ $pool.pipelineParallel }}
+      {{- end }}
       {{- if eq .component "standby" }}
       - --set=standby=true
       {{- end }}
@@ -108,7 +111,7 @@ resources:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- if eq $pool.device "cuda" }}
-    nvidia.com/gpu: {{ $pool.tensorParallel }}
+    nvidia.com/gpu: {{ mul $pool.tensorParallel (max 1 (int $pool.pipelineParallel)) }}
     {{- end }}
     {{- with $pool.rdma }}
     {{ . }}: 1
