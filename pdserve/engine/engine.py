@@ -204,6 +204,8 @@ class Engine(EngineCore):
             self._report(observer)
             for request in done:
                 self.forget(request)
+            if done and not shape.is_decode:
+                await asyncio.sleep(0)  # what was sent is written now, not after the next plan
 
     def _period_s(self, planned_s: float) -> float:
         """Return the period of a step that has just ended; record its end for the next one."""
