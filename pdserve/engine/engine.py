@@ -10,7 +10,9 @@ is running step k:
 
     report of step k - 1 ──► shape of step k ──► step k + 1 laid out as far as it can be foreseen
 
-The report is not deferred if the step finished a request or contained a chunk of a prompt.
+The report is not deferred if the step finished a request or contained a chunk of a prompt. If a
+prompt ended with it, a client and another node wait for what was sent: the loop has a turn to write
+it before it plans the next step.
 """
 
 from __future__ import annotations
