@@ -10,6 +10,7 @@ from decode_node.arrival import Arrival
 from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
+from pdserve.lifecycle import RecordTimes
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
@@ -27,6 +28,7 @@ class ReceivedHandoff:
 
     record: HandoffRecord
     prefill_end_s: float  # on this node's clock
+    times: RecordTimes
 
 
 class AnnouncedPulls:
@@ -72,6 +74,7 @@ class AnnouncedPulls:
                 arrival.ends_with(message)
             elif not message.ticket:
                 subscription.take_over()
+            pulling_s = self._clock.now()
             if message.ticket:
                 transfer_s = self._timeouts.transfer_s
                 try:
@@ -90,18 +93,24 @@ class AnnouncedPulls:
                     self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
             if isinstance(message, HandoffRecord):
                 _check_announced(message, arrival)
-                return ReceivedHandoff(message, self._prefill_end_s(message, notice, session))
+                return self._received(message, notice, session, pulling_s)
             notice = await subscription.next()
 
     def _is_old(self, notice: Notice) -> bool:
         age_s = self._clock.now() - notice.received_s
         return age_s > self._timeouts.ticket_s * _OLD
 
-    def _prefill_end_s(self, record: HandoffRecord, notice: Notice, session: Session) -> float:
-        """Return when the prefill ended; on another host, whose clock differs: when it was told."""
-        if session.link.welcome.host_id != self._host_id:
-            return notice.received_s
-        return min(record.prefill_end_s, notice.received_s)
+    def _received(
+        self, record: HandoffRecord, notice: Notice, session: Session, pulling_s: float
+    ) -> ReceivedHandoff:
+        """Make the result; from another host, whose clock differs, times begin with the reading."""
+        read_s = end_s = made_s = written_s = notice.received_s
+        if session.link.welcome.host_id == self._host_id:
+            end_s = min(record.prefill_end_s, read_s)
+            made_s = min(max(record.made_s, end_s), read_s)
+            written_s = min(max(record.written_s, made_s), read_s)
+        times = RecordTimes(made_s, written_s, read_s, pulling_s, self._clock.now())
+        return ReceivedHandoff(record, end_s, times)
 
 
 def _check_announced(record: HandoffRecord, arrival: Arrival) -> None:

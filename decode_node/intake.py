@@ -137,6 +137,7 @@ class Intake:
         request.lifecycle.prefill_end_s = handoff.prefill_end_s
         request.lifecycle.room_wait = room.waited
         request.lifecycle.copies = arrival.copies
+        request.lifecycle.record = handoff.times
         record = handoff.record
         request.output_token_ids += record.token_ids
         self._scores.add(request.request_id, num_emitted, record.logprobs)

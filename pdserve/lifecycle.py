@@ -3,8 +3,8 @@
 The timestamps are seconds on the node's own clock and stay on the node; only the durations in
 `phase_times` are sent.
 
-    prefill_end ──messages, copying, waiting for room──► adopted ──► joined
-     (other node)                   handoff
+    prefill_end ──► made ──► written ──► read ──► pulling ──► pulled ──► adopted ──► joined
+    (other node)     the handoff record            its last part
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from pdserve.protocol import PhaseTimes, Slo
+from pdserve.protocol import HandoffHops, PhaseTimes, Slo
 
 Span = tuple[float, float]  # (start, end)
 
@@ -47,6 +47,17 @@ class Targets:
 NO_TARGETS = Targets()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordTimes:
+    """When a handoff record and the KV that came with it got where, on the puller's clock."""
+
+    made_s: float
+    written_s: float
+    read_s: float
+    pulling_s: float
+    pulled_s: float
+
+
 @dataclass(slots=True)
 class Lifecycle:
     """Timestamps of one leg; None for what has not happened yet."""
@@ -60,6 +71,7 @@ class Lifecycle:
     finished_s: float | None = None
     room_wait: Span | None = None  # waiting for blocks here
     copies: list[Span] = field(default_factory=list)  # copying KV; the spans do not overlap
+    record: RecordTimes | None = None  # of a request that was handed off
 
     def phase_times(self) -> PhaseTimes:
         """Durations of the phases on this node."""
@@ -71,7 +83,21 @@ class Lifecycle:
             handoff_copy_s=self._in_handoff(self.copies),
             handoff_room_s=self._in_handoff([self.room_wait] if self.room_wait else []),
             handoff_step_s=_span(self.adopted_s, self.joined_s),
+            handoff_hops=self._hops(),
             decode_s=_span(self.joined_s or self.first_token_s, self.finished_s),
+        )
+
+    def _hops(self) -> HandoffHops | None:
+        record = self.record
+        if record is None:
+            return None
+        return HandoffHops(
+            apply_s=_span(self.prefill_end_s, record.made_s),
+            queue_s=_span(record.made_s, record.written_s),
+            travel_s=_span(record.written_s, record.read_s),
+            turn_s=_span(record.read_s, record.pulling_s),
+            pull_s=_span(record.pulling_s, record.pulled_s),
+            adopt_s=_span(record.pulled_s, self.adopted_s),
         )
 
     def _in_handoff(self, spans: Iterable[Span]) -> float:

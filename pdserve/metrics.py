@@ -37,6 +37,16 @@ TOKEN_BUCKETS = (0, *(2**n for n in range(4, 18)))
 RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
+# Fields of `protocol.HandoffHops`, in order. The last hop of a handoff is the wait for a step.
+_HOPS = {
+    "apply": "end of prefill -> its node has applied the step and made the record",
+    "queue": "-> it writes the record to the session",
+    "travel": "-> the decode node reads it",
+    "turn": "-> it begins to pull the last part, with waiting for room",
+    "pull": "-> all KV is there",
+    "adopt": "-> the engine has the request",
+}
+
 
 class _Registry:
     """The metrics of one process.
@@ -240,6 +250,12 @@ class CoordinatorMetrics(_Registry):
         self.handoff_overhead = self._histogram(
             "request_handoff_overhead_seconds", "Handoff minus copying KV", FINE_BUCKETS_S
         )
+        self.handoff_hops = {
+            hop: self._histogram(
+                f"request_handoff_{hop}_seconds", f"Hop of the handoff: {text}", FINE_BUCKETS_S
+            )
+            for hop, text in _HOPS.items()
+        }
         self.transfer_tail = self._histogram(
             "request_transfer_tail_seconds",
             "End of prefill -> all KV and the record have arrived, minus waiting for room",
@@ -336,6 +352,9 @@ class CoordinatorMetrics(_Registry):
         self.handoff_message.observe(max(0.0, tail_s - times.handoff_copy_s))
         self.handoff_overhead.observe(times.handoff_s - times.handoff_copy_s)
         self.transfer_tail.observe(tail_s)
+        if times.handoff_hops is not None:
+            for hop, histogram in self.handoff_hops.items():
+                histogram.observe(getattr(times.handoff_hops, f"{hop}_s"))
 
 
 class NodeMetrics(_Registry):

@@ -191,6 +191,7 @@ class PrefillNode:
             logprobs=[token.logprobs] if token.logprobs else [],
             cached_tokens=request.num_cached_tokens,
             prefill_end_s=prefill_end_s,
+            made_s=self._parts.clock.now(),
         )
 
     def _stream_record(self, stream: Request, num_known: int) -> HandoffRecord:
@@ -205,6 +206,7 @@ class PrefillNode:
             logprobs=kept.within(num_known, len(output)) if kept is not None else [],
             cached_tokens=stream.num_cached_tokens,
             prefill_end_s=ended_s,
+            made_s=self._parts.clock.now(),
         )
 
 

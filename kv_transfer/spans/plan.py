@@ -12,6 +12,7 @@ are those of all layers, and the block is copied as a whole. Adjacent spans are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,6 +85,9 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
             f"({destination.layout.describe()}) takes {num_rows} single rows, more than "
             f"{_MAX_ROWS}: take fewer tokens at a time (split_box)"
         )
+    if source.layout == destination.layout and box.num_heads == source.layout.num_kv_heads:
+        parts = _cut_at_whole_blocks(source.layout.block_size, box)
+        return _joined([_in_one_layout(source, destination, part) for part in parts])
     return _coalesce(_rows_of_runs(source, destination, box))
 
 
@@ -129,7 +133,7 @@ def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
 def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
     """Whether the box consists of whole blocks of equal layouts: by far the most frequent case.
 
-    The general code gives the same spans, but takes tens of microseconds.
+    The general code gives the same spans, but takes a tenth of a millisecond.
     """
     return (
         source == destination
@@ -149,6 +153,42 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         (box.first_layer - layout.first_layer) * layer_bytes,
         (box.end_layer - box.first_layer) * layer_bytes,
     )
+
+
+def _cut_at_whole_blocks(block_size: int, box: KvBox) -> list[KvBox]:
+    """Its whole blocks, and what there is of a block before them and of one after them."""
+    borders = (-(-box.begin // block_size) * block_size, box.end // block_size * block_size)
+    cuts = sorted({box.begin, box.end, *(at for at in borders if box.begin < at < box.end)})
+    return [msgspec.structs.replace(box, begin=begin, end=end) for begin, end in pairwise(cuts)]
+
+
+def _in_one_layout(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+    """The spans of whole blocks, or of part of a block, with all heads that both sides have."""
+    layout = source.layout
+    first_block, first_slot = divmod(box.begin, layout.block_size)
+    if first_slot == box.end % layout.block_size == 0:
+        return _whole_blocks(source, destination, box)
+    rows_per_layer, slot_bytes = 2 * box.num_heads, layout.head_bytes // layout.block_size
+    rows = np.arange(rows_per_layer * box.first_layer, rows_per_layer * box.end_layer)
+    spans = np.empty((len(rows), 3), dtype=np.int64)
+    for side, run in enumerate((source, destination)):
+        begin = run.block_ids[first_block - run.first_block] * layout.block_bytes
+        spans[:, side] = rows * layout.head_bytes + (begin + first_slot * slot_bytes)
+    spans[:, 2] = (box.end - box.begin) * slot_bytes
+    return spans
+
+
+def _joined(pieces: Sequence[Spans]) -> Spans:
+    """All spans, in order; the last one of a piece and the first of the next may become one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    for before, after in pairwise(pieces):
+        nbytes = before[-1, 2]
+        if (before[-1, :2] + nbytes == after[0, :2]).all():
+            after[0] += (-nbytes, -nbytes, nbytes)
+            before[-1, 2] = 0
+    spans = np.concatenate(pieces)
+    return spans[spans[:, 2] > 0]
 
 
 def _rows_of_runs(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:

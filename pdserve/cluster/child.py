@@ -148,14 +148,19 @@ class Child(Process):
     def _open(
         self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the program; both its outputs are its `stdout`."""
+        """Start the program; both its outputs are its `stdout`.
+
+        It has a process group of its own, so a terminal's Ctrl-C is for us alone; but our session.
+        Linux shares cores among sessions first (autogroups, `man 7 sched`): in one of its own, the
+        event loop of a node that computes all the time would wait as long as what computes.
+        """
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**environment, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
+            process_group=0,
             pass_fds=pass_fds,
         )
 

@@ -10,7 +10,9 @@ is running step k:
 
     report of step k - 1 ──► shape of step k ──► step k + 1 laid out as far as it can be foreseen
 
-The report is not deferred if the step finished a request or contained a chunk of a prompt.
+The report is not deferred if the step finished a request or contained a chunk of a prompt. If a
+prompt ended with it, a client and another node wait for what was sent: the loop has a turn to write
+it before it plans the next step.
 """
 
 from __future__ import annotations
@@ -204,6 +206,8 @@ class Engine(EngineCore):
             self._report(observer)
             for request in done:
                 self.forget(request)
+            if done and not shape.is_decode:
+                await asyncio.sleep(0)  # what was sent is written now, not after the next plan
 
     def _period_s(self, planned_s: float) -> float:
         """Return the period of a step that has just ended; record its end for the next one."""

@@ -219,7 +219,11 @@ class Node:
             await asyncio.to_thread(self._ranks.wait_mapped)
         config, parts, host = self._config, self._parts, self._config.host
         servicer = SessionServer(
-            parts.exporter, self._services.announcer, config.timeouts.connect_s, self._prefixes
+            parts.exporter,
+            self._services.announcer,
+            parts.clock,
+            config.timeouts.connect_s,
+            self._prefixes,
         )
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
         if parts.tier is not None:

@@ -126,7 +126,7 @@ class Services:
         return parts.engine.queues.queued_tokens + num_outside
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
-        """Call `listener` after each step, once its tokens have been sent."""
+        """Call `listener` after each step, once its messages have been sent."""
         self._step_listeners.append(listener)
 
     # ---- LegReceiver ---------------------------------------------------------------------------
@@ -232,10 +232,10 @@ class Services:
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
         self.legs.flush()
-        for listener in self._step_listeners:
-            listener(report)
         self._prefill.step_done(prefills)
         self._decode.step_done(decodes)
+        for listener in self._step_listeners:
+            listener(report)
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
         """As StepObserver.requests_failed."""

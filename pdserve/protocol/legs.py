@@ -158,6 +158,21 @@ class CancelLeg(Message, frozen=True):
     reason: str
 
 
+class HandoffHops(Message, frozen=True):
+    """The seconds of each hop of a handoff, one after the other, up to its last one: the next step.
+
+    With `PhaseTimes.handoff_step_s` they add up to `handoff_s`. Between hosts, whose clocks differ,
+    a handoff begins with `turn_s`.
+    """
+
+    apply_s: float = 0.0  # end of prefill -> its node has applied the step and made the record
+    queue_s: float = 0.0  # -> it writes the record to the session
+    travel_s: float = 0.0  # -> the decode node reads it
+    turn_s: float = 0.0  # -> it begins to pull the last part; includes waiting for room
+    pull_s: float = 0.0  # -> all KV is there
+    adopt_s: float = 0.0  # -> the engine has the request
+
+
 class PhaseTimes(Message, frozen=True):
     """Seconds that a request spent in each phase on one node; 0 for phases it did not have."""
 
@@ -168,6 +183,7 @@ class PhaseTimes(Message, frozen=True):
     handoff_copy_s: float = 0.0  # part of it: copying KV
     handoff_room_s: float = 0.0  # part of it: waiting for room
     handoff_step_s: float = 0.0  # part of it: complete -> joined; the rest is messages
+    handoff_hops: HandoffHops | None = None  # all of it, but for that step
     decode_s: float = 0.0  # joined the batch -> last token
 
 

@@ -136,6 +136,8 @@ class HandoffRecord(Message, frozen=True):
     prefill_end_s: float = 0.0  # exporter's CLOCK_MONOTONIC; comparable on one host only
     ticket: bytes = b""  # for the KV that was not announced before; empty: none
     subscription_id: str = ""
+    made_s: float = 0.0  # when the record was made, on the same clock
+    written_s: float = 0.0  # when it was written to the session; 0: not yet
 
 
 class HandoffEnded(Message, frozen=True):

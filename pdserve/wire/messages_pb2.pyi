@@ -110,7 +110,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PhaseTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "transfer_s", "handoff_s", "handoff_copy_s", "handoff_room_s", "handoff_step_s", "decode_s")
+    __slots__ = ("queue_s", "prefill_s", "transfer_s", "handoff_s", "handoff_copy_s", "handoff_room_s", "handoff_step_s", "handoff_hops", "decode_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class PhaseTimes(_message.Message):
     HANDOFF_COPY_S_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_ROOM_S_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_HOPS_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
@@ -126,8 +127,25 @@ class PhaseTimes(_message.Message):
     handoff_copy_s: float
     handoff_room_s: float
     handoff_step_s: float
+    handoff_hops: HandoffHops
     decode_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., handoff_copy_s: _Optional[float] = ..., handoff_room_s: _Optional[float] = ..., handoff_step_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., handoff_copy_s: _Optional[float] = ..., handoff_room_s: _Optional[float] = ..., handoff_step_s: _Optional[float] = ..., handoff_hops: _Optional[_Union[HandoffHops, _Mapping]] = ..., decode_s: _Optional[float] = ...) -> None: ...
+
+class HandoffHops(_message.Message):
+    __slots__ = ("apply_s", "queue_s", "travel_s", "turn_s", "pull_s", "adopt_s")
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    TRAVEL_S_FIELD_NUMBER: _ClassVar[int]
+    TURN_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_S_FIELD_NUMBER: _ClassVar[int]
+    apply_s: float
+    queue_s: float
+    travel_s: float
+    turn_s: float
+    pull_s: float
+    adopt_s: float
+    def __init__(self, apply_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., travel_s: _Optional[float] = ..., turn_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., adopt_s: _Optional[float] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "incarnation", "session_address", "introduction")
@@ -634,7 +652,7 @@ class Announcement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., is_restart: bool = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id")
+    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -643,6 +661,8 @@ class HandoffRecord(_message.Message):
     PREFILL_END_S_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    MADE_S_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -651,7 +671,9 @@ class HandoffRecord(_message.Message):
     prefill_end_s: float
     ticket: bytes
     subscription_id: str
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ...) -> None: ...
+    made_s: float
+    written_s: float
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("request_id", "code", "message", "subscription_id")

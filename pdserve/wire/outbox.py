@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -39,7 +39,11 @@ class Outbox:
     request), and a peer that hangs falls silent, so the liveness deadline disconnects it.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_write: Callable[[msgspec.Struct], msgspec.Struct] = lambda message: message
+    ) -> None:
+        """`on_write` returns what is written of a message, when its turn has come."""
+        self._on_write = on_write
         self._queue = MessageQueue()
         self._is_filled = asyncio.Event()
         self._is_writing = False
@@ -81,13 +85,13 @@ class Outbox:
 
     def _next(self, envelope: Envelope[Any]) -> Any:
         """Take the next message, with those that fit into one envelope with it."""
-        proto = envelope.wrap(self._queue.take())
+        proto = envelope.wrap(self._on_write(self._queue.take()))
         num_bytes = 0
         while self._queue:
             num_bytes += envelope.last_bytes(proto)
             if num_bytes >= _ENOUGH_BYTES:
                 break
-            envelope.add(self._queue.take(), proto)
+            envelope.add(self._on_write(self._queue.take()), proto)
         return proto
 
     def _look(self) -> None:

@@ -2,7 +2,7 @@
 
 Rounds of concurrent streams are sent to a cluster that is started for it. The coordinator's
 histograms, read before and after, show how long each request took from the end of its prefill to
-its first decode step, and how this time was spent.
+its first decode step, and how this time was spent: in parts of a kind, and hop by hop.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ PARTS = {
     "all less the copy": "pdserve_request_handoff_overhead_seconds",
     "all": "pdserve_request_handoff_seconds",
 }
+# Hop |-> histogram of the coordinator. They follow one another, so their means add up to the total.
+HOPS = {
+    "prefill node applies the step": "pdserve_request_handoff_apply_seconds",
+    "it writes the record": "pdserve_request_handoff_queue_seconds",
+    "decode node reads it": "pdserve_request_handoff_travel_seconds",
+    "turn to pull, and room": "pdserve_request_handoff_turn_seconds",
+    "pull, with its copy": "pdserve_request_handoff_pull_seconds",
+    "adopted": "pdserve_request_handoff_adopt_seconds",
+    "next step begins": "pdserve_request_handoff_step_seconds",
+    "all": "pdserve_request_handoff_seconds",
+}
 _PERCENTILES = (
     "means are exact; percentiles are linear within buckets of a histogram, 20 % wide, the "
     "smallest of which ends at 0.1 ms"
@@ -57,6 +68,7 @@ class HandoffReport(msgspec.Struct, frozen=True):
     concurrency: int
     prompt_tokens: list[int]  # shortest, longest
     rows: list[HandoffRow]
+    hops: list[HandoffRow]  # the time line
 
 
 class HandoffLoad(msgspec.Struct, frozen=True):
@@ -106,12 +118,14 @@ def make_report(before: Samples, after: Samples, load: HandoffLoad) -> HandoffRe
     Raises:
         ClusterError: nothing was handed off between them.
     """
-    seen = {part: between(before, after, name) for part, name in PARTS.items()}
-    count = int(seen["all"].count)
+    count = int(between(before, after, PARTS["all"]).count)
     if count == 0:
         raise ClusterError("no request was handed off: the cluster has no prefill node")
-    rows = [_row(part, delta) for part, delta in seen.items()]
-    return HandoffReport(count, load.concurrency, list(load.prompt_tokens), rows)
+    rows, hops = (
+        [_row(part, between(before, after, name)) for part, name in names.items()]
+        for names in (PARTS, HOPS)
+    )
+    return HandoffReport(count, load.concurrency, list(load.prompt_tokens), rows, hops)
 
 
 def _row(part: str, delta: HistogramDelta) -> HandoffRow:
@@ -152,7 +166,7 @@ def run(config: HandoffBenchConfig, setup: dict[str, object]) -> int:
     if config.json:
         print_json(report, setup)
     else:
-        print_tables([_table(report)], [_PERCENTILES])
+        print_tables(_tables(report), [_PERCENTILES])
     return OK
 
 
@@ -172,16 +186,21 @@ async def _measure(config: HandoffBenchConfig, load: HandoffLoad) -> HandoffRepo
         return await measure_handoff(running.url, model, address, load, config.deadline_s)
 
 
-def _table(report: HandoffReport) -> Table:
+def _tables(report: HandoffReport) -> list[Table]:
     shortest, longest = report.prompt_tokens
-    table = Table(
-        title=f"end of prefill to first decode step: {report.requests} requests, "
+    title = (
+        f"end of prefill to first decode step: {report.requests} requests, "
         f"{report.concurrency} at a time, prompts of {shortest} to {longest} tokens (ms)"
     )
-    table.add_column("part")
+    return [_table(title, "part", report.rows), _table("hop by hop (ms)", "until", report.hops)]
+
+
+def _table(title: str, first_column: str, rows: Sequence[HandoffRow]) -> Table:
+    table = Table(title=title)
+    table.add_column(first_column)
     for column in ("mean", "p50", "p90", "p99"):
         table.add_column(column, justify="right")
-    for row in report.rows:
+    for row in rows:
         figures = (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)
         table.add_row(row.part, *(f"{figure:.2f}" for figure in figures))
     return table

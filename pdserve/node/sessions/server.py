@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
+from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, PdserveError
 from pdserve.node.prefixes.exports import PrefixExports, PrefixHolds
 from pdserve.protocol import (
@@ -90,11 +91,13 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         self,
         exporter: Exporter,
         announcer: Announcer | None,
+        clock: Clock,
         hello_timeout_s: float,
         prefixes: PrefixExports | None = None,
     ) -> None:
         self._exporter = exporter
         self._announcer = announcer
+        self._clock = clock
         self._hello_timeout_s = hello_timeout_s
         self._prefixes = prefixes
 
@@ -123,7 +126,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
                 self._exporter.dismiss(welcome)
 
     async def _serve(self, hello: PullerHello, context: Context) -> None:
-        outbox = Outbox()
+        outbox = Outbox(self._stamped)
         subscriptions = _Subscriptions(self._announcer, outbox.send)
         holds = self._prefixes.open(outbox.send) if self._prefixes is not None else None
 
@@ -142,6 +145,11 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
             if holds is not None:
                 holds.close()
             subscriptions.close()
+
+    def _stamped(self, message: msgspec.Struct) -> msgspec.Struct:
+        if isinstance(message, HandoffRecord):
+            return replace(message, written_s=self._clock.now())
+        return message
 
 
 class _Subscriptions:

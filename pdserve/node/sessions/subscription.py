@@ -112,11 +112,12 @@ class Subscription:
             Exception: what the task failed with; a copy, since the task has the original, and a
                 traceback with this task in it would make that a cycle.
         """
-        failed = asyncio.create_task(self._failed.wait())
-        try:
-            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            failed.cancel()
+        if not task.done():
+            failed = asyncio.create_task(self._failed.wait())
+            try:
+                await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                failed.cancel()
         self._raise_failure()
         error = task.exception()
         if error is not None:

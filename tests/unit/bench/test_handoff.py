@@ -9,17 +9,28 @@ import pytest
 from aiohttp import web
 
 from pdserve.bench.handoff.config import HandoffBenchConfig
-from pdserve.bench.handoff.run import PARTS, HandoffLoad, make_report, measure_handoff
+from pdserve.bench.handoff.run import HOPS, PARTS, HandoffLoad, make_report, measure_handoff
 from pdserve.cli.main import main
 from pdserve.cluster.scrape import parse
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import PhaseTimes
+from pdserve.protocol import HandoffHops, PhaseTimes
 from tests.unit.bench.serving import serving
 
 LOAD = HandoffLoad(concurrency=4, rounds=2, prompt_tokens=(8, 16), output_tokens=3)
 TIMES = PhaseTimes(
-    handoff_s=0.010, handoff_copy_s=0.002, handoff_room_s=0.001, handoff_step_s=0.004
+    handoff_s=0.0105,
+    handoff_copy_s=0.002,
+    handoff_room_s=0.001,
+    handoff_step_s=0.004,
+    handoff_hops=HandoffHops(
+        apply_s=0.0005,
+        queue_s=0.00025,
+        travel_s=0.00125,
+        turn_s=0.002,
+        pull_s=0.0022,
+        adopt_s=0.0003,
+    ),
 )
 
 
@@ -56,13 +67,16 @@ async def test_every_request_but_the_first_round_is_counted() -> None:
         {
             "waiting for room": 1,
             "waiting for the next step": 4,
-            "messages": 3,
+            "messages": 3.5,
             "raw copy": 2,
-            "all less the copy": 8,
-            "all": 10,
+            "all less the copy": 8.5,
+            "all": 10.5,
         }
     )
-    for row in report.rows:  # buckets are a factor of 1.2 wide
+    *hops, whole = (row.mean_ms for row in report.hops)
+    assert hops == pytest.approx([0.5, 0.25, 1.25, 2, 2.2, 0.3, 4])
+    assert sum(hops) == pytest.approx(whole)
+    for row in (*report.rows, *report.hops):  # buckets are a factor of 1.2 wide
         assert row.mean_ms / 1.2 < row.p50_ms <= row.p90_ms <= row.p99_ms < row.mean_ms * 1.2
 
 
@@ -97,7 +111,7 @@ async def test_a_cluster_without_handoffs_is_told() -> None:
 
 def test_the_parts_are_metrics_of_the_coordinator() -> None:
     look = parse(CoordinatorMetrics().exposition().decode())
-    assert set(PARTS.values()) <= set(look.buckets)
+    assert {*PARTS.values(), *HOPS.values()} <= set(look.buckets)
     with pytest.raises(ClusterError):
         make_report(look, look, LOAD)
 

@@ -75,3 +75,10 @@ async def test_the_end_is_told_even_when_a_grandchild_keeps_the_pipe_open():
 async def test_a_program_that_does_not_exist():
     with pytest.raises(FileNotFoundError):
         Child("none", ["/no/such/program"], lambda *_: None, lambda end: None)
+
+
+async def test_it_has_a_process_group_of_its_own_but_our_session():
+    lines = []
+    child = start("import os; print(os.getpgid(0) == os.getpid(), os.getsid(0))", lines)
+    await child.ended()
+    assert lines == [f"True {os.getsid(0)}"]

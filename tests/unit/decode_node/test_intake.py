@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import astuple
 
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
@@ -173,6 +174,8 @@ class Bench:
         output: tuple[int, ...] = (42,),
         ticket: bytes = b"",
         prefill_end_s: float = 0.0,
+        made_s: float = 0.0,
+        written_s: float = 0.0,
     ) -> None:
         self.exporter.say(
             HandoffRecord(
@@ -182,6 +185,8 @@ class Bench:
                 logprobs=[TOKEN_ONE] * len(output),
                 ticket=ticket,
                 prefill_end_s=prefill_end_s,
+                made_s=made_s,
+                written_s=written_s,
             )
         )
 
@@ -632,14 +637,14 @@ async def test_what_was_pulled_already_is_not_pulled_again_after_a_renewal(bench
 
 
 @pytest.mark.parametrize(
-    ("host_id", "handoff_s", "room_s"),
+    ("host_id", "handoff_s", "room_s", "there_s"),
     [
-        (HOST, 7.5, 2.0),  # from the prefill's end on
-        ("another", 6.5, 1.0),  # from the record's arrival on: clocks cannot be compared
+        (HOST, 7.5, 2.0, (0.25, 0.125, 0.625)),  # from the prefill's end on
+        ("another", 6.5, 1.0, (0, 0, 0)),  # from the record's arrival on: clocks are not the same
     ],
 )
 async def test_a_handoff_is_the_sum_of_its_parts(
-    host_id: str, handoff_s: float, room_s: float
+    host_id: str, handoff_s: float, room_s: float, there_s: tuple[float, ...]
 ) -> None:
     bench = Bench(host_id)
     blocked = bench.pool.allocate(NUM_BLOCKS)
@@ -649,7 +654,7 @@ async def test_a_handoff_is_the_sum_of_its_parts(
     bench.announce(0, 8)
     await turn()
     bench.clock.advance(2.0)
-    bench.record(ticket=make_ticket(8, 10), prefill_end_s=10.0)
+    bench.record(ticket=make_ticket(8, 10), prefill_end_s=10.0, made_s=10.25, written_s=10.375)
     bench.clock.advance(1.0)
     bench.pool.release(blocked)
     await turn()
@@ -664,8 +669,25 @@ async def test_a_handoff_is_the_sum_of_its_parts(
     assert times.handoff_room_s == room_s
     assert times.handoff_copy_s == times.transfer_s == 2.0
     assert times.handoff_step_s == 0.5
+    assert times.handoff_hops is not None
+    hops_s = astuple(times.handoff_hops)
+    assert hops_s == (*there_s, 5.0, 1.0, 0.0)
+    assert sum(hops_s) + times.handoff_step_s == handoff_s
     assert "pdserve_room_wait_seconds_sum 3.0" in bench.metrics.exposition().decode()
     check_ended(bench)
+
+
+async def test_a_record_without_times_was_all_the_time_on_its_way(bench: Bench) -> None:
+    bench.puller.gate.set()
+    bench.clock.advance(3.0)
+    taking = bench.take()
+    await turn()
+    bench.record(ticket=make_ticket(0, 10), prefill_end_s=1.0)  # of an exporter of another build
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    hops = request.lifecycle.phase_times().handoff_hops
+    assert hops is not None
+    assert astuple(hops)[:3] == (0.0, 0.0, 2.0)
 
 
 async def test_copies_during_the_prefill_are_no_part_of_the_handoff(bench: Bench) -> None:

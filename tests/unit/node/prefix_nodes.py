@@ -103,7 +103,7 @@ class PrefixNode:
         self.headroom = Headroom(self.pool, lambda: self.num_spoken_for)
         self.exports = PrefixExports(self.pool, self.exporter, self.tier, self.headroom, timeouts)
         self.server = Server(TIMEOUTS.liveness_s)
-        servicer = SessionServer(self.exporter, None, TIMEOUTS.connect_s, self.exports)
+        servicer = SessionServer(self.exporter, None, clock, TIMEOUTS.connect_s, self.exports)
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
         self.sessions = Sessions(name, f"{name}-1", identity, self.puller, clock, TIMEOUTS)
         self.parts = FetchParts(

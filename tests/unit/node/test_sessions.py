@@ -104,7 +104,7 @@ class Pair:
         self.exporter = Exporter("p", "life-1", exporter_identity, self.memory, SystemClock())
         self.announcer = ScriptedAnnouncer()
         self.server = Server(TIMEOUTS.liveness_s)
-        servicer = SessionServer(self.exporter, self.announcer, TIMEOUTS.connect_s)
+        servicer = SessionServer(self.exporter, self.announcer, SystemClock(), TIMEOUTS.connect_s)
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
         self.destination = ExportedPool(8, puller_identity.layout.block_bytes)
         self.puller = Puller(
@@ -154,6 +154,7 @@ async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
         waiting = asyncio.ensure_future(subscription.next())
         await pair.announcer.until_changed()
         say = pair.announcer.subscribers["r"]
+        said_s = SystemClock().now()
         say(Announcement(request_id="r", ticket=b"one"))
         say(HandoffRecord(request_id="r", num_tokens=3, token_ids=[1]))
         async with asyncio.timeout(3):
@@ -164,6 +165,7 @@ async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
     assert first.message.ticket == b"one"
     assert isinstance(second.message, HandoffRecord)
     assert second.received_s >= first.received_s
+    assert said_s <= second.message.written_s <= second.received_s
     await pair.announcer.until_changed()
     assert pair.announcer.settled == [("r", True)]
 

@@ -84,3 +84,22 @@ async def test_what_was_sent_during_a_write_goes_out_together_and_in_order() -> 
         stream.is_free.set()
         await outbox.flush()
     assert stream.written == [small[:1], [*small[1:], *large[:2]], large[2:]]
+
+
+async def test_a_message_is_finished_when_it_is_written_and_not_before() -> None:
+    now = "sent"
+
+    def finish(message: msgspec.Struct) -> msgspec.Struct:
+        assert isinstance(message, CancelLeg)
+        return msgspec.structs.replace(message, reason=now)
+
+    outbox, stream = Outbox(finish), SlowStream()
+    for number in range(2):
+        outbox.send(CancelLeg(request_id=f"r{number}", reason=""))
+    now = "written"
+    stream.is_free.set()
+    async with asyncio.timeout(5), running(outbox.pump(stream, FROM_COORDINATOR)):
+        await outbox.flush()
+    assert stream.written == [
+        [CancelLeg(request_id=f"r{number}", reason="written") for number in range(2)]
+    ]
