@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv.cache import KvCache
+from pdserve.engine.layer_marks import LayerMarks
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.prompt_results.fan_out import fan_in, fan_out
@@ -58,15 +57,22 @@ class ModelRunner:
         self._scored_logits_bytes = scored_logits_bytes
         self._grammars = grammars or GrammarProgress()
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self._is_asynchronous = model.runs_ahead or model.device.type != "cpu"
+        self._last_end_s = 0.0  # of the last step, if that is so
+
+    @property
+    def launcher(self) -> ModelRunner | None:
+        """As Runner.launcher."""
+        return self if self._model.runs_ahead else None
 
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
-    ) -> Callable[[], list[SampledToken | None]]:
-        """Build the batch; return a function that computes it (`execute`), callable in any thread.
+    ) -> ModelStep:
+        """Build the batch; return what computes it (`execute`), in any thread, whole or in halves.
 
-        The function must be called before the next step is prepared.
+        It must be called, or launched, before the next step is prepared.
         """
-        return partial(self._compute, rows, self.batches.lay_out(rows), progress)
+        return ModelStep(self, rows, self.batches.lay_out(rows), progress)
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
         """Begin to build the batch of the step after this one, which may be running meanwhile."""
@@ -96,44 +102,9 @@ class ModelRunner:
         """
         return self.prepare(rows, progress)() if rows else []
 
-    @torch.inference_mode()
-    def _compute(
-        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
-    ) -> list[SampledToken | None]:
-        try:
-            return self._computed(rows, batch, progress)
-        except NodeSick:
-            raise  # a GPU that waits for another rank would do so for ever
-        except Exception:
-            with suppress(RuntimeError):  # what is wrong with the GPU is known already
-                self._wait()
-            raise
+    # ---- parts of a step -----------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        """Wait until the GPU is done: nothing writes to the blocks of the step any more.
-
-        Once a step is over, its KV is announced, and its blocks may be given to others.
-        """
-        if self._model.device.type == "cuda":
-            torch.cuda.current_stream(self._model.device).synchronize()
-
-    def _computed(
-        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
-    ) -> list[SampledToken | None]:
-        sampling = self._begin_sampling(batch.sampled_requests)
-        if sampling is not None and sampling.cargo is not None:
-            batch = replace(batch, cargo=sampling.cargo)
-        logits = self._all_logits(rows, batch, progress)
-        if logits is None or sampling is None:
-            self._wait()  # sampling would have
-            return [None] * len(rows)
-        sampled = fan_in(sampling.tokens(logits), batch.sampled_requests)
-        if len(sampled) == len(rows):
-            return [*sampled]
-        tokens = iter(sampled)
-        return [next(tokens) if row.samples else None for row in rows]
-
-    def _begin_sampling(self, requests: Sequence[Request]) -> StepSampling | None:
+    def begin_sampling(self, requests: Sequence[Request]) -> StepSampling | None:
         """Prepare the sampling of a step that is not computed yet; None if nothing is sampled."""
         if not requests:
             return None
@@ -141,7 +112,11 @@ class ModelRunner:
         masks = self._grammars.masks(answers)
         return self._model.sampler.begin(Draws(answers, owners, masks, self._eos_token_ids))
 
-    def _all_logits(
+    def begin_decoding(self, requests: Sequence[Request]) -> StepSampling:
+        """The same for decodes without grammars, while `foreseen`."""
+        return self._model.sampler.begin(Draws(requests, None, None, self._eos_token_ids))
+
+    def all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> Tensor | None:
         """Return the same as `_logits`; also store requested prompt scores and states."""
@@ -174,13 +149,29 @@ class ModelRunner:
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
         """Return [num_sampled, vocab_size] float32, or None if no row of the batch is sampled."""
         started_s = time.perf_counter()
-        marks = None if progress is None else _LayerMarks(progress, self._model.device)
+        marks = None if progress is None else LayerMarks(progress, self._model.device)
         heard = None if marks is None else marks.heard
         logits = self._model.logits(batch, self._kv_cache.pool, heard)
         if marks is not None:
             marks.wait()
-        self.model_s += time.perf_counter() - started_s
+        if not self._is_asynchronous:
+            self.model_s += time.perf_counter() - started_s
         return logits
+
+    def wait(self) -> None:
+        """Wait until the device is done: nothing writes to the blocks of the step any more.
+
+        Once a step is over, its KV is announced, and its blocks may be given to others.
+        """
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream(self._model.device).synchronize()
+
+    def ended(self, launched_s: float) -> None:
+        """Note the end of a step that a device has computed, and when it was launched."""
+        if self._is_asynchronous:
+            now_s = time.perf_counter()
+            self.model_s += now_s - max(launched_s, self._last_end_s)
+            self._last_end_s = now_s
 
     def warmup(self, num_tokens: int) -> None:
         """Compute one prompt of `num_tokens` tokens, so that the first request has no setup costs.
@@ -199,38 +190,76 @@ class ModelRunner:
         self.execute([Scheduled(request, num_tokens)])
 
 
-class _LayerMarks:
-    """Reports the layers of one step once their KV is actually written, also on a GPU."""
+class ModelStep:
+    """One step of a ModelRunner, from its layout to its tokens (`interface.LaunchedStep`).
 
-    def __init__(self, progress: LayerProgress, device: torch.device) -> None:
-        self.heard = LayerProgress(progress.ends, self._on_kv)  # passed to the model
+    On a CPU, `launch` computes the model, and `result` samples. On a GPU, `launch` launches both.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        rows: Sequence[Scheduled],
+        batch: Batch,
+        progress: LayerProgress | None = None,
+        sampling: StepSampling | None = None,
+    ) -> None:
+        """`sampling` may be prepared already; its batch has decodes only then."""
+        self._runner = runner
+        self._rows = rows
+        self._batch = batch
         self._progress = progress
-        self._device = device
-        self._is_asynchronous = device.type != "cpu"
-        self._launched: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._sampling = sampling
+        self._launched_s = 0.0
 
-    def _on_kv(self, num_layers: int) -> None:
-        """Handle that the KV of `num_layers` layers was written, or on a GPU launched."""
-        if not self._is_asynchronous:
-            self._progress.done(num_layers)
-            return
-        event = torch.cuda.current_stream(self._device).record_event()
-        self._launched.append((num_layers, event))
-        while _is_complete(self._launched[0][1]) and self._report_first():
-            pass
+    def __call__(self) -> list[SampledToken | None]:
+        """Compute it."""
+        self.launch()
+        return self.result()
 
-    def wait(self) -> None:
-        """Wait for layers that were launched but not reported yet, and report them in order."""
-        while self._launched:
-            self._launched[0][1].synchronize()
-            self._report_first()
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """As LaunchedStep.launch."""
+        self._launched_s = time.perf_counter()
+        try:
+            self._launch()
+        except NodeSick:
+            raise  # a GPU that waits for another rank would do so for ever
+        except Exception:
+            with suppress(RuntimeError):  # what is wrong with the GPU is known already
+                self._runner.wait()
+            raise
 
-    def _report_first(self) -> bool:
-        """Report the first launched group of layers; return whether more were launched."""
-        num_layers, _ = self._launched.popleft()
-        self._progress.done(num_layers)
-        return bool(self._launched)
+    def _launch(self) -> None:
+        batch, sampling = self._batch, self._sampling
+        if sampling is None:
+            sampling = self._runner.begin_sampling(batch.sampled_requests)
+        if sampling is not None and sampling.cargo is not None:
+            batch = replace(batch, cargo=sampling.cargo)
+        logits = self._runner.all_logits(self._rows, batch, self._progress)
+        if logits is not None and sampling is not None:
+            sampling.launch(logits)
+            self._sampling = sampling
 
+    @torch.inference_mode()
+    def result(self) -> list[SampledToken | None]:
+        """As LaunchedStep.result."""
+        rows, requests = self._rows, self._batch.sampled_requests
+        if self._sampling is None:
+            self._runner.wait()  # sampling would have
+            self._runner.ended(self._launched_s)
+            return [None] * len(rows)
+        sampled = fan_in(self._sampling.tokens(), requests)
+        self._runner.ended(self._launched_s)
+        if len(sampled) == len(rows):
+            return [*sampled]
+        tokens = iter(sampled)
+        return [next(tokens) if row.samples else None for row in rows]
 
-def _is_complete(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
+    def prepare_next(self, rows: Sequence[Scheduled]) -> ModelStep:
+        """As LaunchedStep.prepare_next."""
+        assert self._sampling is not None, "it was launched, and has decodes only"
+        runner = self._runner
+        batch = replace(runner.batches.lay_out(rows), sampled_before=self._sampling.sampled)
+        runner.batches.foresee(rows)
+        return ModelStep(runner, rows, batch, None, runner.begin_decoding(batch.sampled_requests))

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc.aio
@@ -18,7 +17,7 @@ from grpc.aio import insecure_channel
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.model_runner import ModelStep
 from pdserve.node import engine_watch
 from pdserve.process.exit_codes import SICK
 from tests.cluster.checkpoints import make_prompt
@@ -38,16 +37,16 @@ def obey() -> None:
     asked: list[int] = []
     for number in (HANG, FAIL):
         signal.signal(number, lambda number, _: asked.append(number))
-    compute = ModelRunner._compute
+    compute = ModelStep.launch
 
-    def compute_or_not(self: ModelRunner, *step: Any) -> Any:
+    def compute_or_not(self: ModelStep) -> None:
         if HANG in asked:
             threading.Event().wait()
         if FAIL in asked:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return compute(self, *step)
+        compute(self)
 
-    ModelRunner._compute = compute_or_not  # type: ignore[method-assign]
+    ModelStep.launch = compute_or_not  # type: ignore[method-assign]
     engine_watch.FLOOR_S = engine_watch.LONG_FLOOR_S = FLOOR_S
 
 

@@ -51,4 +51,6 @@ def by_kernels(logits: torch.Tensor, requests: list[Request]) -> list[SampledTok
     from pdserve.engine.cuda.staging import CudaCopies, Staging
 
     sampler = CudaSampler(Staging(CudaCopies(CUDA)), logits.shape[1], 64)
-    return sampler.begin(Draws(requests, None, None, EOS)).tokens(logits.to(CUDA))
+    sampling = sampler.begin(Draws(requests, None, None, EOS))
+    sampling.launch(logits.to(CUDA))
+    return sampling.tokens()

@@ -14,6 +14,7 @@ from pdserve.engine.cuda.catalog import DecodeAttention
 from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
 from pdserve.engine.cuda.pieces import Buffers, Pieces
+from pdserve.engine.cuda.rows import take_sampled
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
@@ -82,11 +83,18 @@ class CudaDecoder:
         """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
 
+    @property
+    def runs_ahead(self) -> bool:
+        """See Decoder.runs_ahead: not yet with other ranks, which would need the tokens, too."""
+        return self._ranks.shard.is_whole
+
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Launch the kernels that not every first step does, so that no request compiles them."""
         with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
             self.sampler.warm_up(self.device)
+            one = torch.zeros(1, dtype=torch.int64, device=self.device)
+            take_sampled(one, one.int())
             mixtures = [of.mlp for of in self._weights.layers if isinstance(of.mlp, Experts)]
             if mixtures:  # they are all alike
                 experts.warm_up(mixtures[0])
@@ -115,6 +123,8 @@ class CudaDecoder:
         if pieces is not None and not pieces.takes(batch):
             pieces = None
         batch = self._staging.upload(batch if pieces is None else pieces.filled(batch))
+        if batch.sampled_before is not None:
+            take_sampled(batch.token_ids, batch.sampled_before)
         if pieces is not None:
             logits = pieces.logits(batch, kv_pool, self._attention, progress)
         else:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.cuda.forward import StepInputs
 from pdserve.engine.cuda.packing import Packing
-from pdserve.engine.cuda.rows import spread_tables
+from pdserve.engine.cuda.rows import spread_tables, take_sampled
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
@@ -95,6 +95,7 @@ class DecodeInputs:
         attention, cargo = batch.attention, batch.cargo
         count, width = attention.block_tables.shape
         self._token_ids[:count] = batch.token_ids.numpy()
+        self._token_ids[count:num_rows] = 0  # those of a step that ran ahead were no tokens
         self._positions[:count] = batch.positions.numpy()
         self._slots[:count] = attention.slot_mapping.numpy()
         self._slots[count:num_rows] = -1
@@ -110,6 +111,8 @@ class DecodeInputs:
             _, _, *there = staging.send([*tensors, *others], self._memory)
         if cargo is not None:
             cargo.arrived = there
+        if batch.sampled_before is not None:
+            take_sampled(self._there[0][:count], batch.sampled_before)
 
     def rows(self, num_rows: int) -> StepInputs:
         """Return the first rows, as a step in which every row is sampled."""

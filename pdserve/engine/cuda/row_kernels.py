@@ -134,6 +134,20 @@ def write_kv_heads(
         tl.store(values + offset + at, v, mask=is_there)
 
 
+@triton.jit(do_not_specialize=("num_tokens",))
+def take_sampled_tokens(
+    token_ids,  # [num_tokens] int64; -1 - i becomes the i-th of `sampled`
+    sampled,  # int32; negative if no token could be chosen
+    num_tokens,
+    BLOCK: tl.constexpr,
+):
+    """One program: some tokens. Where none could be chosen, the row computes what nobody uses."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(token_ids + at, mask=at < num_tokens, other=0)
+    taken = tl.load(sampled + (-1 - ids), mask=ids < 0, other=0)
+    tl.store(token_ids + at, tl.maximum(taken, 0).to(tl.int64), mask=ids < 0)
+
+
 @triton.jit
 def spread_table_rows(
     tables,  # [num_rows, width] int32

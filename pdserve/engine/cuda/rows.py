@@ -17,11 +17,13 @@ from pdserve.engine.cuda.row_kernels import (
     rotate_and_write_heads,
     silu_mul_rows,
     spread_table_rows,
+    take_sampled_tokens,
     write_kv_heads,
 )
 
 _SILU_BLOCK: Final = 1024
 _TABLE_BLOCK: Final = 1024
+_TOKEN_BLOCK: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,24 @@ def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mappi
             BLOCK=int(triton.next_power_of_2(head_dim)),
             enable_fp_fusion=True,
             num_warps=1,
+        )
+
+
+def take_sampled(token_ids: Tensor, sampled: Tensor) -> None:
+    """Fill in the tokens that the step before has sampled.
+
+    Args:
+        token_ids: [num_tokens] int64, contiguous; -1 - i is replaced by `sampled[i]`. What is
+            negative is not checked, because it is on the GPU.
+        sampled: [num_sampled] int32, contiguous.
+    """
+    if token_ids.dtype != torch.int64 or sampled.dtype != torch.int32:
+        raise TypeError("token ids must be int64, those that were sampled int32")
+    if not (token_ids.is_contiguous() and sampled.is_contiguous()):
+        raise ValueError("token ids must be contiguous")
+    if len(token_ids):
+        take_sampled_tokens[(-(-len(token_ids) // _TOKEN_BLOCK),)](
+            token_ids, sampled, len(token_ids), BLOCK=_TOKEN_BLOCK, num_warps=4
         )
 
 

@@ -2,7 +2,8 @@
 
 What goes up is gathered in one of two pinned buffers, so that the next batch can be laid out while
 the last one is still being copied. A buffer is reused only after the event recorded behind its
-copy. What comes down is waited for: the only wait of a step.
+copy. What comes down is waited for, which is the only wait of a step: at once, or when the next
+step has been launched. So two pinned buffers take turns for it as well.
 """
 
 from __future__ import annotations
@@ -77,13 +78,34 @@ class _Buffer:
     copied: Mark | None = None  # mark behind the last copy out of the buffer
 
 
+class Fetch:
+    """Bytes of the GPU on their way to the host."""
+
+    def __init__(self, results: Tensor, mark: Mark, earlier: Sequence[_Buffer]) -> None:
+        """`earlier` are buffers whose last copies began before this one."""
+        self._results = results
+        self._mark = mark
+        self._earlier = [(buffer, buffer.copied) for buffer in earlier]
+
+    def wait(self) -> Tensor:
+        """Return the bytes, once all work before their copy is done.
+
+        They are valid until the next fetch but one.
+        """
+        self._mark.synchronize()
+        for buffer, copied in self._earlier:
+            if buffer.copied is copied:  # else it is in use again
+                buffer.copied = None
+        return self._results
+
+
 class Staging:
     """Uploads batches, one after the other, and fetches results. For one stream of work."""
 
     def __init__(self, copies: HostCopies) -> None:
         self._copies = copies
         self._buffers = [_Buffer(copies.pinned(0)) for _ in range(_NUM_BUFFERS)]
-        self._results = copies.pinned(0)
+        self._results = [copies.pinned(0) for _ in range(_NUM_BUFFERS)]
 
     def upload(self, batch: Batch) -> Batch:
         """Return the batch on the GPU, and its cargo beside it. The copy may still be in progress.
@@ -139,15 +161,14 @@ class Staging:
         )
         return packing.views(there)
 
-    def fetch(self, source: Tensor) -> Tensor:
-        """Return bytes of the GPU, once all work before this is done; valid until the next call."""
-        if len(self._results) < source.nbytes:
-            self._results = self._copies.pinned(2 * source.nbytes)
-        results = self._results[: source.nbytes]
-        self._copies.fetch(source, results).synchronize()
-        for buffer in self._buffers:  # the copies out of them came before
-            buffer.copied = None
-        return results
+    def fetch(self, source: Tensor) -> Fetch:
+        """Begin to copy bytes of the GPU to the host, behind all that has been launched so far."""
+        memory = self._results.pop(0)
+        if len(memory) < source.nbytes:
+            memory = self._copies.pinned(2 * source.nbytes)
+        self._results.append(memory)
+        results = memory[: source.nbytes]
+        return Fetch(results, self._copies.fetch(source, results), self._buffers)
 
     def _next(self, num_bytes: int) -> _Buffer:
         """Return the least recently used buffer, after waiting for the copy out of it."""

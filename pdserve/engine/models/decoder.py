@@ -33,6 +33,14 @@ class Decoder(Protocol):
         """Dtype of activations and KV."""
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are only launched, and take tokens that the step before will sample.
+
+        If so, `logits` and `StepSampling.launch` return before anything is computed, and
+        `Batch.sampled_before` may be used.
+        """
+
+    @property
     def sampler(self) -> Sampler:
         """What chooses tokens from the logits, where they are."""
 

@@ -34,14 +34,22 @@ class StepSampling(Protocol):
     def cargo(self) -> Cargo | None:
         """What has to be where the logits will be; None: nothing."""
 
-    def tokens(self, logits: Tensor) -> list[SampledToken]:
-        """Choose the tokens.
+    @property
+    def sampled(self) -> Tensor | None:
+        """[num_draws] int32 on the device, once launched: the tokens; None if they are not there.
+
+        Negative where none can be chosen.
+        """
+
+    def launch(self, logits: Tensor) -> None:
+        """Choose the tokens, or have the device choose them, as soon as it has the logits.
 
         Args:
             logits: [num_rows, vocab_size] float32, as computed by the model; not modified.
+        """
 
-        Returns:
-            One token per draw, in order.
+    def tokens(self) -> list[SampledToken]:
+        """Wait for the tokens: one per draw, in order.
 
         Raises:
             UnusableLogits, NoTokenLeft: for some requests no token can be chosen. No request gets a

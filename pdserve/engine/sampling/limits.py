@@ -35,8 +35,11 @@ def nothing_to_choose(logits: Tensor, requests: Sequence[Request]) -> RequestsFa
     """
     usable = logits.amax(dim=-1).isfinite().tolist()  # amax propagates NaN
     damaged = [request for request, ok in zip(requests, usable, strict=True) if not ok]
-    if damaged:
-        return unusable(damaged)
+    return unusable(damaged) if damaged else none_left(requests)
+
+
+def none_left(requests: Sequence[Request]) -> NoTokenLeft:
+    """Return the error for requests whose own parameters leave no token."""
     request_ids = _ids(requests)
     return NoTokenLeft(
         "no token can be chosen: the grammar, 'allowed_token_ids', 'bad_words', 'min_tokens', "

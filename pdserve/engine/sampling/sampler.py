@@ -57,16 +57,23 @@ class PlainSampler:
         return PlainSampling(draws)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlainSampling:
     """See StepSampling."""
 
     draws: Draws
     cargo: None = None
+    sampled: None = None
+    logits: Tensor | None = None
 
-    def tokens(self, logits: Tensor) -> list[SampledToken]:
+    def launch(self, logits: Tensor) -> None:
+        """See StepSampling.launch. Nothing is chosen yet."""
+        self.logits = logits
+
+    def tokens(self) -> list[SampledToken]:
         """See StepSampling.tokens."""
-        draws = self.draws
+        draws, logits = self.draws, self.logits
+        assert logits is not None, "it was launched"
         if draws.rows is not None:
             logits = logits[draws.rows]
         return sample(logits, draws.requests, draws.eos_token_ids, draws.masks)

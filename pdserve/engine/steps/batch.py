@@ -41,13 +41,16 @@ class Cargo:
 class Batch:
     """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
 
-    token_ids: Tensor  # [num_tokens] int64
+    token_ids: Tensor  # [num_tokens] int64; of a step that runs ahead, -1 - i is sampled_before[i]
     positions: Tensor  # [num_tokens] int64, of each token in its sequence
     attention: AttentionBatch
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
     states: WantedStates | None = None  # final states that are needed as well
     cargo: Cargo | None = None  # what else goes to the device
+    sampled_before: Tensor | None = (
+        None  # int32 on the device: by the step before, launched as well
+    )
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, or itself if it is already there."""

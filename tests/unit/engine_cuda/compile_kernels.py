@@ -29,11 +29,12 @@ POINTERS = {
 }
 OF_KERNELS = {  # where a name means something else
     "spread_table_rows": {"tables": "*i32", "width": "*i32", "out": "*i32"},
+    "take_sampled_tokens": {"token_ids": "*i64", "sampled": "*i32"},
     "multiply_experts": {"starts": "*i64"},
     "add_up_experts": {"made": "*fp32", "weights": "*fp32", "out": "*fp32"},
 }
 SCALARS = {"eps": "fp32", "scale_log2": "fp32"} | dict.fromkeys(
-    ("num_requests", "window", "num_words", "vocab_size", "kind", "width"), "i32"
+    ("num_requests", "num_tokens", "window", "num_words", "vocab_size", "kind", "width"), "i32"
 )
 POWER_OF_TWO = {"block_stride", "token_stride"}  # divisible by 16, as Triton finds when launching
 
@@ -108,6 +109,7 @@ LANES = {
     "silu_mul_rows": 1024,
     "add_up_experts": 1024,
     "spread_table_rows": 1024,
+    "take_sampled_tokens": 256,
     "mask_rows": 4096,
     "edit_rows": 512,
     "choose_tokens": 4096,
@@ -169,6 +171,7 @@ def main() -> None:
         row_kernels.rotate_and_write_heads,
         row_kernels.write_kv_heads,
         row_kernels.spread_table_rows,
+        row_kernels.take_sampled_tokens,
         edit_kernels.mask_rows,
         edit_kernels.edit_rows,
         choice_kernels.choose_tokens,

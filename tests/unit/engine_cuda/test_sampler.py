@@ -44,7 +44,9 @@ def by_kernels(
     from pdserve.engine.cuda.staging import Staging
 
     sampler = CudaSampler(Staging(copies or PromptCopies()), logits.shape[1], most_draws)
-    return sampler.begin(Draws(requests, rows, masks, EOS)).tokens(logits)
+    sampling = sampler.begin(Draws(requests, rows, masks, EOS))
+    sampling.launch(logits)
+    return sampling.tokens()
 
 
 def natively(
@@ -235,6 +237,8 @@ def test_every_kernel_is_compiled_before_the_first_request(monkeypatch: pytest.M
         request = make_request([0, 1, 2], [3], **fields)
         draws = Draws([request] * 3, None, masks if "grammar" in fields else None, EOS)
         with compilations(monkeypatch) as found:
-            sampler.begin(draws).tokens(make_row(vocab_size).repeat(3, 1))
+            sampling = sampler.begin(draws)
+            sampling.launch(make_row(vocab_size).repeat(3, 1))
+            sampling.tokens()
         assert found, asked
         assert found <= before, asked

@@ -32,7 +32,7 @@ def choose_tokens(
     params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/params.py
     candidates,  # [num_draws, at least vocab_size and BLOCK] int32, working memory
     candidates_stride,
-    token_ids,  # [num_draws] int32, out; -1 if the row's largest logit is not finite
+    token_ids,  # [num_draws] int32, out; -1 if a logit is NaN or +inf, -2 if all are -inf
     vocab_size,
     HAS_ROWS: tl.constexpr,  # false: of each draw its own
     BLOCK: tl.constexpr,
@@ -64,7 +64,7 @@ def choose_tokens(
             mine = candidates + draw * candidates_stride
             token_id = _random(row, vocab_size, peak, best, own, mine, BLOCK, SEARCH_BLOCK)
     else:
-        token_id = tl.full([], -1, tl.int32)
+        token_id = tl.maximum(tl.max(is_nan, axis=0), (peak > 0.0).to(tl.int32)) - 2
     tl.store(token_ids + draw, token_id)
 
 

@@ -14,6 +14,7 @@ from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs
 from pdserve.engine.cuda.sampling.rank_kernels import rank_logits
 from pdserve.engine.cuda.sampling.results import Results
 
+DAMAGED: Final = -1  # instead of a token, where the model's output is no distribution
 _MOST_LANES: Final = 4096
 _FEW_LANES: Final = 512  # what is searched again and again, or is not a whole row
 # In the order of csrc/sampling/edits.cpp.
@@ -74,7 +75,7 @@ def change(
 
 
 def choose(logits: Tensor, rows: Tensor | None, params: Tensor, token_ids: Tensor) -> None:
-    """Choose a token for each draw; -1 where the largest logit is not finite.
+    """Choose a token for each draw; `DAMAGED` where a logit is NaN or +inf, -2 if all are -inf.
 
     Args:
         logits: [num_rows, vocab_size] float32, contiguous rows.

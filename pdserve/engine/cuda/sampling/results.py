@@ -19,7 +19,7 @@ from pdserve.protocol import TokenLogprobs
 class Results(NamedTuple):
     """Written by the kernels, and copied to the host as they are."""
 
-    token_ids: Tensor  # [num_draws] int32; -1 where no token can be chosen
+    token_ids: Tensor  # [num_draws] int32; negative where no token can be chosen
     summaries: Tensor  # [num_ranked, 3] float64: peak, sum of exponentials, the chosen logit
     top_ids: Tensor  # [num_ranked, width] int32, of the likeliest tokens, in no order
     top_logits: Tensor  # [num_ranked, width] float32

@@ -21,10 +21,10 @@ from torch import Tensor
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import SamplingInputs, lay_out
 from pdserve.engine.cuda.sampling.results import Results, logprobs_of, packing_of
-from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.cuda.staging import Fetch, Staging
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.interface import Draws, StepSampling
-from pdserve.engine.sampling.limits import nothing_to_choose
+from pdserve.engine.sampling.limits import none_left, unusable
 from pdserve.engine.steps.batch import Cargo
 from pdserve.errors import RequestsFailed
 from pdserve.lifecycle import Lifecycle
@@ -62,7 +62,9 @@ class CudaSampler:
             SamplingParams(allowed_token_ids=[0]),
         ):
             request = Request("warm-up", [0], sampling, Lifecycle(received_s=0.0))
-            self.begin(Draws([request], None, None, frozenset())).tokens(logits)
+            step = self.begin(Draws([request], None, None, frozenset()))
+            step.launch(logits)
+            step.tokens()
 
 
 class CudaSampling:
@@ -72,21 +74,30 @@ class CudaSampling:
         self._draws = draws
         self._staging = staging
         self._inputs, self._kinds = lay_out(draws, vocab_size)  # on the host
+        self._packing = packing_of(self._inputs)
+        self._fetch: Fetch | None = None
+        self.sampled: Tensor | None = None
         self.cargo = Cargo(self._inputs.tensors())
 
-    def tokens(self, logits: Tensor) -> list[SampledToken]:
-        """See StepSampling.tokens."""
+    def launch(self, logits: Tensor) -> None:
+        """See StepSampling.launch."""
         there = self.cargo.arrived
         if there is None:  # the batch went up in parts, without cargo
             there = self._staging.send(self.cargo.tensors)
-        packing = packing_of(self._inputs)
-        memory = torch.empty(packing.num_bytes, dtype=torch.uint8, device=logits.device)
+        memory = torch.empty(self._packing.num_bytes, dtype=torch.uint8, device=logits.device)
+        results = Results(*self._packing.views(memory))
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # Triton's launches
-            self._launch(logits, self._inputs.moved(there), Results(*packing.views(memory)))
-        results = Results(*packing.views(self._staging.fetch(memory)))
+            self._launch(logits, self._inputs.moved(there), results)
+        self._fetch = self._staging.fetch(memory)
+        self.sampled = results.token_ids
+
+    def tokens(self) -> list[SampledToken]:
+        """See StepSampling.tokens."""
+        assert self._fetch is not None, "it was launched"
+        results = Results(*self._packing.views(self._fetch.wait()))
         token_ids: list[int] = results.token_ids.numpy().tolist()
-        if -1 in token_ids:
-            raise self._nothing_to_choose(logits, token_ids)
+        if min(token_ids) < 0:
+            raise self._nothing_to_choose(token_ids)
         tokens = [SampledToken(token_id) for token_id in token_ids]
         if self._inputs.ranks is not None:
             requests = self._draws.requests
@@ -105,11 +116,18 @@ class CudaSampling:
         if ranks is not None:
             launches.rank(logits, rows, ranks, results)
 
-    def _nothing_to_choose(self, logits: Tensor, token_ids: list[int]) -> RequestsFailed:
-        draws = self._draws
-        failed = [draw for draw, token_id in enumerate(token_ids) if token_id < 0]
-        rows = failed if draws.rows is None else [draws.rows[draw] for draw in failed]
-        return nothing_to_choose(logits[rows], [draws.requests[draw] for draw in failed])
+    def _nothing_to_choose(self, token_ids: list[int]) -> RequestsFailed:
+        """Return the error; the logits themselves may be those of the next step by now."""
+        changes = self._inputs.masks is not None or self._inputs.edits is not None
+        outcomes = list(zip(self._draws.requests, token_ids, strict=True))
+        damaged = [
+            request
+            for request, token_id in outcomes
+            if token_id == launches.DAMAGED or (token_id < 0 and not changes)
+        ]
+        if damaged:
+            return unusable(damaged)
+        return none_left([request for request, token_id in outcomes if token_id < 0])
 
 
 class Rounds:
@@ -118,13 +136,26 @@ class Rounds:
     Requests whose token cannot be chosen are named round by round: the others' are in later steps.
     """
 
-    def __init__(self, rounds: Sequence[CudaSampling]) -> None:
-        self._rounds = rounds
-        self.cargo = rounds[0].cargo
+    sampled = None  # not all at a time: no step runs ahead of one with so many draws
 
-    def tokens(self, logits: Tensor) -> list[SampledToken]:
+    def __init__(self, rounds: Sequence[CudaSampling]) -> None:
+        self._first, *self._others = rounds
+        self._logits: Tensor | None = None
+        self.cargo = self._first.cargo
+
+    def launch(self, logits: Tensor) -> None:
+        """See StepSampling.launch. The other rounds are launched one by one, as there is room."""
+        self._logits = logits
+        self._first.launch(logits)
+
+    def tokens(self) -> list[SampledToken]:
         """See StepSampling.tokens."""
-        return [token for each in self._rounds for token in each.tokens(logits)]
+        assert self._logits is not None, "it was launched"
+        tokens = self._first.tokens()
+        for each in self._others:
+            each.launch(self._logits)
+            tokens += each.tokens()
+        return tokens
 
 
 def split_draws(draws: Draws, most: int) -> Iterator[Draws]:
