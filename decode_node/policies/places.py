@@ -38,8 +38,8 @@ def make_way(queues: Queues, policy: DecodePolicy, yields_to: YieldsTo) -> None:
             break
         preempted.append(victim)
     for victim in preempted:
-        victim.gave_place = victim.targets.priority == newcomer.targets.priority
         queues.preempt(victim, for_priority=True)
+        victim.gave_place = victim.targets.priority == newcomer.targets.priority
 
 
 def giving_way(queues: Queues, newcomer: Request, yields_to: YieldsTo) -> Iterator[Request]:

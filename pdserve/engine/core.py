@@ -3,21 +3,27 @@
 `engine.Engine` drives it with a model in a thread; a simulation drives it with a simulated clock.
 Requests and blocks used by a step are not touched until the step is over, so every verb may be
 called while a step runs.
+
+On a device, the step after one of decodes may be launched before that one has ended: it is planned
+by foresight (`step_ahead`), and both are under way for a while. The first is over with `end_step`.
+What it ends leaves the queues, but keeps its blocks until the second is over as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 
+from pdserve.engine.foresight import are_foreseeable, foreseen
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.scheduler import Policy, Queues
+from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.stopping import finish
 from pdserve.protocol import FinishReason
 
 
 class EngineCore:
-    """Runs requests over one KV pool, one step at a time."""
+    """Runs requests over one KV pool, one step after the other."""
 
     def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
         self.pool = queues.pool
@@ -25,7 +31,9 @@ class EngineCore:
         self.queues = queues
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
-        self._in_step: set[Request] = set()
+        self._in_step: set[Request] = set()  # of the steps that are under way
+        self._in_step_ahead: set[Request] = set()  # of these: in the second one
+        self._kept: list[int] = []  # blocks of ended requests that the second one still uses
         self.next_deadline_s = inf  # no request here has an earlier one
 
     # ---- verbs ---------------------------------------------------------------------------------
@@ -106,11 +114,41 @@ class EngineCore:
         self._in_step = {row.request for row in rows}
         return rows
 
+    @contextmanager
+    def step_ahead(self, rows: Sequence[Scheduled], now_s: float) -> Iterator[list[Scheduled]]:
+        """Plan the step after one of decodes that runs; no rows if that must wait for its end.
+
+        Within the context, requests are as they will be then: see `foreseen`. If it ends without an
+        error, the step is under way, and is completed as any other, after the one that runs.
+
+        Args:
+            rows: of the step that runs, those included whose requests ended before it did.
+            now_s: the time.
+        """
+        if now_s >= self.next_deadline_s or not are_foreseeable(self.queues):
+            yield []
+            return
+        with foreseen(self.queues, rows):
+            try:
+                planned = self.policy.plan(self.queues)
+            except StepRuns:
+                planned = []
+            yield planned
+        self._in_step_ahead = {row.request for row in planned}
+        self._in_step |= self._in_step_ahead
+
+    def are_in_step(self, rows: Sequence[Scheduled]) -> list[bool]:
+        """Return of each row whether its request did not end before this step was over."""
+        return [row.request in self._in_step for row in rows]
+
     def end_step(
         self, rows: Sequence[Scheduled], sampled: Sequence[SampledToken | None], now_s: float
     ) -> list[Request]:
-        """Advance every request of the step. Return those that are done, for `forget`."""
-        self._in_step = set()
+        """Advance every request of the step. Return those that are done, for `forget`.
+
+        Of a step that was planned ahead, only rows that `are_in_step` are given.
+        """
+        self._step_over()
         block_size, eos_token_ids = self.pool.block_size, self._eos_token_ids
         done = []
         for (request, num_tokens), token in zip(rows, sampled, strict=True):
@@ -148,21 +186,33 @@ class EngineCore:
     def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
         """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
-        A step only reads its requests, so the others are unchanged.
+        A step only reads its requests, so the others are unchanged. A step that was planned ahead
+        of its end is dropped, too: the device must be done with both.
         """
-        self._in_step = set()
-        gone = [row.request for row in rows if row.request.is_cancelled]
+        gone = [request for request in self._in_step if request.is_cancelled]
+        self._in_step_ahead = set()
+        self._step_over()
         for request in {*failed, *gone}:
             self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Remove a finished request and free its blocks."""
+        """Remove a finished request and free its blocks, unless a step still uses them."""
+        if request in self._in_step:
+            self._in_step.discard(request)
+            self.pool.retain(request.block_table)
+            self._kept += request.block_table
         self.queues.remove(request)
         # If it was cancelled meanwhile, its id may already belong to another request.
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _step_over(self) -> None:
+        self._in_step, self._in_step_ahead = self._in_step_ahead, set()
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self.pool.release(kept)
 
     def _add(self, request: Request) -> None:
         self._requests[request.request_id] = request

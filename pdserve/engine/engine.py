@@ -13,6 +13,14 @@ is running step k:
 The report is not deferred if the step finished a request or contained a chunk of a prompt. If a
 prompt ended with it, a client and another node wait for what was sent: the loop has a turn to write
 it before it plans the next step.
+
+A device (`Runner.launcher`) goes from one step to the next without the loop, as far as steps can be
+foreseen (`foresight.py`):
+
+    result of step k - 1 ──► plan, layout and launch of step k + 1 ──► report of step k - 1
+    the device: step k ─────────────────────────────────────────────────────► step k + 1 ──►
+
+There a step begins when the one before it has ended, however early it was launched.
 """
 
 from __future__ import annotations
@@ -22,49 +30,42 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import compress
 from math import inf
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pdserve.engine.core import EngineCore
-from pdserve.engine.faults import FailedSteps, is_out_of_memory
-from pdserve.engine.interface import Runner, Sampled, StepObserver, StepReport
-from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.interface import Runner, Sampled, StepObserver
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
+from pdserve.engine.step_ends import StepEnds, StepTimes
+from pdserve.engine.steps.launched import StepUnderWay
 from pdserve.engine.steps.shape import shape_of
 from pdserve.engine.steps.thread import StepThread
-from pdserve.errors import (
-    DeadlineExceeded,
-    GrammarFailed,
-    NodeSick,
-    NoTokenLeft,
-    PdserveError,
-    RequestsFailed,
-)
+from pdserve.errors import DeadlineExceeded, PdserveError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
+
+class _Loop(NamedTuple):
+    """What a loop works with."""
+
+    runner: Runner
+    observer: StepObserver
+    thread: StepThread
 
 
-class Engine(EngineCore):
+class Engine(StepEnds):
     """Runs requests over one model and one KV pool."""
 
     def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
         super().__init__(queues, policy, eos_token_ids)
-        self.step_time_s = 0.0  # moving average
-        self.num_steps = 0
         self.on_idle: Callable[[], None] = lambda: None  # called when there is nothing to compute
-        self._last_end_s: float | None = None  # end of the previous step; None after idling
-        self._clock = queues.clock
         self._wake = asyncio.Event()
         self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
-        self._unreported: StepReport | None = None  # of the last step, if deferred
         self.step: Sequence[Scheduled] | None = None  # that is being computed
-        self._failures = FailedSteps()
         self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
@@ -103,6 +104,8 @@ class Engine(EngineCore):
             NodeSick: too many steps have failed, or the device has.
         """
         thread = self._started_thread()
+        loop = _Loop(runner, observer, thread)
+        step = self._step if runner.launcher is None else self._launched_steps
         try:
             while True:
                 self._wake.clear()
@@ -113,7 +116,7 @@ class Engine(EngineCore):
                 if self.queues.preemptions.to_recall:
                     self._recall(observer)
                 if rows:
-                    await self._step(rows, planned_s, runner, observer, thread)
+                    await step(rows, planned_s, loop)
                 else:
                     self._report(observer)
                     self._last_end_s = None
@@ -167,71 +170,103 @@ class Engine(EngineCore):
         for request in requests:
             observer.recall(request)
 
-    async def _step(
-        self,
-        rows: list[Scheduled],
-        planned_s: float,
-        runner: Runner,
-        observer: StepObserver,
-        thread: StepThread,
-    ) -> None:
-        progress = self._progress(rows, observer)
-        started_s, model_before_s = self._clock.now(), runner.model_s
+    async def _step(self, rows: list[Scheduled], planned_s: float, loop: _Loop) -> None:
+        """Compute a step in one go."""
+        progress = self._progress(rows, loop.observer)
+        started_s, model_before_s = self._clock.now(), loop.runner.model_s
         try:
-            step = thread.submit(partial(self._compute, runner.prepare(rows, progress)))
+            step = loop.thread.submit(partial(self._compute, loop.runner.prepare(rows, progress)))
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
-            self._fail(rows, error, observer)
+            self._fail(rows, error, loop.observer)
             return
         self.step = rows
         await step.begun
-        self._report(observer)
+        self._report(loop.observer)
         shape = shape_of(rows)
-        runner.foresee(rows)
+        loop.runner.foresee(rows)
         try:
             sampled, ended_s = await step.result
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self.step = None
-            self._fail(rows, error, observer)
+            self._fail(rows, error, loop.observer)
             return
         self.step = None
-        self._failures.succeeded()
-        done = self.end_step(rows, sampled, ended_s)
-        self._record_step_time(ended_s - started_s)
-        model_s = runner.model_s - model_before_s
-        overhead_s = self._period_s(planned_s) - model_s
-        self._unreported = StepReport(
-            rows, sampled, started_s, model_s, max(0.0, overhead_s), shape
-        )
-        if done or not shape.is_decode:
-            self._report(observer)
-            for request in done:
-                self.forget(request)
-            if done and not shape.is_decode:
-                await asyncio.sleep(0)  # what was sent is written now, not after the next plan
+        times = StepTimes(planned_s, started_s, ended_s, loop.runner.model_s - model_before_s)
+        await self._end(rows, sampled, shape, times, loop.observer)
 
-    def _period_s(self, planned_s: float) -> float:
-        """Return the period of a step that has just ended; record its end for the next one."""
-        began_s = planned_s if self._last_end_s is None else self._last_end_s
-        self._last_end_s = self._clock.now()
-        return self._last_end_s - began_s
+    # ---- steps on a device ---------------------------------------------------------------------
 
-    def _report(self, observer: StepObserver) -> None:
-        """Report the last step, if that has not been done yet."""
-        report, self._unreported = self._unreported, None
-        if report is not None:
-            observer.step_done(report)
+    async def _launched_steps(self, rows: list[Scheduled], planned_s: float, loop: _Loop) -> None:
+        """Launch a step, and then others, each while the one before runs, as far as foreseen."""
+        launcher = loop.runner.launcher
+        assert launcher is not None, "the caller knows"
+        progress = self._progress(rows, loop.observer)
+        try:
+            prepared = launcher.prepare(rows, progress)
+        except Exception as error:  # noqa: BLE001  one bad step must not end the node
+            self._fail(rows, error, loop.observer)
+            return
+        newest = step = StepUnderWay(rows, shape_of(rows), prepared, self._clock, planned_s)
+        self.step = rows
+        try:
+            launch = loop.thread.submit(step.launch)
+            await launch.begun
+            self._report(loop.observer)
+            loop.runner.foresee(rows)
+            await launch.result
+            while True:
+                ahead = self._launched_ahead(step, loop.thread)
+                newest = ahead or step
+                if not await self._until_end(step, ahead, loop) or ahead is None:
+                    return
+                step = ahead
+        except BaseException:
+            loop.thread.submit(newest.settle)  # the thread does not end before the device is done
+            raise
 
-    def _progress(self, rows: Sequence[Scheduled], observer: StepObserver) -> LayerProgress | None:
-        ends = observer.step_planned(rows)
-        if not ends:
+    def _launched_ahead(self, step: StepUnderWay, thread: StepThread) -> StepUnderWay | None:
+        """Launch the step after this one, which is under way; None if it cannot be foreseen."""
+        if step.error is not None or not step.shape.is_decode:
             return None
-        loop = asyncio.get_running_loop()
+        now_s = self._clock.now()
+        try:
+            with self.step_ahead(step.rows, now_s) as rows:
+                if not rows:
+                    return None
+                shape, prepared = shape_of(rows), step.prepared.prepare_next(rows)
+        except Exception:  # it is planned again, and may fail then
+            log.debug("a step could not be prepared ahead", exc_info=True)
+            return None
+        ahead = StepUnderWay(rows, shape, prepared, self._clock, now_s)
+        thread.submit(ahead.launch)
+        return ahead
 
-        def done(num_layers: int) -> None:
-            # Callbacks run in order, so this one runs before that of the step's end.
-            loop.call_soon_threadsafe(observer.layers_done, rows, num_layers)
-
-        return LayerProgress(ends, done)
+    async def _until_end(self, step: StepUnderWay, ahead: StepUnderWay | None, loop: _Loop) -> bool:
+        """Wait until a step has ended; False if it has failed, and the one ahead is dropped."""
+        model_before_s = loop.runner.model_s
+        self.step = step.rows
+        result = loop.thread.submit(step.result)
+        await result.begun
+        self._report(loop.observer)
+        self._drop_unfit(loop.observer)
+        try:
+            sampled, ended_s = await result.result
+        except Exception as error:  # noqa: BLE001  one bad step must not end the node
+            if ahead is not None:
+                await loop.thread.submit(ahead.settle).result
+            self.step = None
+            rows = list(compress(step.rows, self.are_in_step(step.rows)))
+            self._fail(rows, error, loop.observer)
+            return False
+        self.step = None
+        is_here = self.are_in_step(step.rows)
+        rows, sampled = list(compress(step.rows, is_here)), list(compress(sampled, is_here))
+        model_s = loop.runner.model_s - model_before_s
+        times = StepTimes(step.planned_s, step.started_s, ended_s, model_s)
+        await self._end(rows, sampled, step.shape, times, loop.observer)
+        if ahead is not None:
+            ahead.started_s = ended_s  # the device has turned to it
+        return True
 
     def _compute(self, compute: Callable[[], Sampled]) -> tuple[Sampled, float]:
         """Compute a step, in the thread; return what was sampled and when.
@@ -239,51 +274,3 @@ class Engine(EngineCore):
         The time is taken here because the event loop may only get to the result later.
         """
         return compute(), self._clock.now()
-
-    def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
-        """Fail the requests that caused the error, or all if unknown; the others are replanned.
-
-        Raises:
-            NodeSick: see `FailedSteps.failed`.
-        """
-        self._report(observer)  # the previous step is still unreported if `prepare` raised
-        if is_out_of_memory(error) and self._shrink(rows):
-            log.warning("a step of %d requests took too much memory: half of them wait", len(rows))
-            return
-        # No traceback for errors that clients can cause at will: they could fill the log.
-        if isinstance(error, GrammarFailed | NoTokenLeft):
-            failed_ids = ", ".join(error.request_ids)
-            log.warning("%s failed, of a step of %d requests: %s", failed_ids, len(rows), error)
-        elif isinstance(error, NodeSick):
-            log.error("a step of %d requests failed: %s", len(rows), error)
-        else:
-            log.error("a step of %d requests failed", len(rows), exc_info=error)
-        self._failures.failed(error)
-        failed = [row.request for row in rows]
-        if isinstance(error, RequestsFailed) and error.request_ids:
-            named = set(error.request_ids)
-            failed = [r for r in failed if any(a.request_id in named for a in r.answers)]
-        elif not isinstance(error, PdserveError):
-            error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
-        self.abandon_step(rows, failed)
-        observer.requests_failed([r for r in failed if not r.is_cancelled], error)
-        for answer in (answer for request in failed for answer in request.answers):
-            answer.is_cancelled = True  # so that anyone holding state for the answer releases it
-
-    def _shrink(self, rows: list[Scheduled]) -> bool:
-        """Drop a failed step and preempt half of its requests; False if none may be preempted."""
-        requests = [row.request for row in rows if not row.request.is_cancelled]
-        victims = self.queues.victims.in_order(requests)[: len(requests) // 2]
-        if not victims:
-            return False
-        self.abandon_step(rows, [])
-        for victim in victims:
-            self.queues.preempt(victim)
-        return True
-
-    def _record_step_time(self, duration_s: float) -> None:
-        self.num_steps += 1
-        if self.num_steps == 1:
-            self.step_time_s = duration_s
-        else:
-            self.step_time_s += STEP_TIME_WEIGHT * (duration_s - self.step_time_s)

@@ -14,12 +14,54 @@ from pdserve.perf_model import StepShape
 Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
 
 
+class LaunchedStep(Protocol):
+    """A step that a device computes. It is called by the thread that computes steps, in order."""
+
+    def launch(self) -> None:
+        """Have the device compute it behind the steps before, and wait for nothing."""
+        ...
+
+    def result(self) -> Sampled:
+        """Wait until the device is done with it. Called once, after `launch`."""
+        ...
+
+    def prepare_next(self, rows: Sequence[Scheduled]) -> LaunchedStep:
+        """Prepare the step after this one, which is launched, and has decodes only, as that one.
+
+        Called on the event loop. The requests are as `foresight.foreseen` has them, until this
+        returns.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Computes steps on a device, so that the next one can be launched before the last has ended.
+
+    Two steps are under way at most.
+    """
+
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> LaunchedStep:
+        """As Runner.prepare, in two halves."""
+        ...
+
+
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
     @property
+    def launcher(self) -> Launcher | None:
+        """The same, if a device computes the steps, and can be ahead; else None."""
+        ...
+
+    @property
     def model_s(self) -> float:
-        """Total time spent in the model itself, over all steps."""
+        """Total time spent in the model itself, over all steps.
+
+        Of a step on a device, it is all time from its launch, or from the end of the step before if
+        that is later, to its end.
+        """
         ...
 
     def prepare(
@@ -51,7 +93,9 @@ class StepReport:
 
     rows: list[Scheduled]
     sampled: Sampled
-    started_s: float  # when its execution began, on the engine's clock
+    started_s: (
+        float  # when its execution began, on the engine's clock: not before the last one's end
+    )
     model_s: float  # time spent in the model itself
     overhead_s: float  # all other time since the previous step ended, or since idling ended
     shape: StepShape  # as it was planned
@@ -68,7 +112,8 @@ class StepObserver(Protocol):
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
         """Return the layer counts, ascending, after which to call `layers_done`; empty for never.
 
-        Called on the event loop before each step.
+        Called on the event loop before each step, except those that are launched while another one
+        runs: these are of decodes, and report no layers.
         """
         ...
 
@@ -84,7 +129,8 @@ class StepObserver(Protocol):
         """Handle the report of a step. Called on the event loop after each step.
 
         For a step of decodes only, none of which finished, the call may come once the next step is
-        running. It always comes before any call about the end of a later step.
+        running. It always comes before any call about the end of a later step. Rows of requests
+        that ended before the step did are not in its report.
         """
         ...
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
 from pdserve.engine.prompt_results.work import PromptWork
-from pdserve.engine.row_edits import RowEdits
+from pdserve.engine.row_edits import RowEdits, follows_tokens
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
@@ -57,10 +57,12 @@ class Request:
     is_cancelled: bool = False
     siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
     prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
+    follows_tokens: bool = field(init=False)  # as row_edits.follows_tokens
 
     def __post_init__(self) -> None:
         """Set up what depends on other fields."""
         self.prompt_work = PromptWork.of(self.sampling, len(self.prompt_token_ids))
+        self.follows_tokens = follows_tokens(self.sampling)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -116,6 +118,13 @@ class Request:
     def decodes_here(self) -> bool:
         """Whether it decodes on this node, and so will grow."""
         return self.leg_token_limit is None and self.sampling.max_tokens > 0
+
+    @property
+    def ends_with_next(self) -> bool:
+        """Whether it certainly ends here with its next token, whichever that is."""
+        num_output = len(self.output_token_ids) + 1
+        limit = self.leg_token_limit
+        return num_output >= self.sampling.max_tokens or (limit is not None and num_output >= limit)
 
     @property
     def num_reusable_tokens(self) -> int:

@@ -27,11 +27,19 @@ from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
 
 
+class StepRuns(Exception):
+    """A plan that is made while a step runs would preempt a request."""
+
+
 class Policy(Protocol):
     """Chooses what one step computes. One small file per policy."""
 
     def plan(self, queues: Queues) -> list[Scheduled]:
-        """Return the next step's rows, each with blocks for its tokens; none if nothing to do."""
+        """Return the next step's rows, each with blocks for its tokens; none if nothing to do.
+
+        Raises:
+            StepRuns: as Queues.preempt; let it pass.
+        """
         ...
 
 
@@ -65,6 +73,7 @@ class Queues:
         self.victims = victims or Victims()
         self.preemptions = Preemptions(pool.block_size, could_fetch)
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
+        self.are_foreseen = False  # as they will be after a step that runs (`foresight.py`)
 
     @property
     def is_empty(self) -> bool:
@@ -198,7 +207,12 @@ class Queues:
         """Release a running request's blocks and put it, with its tokens, at the head of `waiting`.
 
         Must not be called while a step that contains the request is running.
+
+        Raises:
+            StepRuns: a step is planned while one runs; the plan is dropped, and made again later.
         """
+        if self.are_foreseen:
+            raise StepRuns
         self.running.remove(request)
         self.pool.release(request.block_table)
         request.block_table = []

@@ -111,6 +111,8 @@ class _Row:
 class LifeRunner:
     """Computes steps over a pool (`pdserve.engine.interface.Runner`)."""
 
+    launcher = None
+
     def __init__(self, pool: ExportedPool, machine: Machine) -> None:
         self.model_s = 0.0
         self._numbers = KvNumbers(pool)

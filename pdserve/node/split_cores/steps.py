@@ -19,6 +19,7 @@ class SplitSteps:
     """A Runner that computes what another one does. The engine says when nothing is computed."""
 
     def __init__(self, runner: Runner, pair: CorePair, demand: Demand) -> None:
+        self.launcher = None  # the cores are not those of a device
         self._runner = runner
         self._pair = pair
         self._demand = demand

@@ -29,6 +29,7 @@ class PlainRunner:
     """A runner (`pdserve.engine.interface.Runner`) that prepares nothing: all is in `execute`."""
 
     model_s = 0.0
+    launcher: Any = None
 
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None

@@ -29,6 +29,7 @@ class CountingRunner:
     """Notes with how many threads, and with how many rows, it computed."""
 
     model_s = 0.0
+    launcher = None
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []

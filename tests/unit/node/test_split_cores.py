@@ -259,6 +259,7 @@ class Echo:
     """A runner that notes how many cores it had."""
 
     model_s = 1.5
+    launcher = None
 
     def __init__(self, pair: CorePair) -> None:
         self.pair = pair
