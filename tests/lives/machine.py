@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class Machine:
     hangs: bool = False  # the next step never ends
     is_dead: bool = False  # the thread has ended
     step_s: float = 0.001  # of the step that was prepared last
+    is_device: bool = False  # steps run ahead of the loop, as on a GPU
     perf: PerfModel = field(default_factory=lambda: PerfModel(COSTS))
 
 
@@ -108,32 +109,69 @@ class _Row:
     samples: bool
 
 
+@dataclass(eq=False)
+class LifeStep:
+    """A step (`pdserve.engine.interface.LaunchedStep`); devices compute it as late as they may."""
+
+    runner: LifeRunner
+    rows: list[_Row]
+    progress: LayerProgress | None
+    before: LifeStep | None = None
+    sampled: list[SampledToken | None] | None = None
+
+    def __call__(self) -> list[SampledToken | None]:
+        self.launch()
+        return self.result()
+
+    def launch(self) -> None:
+        self.runner.launched.append(self)
+
+    def result(self) -> list[SampledToken | None]:
+        while self.sampled is None:
+            self.runner.launched.popleft().compute()
+        return self.sampled
+
+    def prepare_next(self, rows: Sequence[Scheduled]) -> LifeStep:
+        step = self.runner.prepare(rows)
+        step.before = self
+        return step
+
+    def compute(self) -> None:
+        for row in self.rows:
+            if row.tokens[-1] < 0:
+                assert self.before is not None, "it runs ahead of no step"
+                assert self.before.sampled is not None, "that one was launched before"
+                token = self.before.sampled[-1 - row.tokens[-1]]
+                assert token is not None, "it had decodes only"
+                row.tokens[-1] = token.token_id
+        self.sampled = self.runner.compute(self.rows, self.progress)
+
+
 class LifeRunner:
     """Computes steps over a pool (`pdserve.engine.interface.Runner`)."""
 
-    launcher = None
-
     def __init__(self, pool: ExportedPool, machine: Machine) -> None:
         self.model_s = 0.0
+        self.launched: deque[LifeStep] = deque()  # and not computed
+        self.launcher = self if machine.is_device else None
         self._numbers = KvNumbers(pool)
         self._machine = machine
 
-    def prepare(
-        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
-    ) -> Callable[[], list[SampledToken | None]]:
+    def prepare(self, rows: Sequence[Scheduled], progress: LayerProgress | None = None) -> LifeStep:
         """As Runner.prepare: what a step reads is laid out before it runs."""
         machine = self._machine
         noise = machine.random.uniform(0.8, 1.3)
         machine.step_s = machine.perf.step_s(shape_of(rows)) * machine.slowness * noise
         self.model_s += machine.step_s
-        return partial(self._compute, [_laid_out(row) for row in rows], progress)
+        return LifeStep(self, [_laid_out(row) for row in rows], progress)
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
         """Nothing is laid out ahead."""
 
-    def _compute(
+    def compute(
         self, rows: list[_Row], progress: LayerProgress | None
     ) -> list[SampledToken | None]:
+        """Compute a step, at last."""
         machine, numbers = self._machine, self._numbers
         if any(POISON in row.tokens[: row.end] for row in rows):
             machine.kill("poison")

@@ -62,7 +62,8 @@ class NodeProcess(Process):
         super().__init__(loop, config.node_id)
         self.node: LifeNode | None = None  # once it has loaded
         self.signals = Signals()
-        self.machine = Machine(random, lambda why: kill(self, why))
+        is_device = int(config.node_id.removeprefix("n")) % 2 == 1  # every second one
+        self.machine = Machine(random, lambda why: kill(self, why), is_device=is_device)
         self.num_blocks = num_blocks
         self._config = config
         self._role = role
