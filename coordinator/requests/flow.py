@@ -292,7 +292,7 @@ class Flow:
         self._moves.prefetched(message, sender)
 
     def claimed(self, message: Claimed, sender: Member) -> None:
-        """Show what a node has of a request that another coordinator had begun."""
+        """Note what a node has of a request that another coordinator had begun."""
         self._claims.claimed(message, sender)
 
     # ---- parts ---------------------------------------------------------------------------------

@@ -20,15 +20,15 @@ namespace {
 // Two chunks and some rows of x should fit into the L2 cache.
 constexpr int64_t kMaxChunkBytes = 400 << 10;
 
-// Numbers of rows for which passes over 2 panels are fewer than over 4, and faster, as measured. Of
-// weights that must be widened, one pass over 2 is all that pays off.
+// Numbers of rows for which passes over 2 panels, of 12 rows, are fewer than over 4, and faster, as
+// measured. Weights that must be widened take so long that a second pass never pays off.
 constexpr int64_t kMinNarrowRows = max_tile_rows(4) + 1;
 template <class Reader>
-constexpr int64_t kMaxNarrowRows = (Reader::kSteps == 1 ? 2 : 1) * max_tile_rows(2);
+constexpr int64_t kMaxNarrowRows = Reader::kSteps == 1 ? 24 : 12;
 
 // Prefetches the next chunk: a line for each unit of this one, until all have been requested. More
-// at a time would be waited for. There are at least as many passes as panels in a tile, so it is
-// enough.
+// at a time would be waited for. It is enough: there are at least as many passes as panels in a
+// tile, or each unit is read in several steps.
 class Fetch {
 public:
     Fetch(const uint8_t* chunk, int64_t chunk_bytes)
@@ -75,7 +75,7 @@ public:
             Fetch fetch(panels, num_panels * call_.layout.panel_bytes);
             if (is_streaming) {
                 multiply_chunk<Reader, Ahead::kStream>(chunk, fetch);
-            } else if (Reader::kSteps == 1) {
+            } else if (Reader::kSteps == 1 || item_.num_rows <= kMaxNarrowRows<Reader>) {
                 multiply_chunk<Reader, Ahead::kNext>(chunk, fetch);
             } else {
                 widen_chunk(chunk, fetch);

@@ -24,8 +24,8 @@ constexpr int kMaxTileRows = max_tile_rows(1);
 // The row stride of a tile's sums.
 constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
-// Up to this many rows one pass over the weights has them all, and memory bandwidth is the limit.
-constexpr int kMaxStreamingRows = max_tile_rows(2);
+// Up to this many rows, memory bandwidth is the limit.
+constexpr int kMaxStreamingRows = kLanes == 16 ? max_tile_rows(2) : 6;
 
 // How far ahead weights are then fetched, in bytes of each panel, as measured. Of two panels with 12
 // rows, what is asked for half as far ahead comes too late.

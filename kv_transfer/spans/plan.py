@@ -169,7 +169,8 @@ def _in_one_layout(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans
     if first_slot == box.end % layout.block_size == 0:
         return _whole_blocks(source, destination, box)
     rows_per_layer, slot_bytes = 2 * box.num_heads, layout.head_bytes // layout.block_size
-    rows = np.arange(rows_per_layer * box.first_layer, rows_per_layer * box.end_layer)
+    first, end = box.first_layer - layout.first_layer, box.end_layer - layout.first_layer
+    rows = np.arange(rows_per_layer * first, rows_per_layer * end)
     spans = np.empty((len(rows), 3), dtype=np.int64)
     for side, run in enumerate((source, destination)):
         begin = run.block_ids[first_block - run.first_block] * layout.block_bytes

@@ -101,7 +101,7 @@ class Process(ABC):
 
 
 class Child(Process):
-    """A child process in a session of its own.
+    """A child process in a process group of its own.
 
     So Ctrl-C in the terminal reaches only the parent, which then stops its children in order.
     """
