@@ -59,6 +59,15 @@ def test_an_exporter_streams_the_same_bytes_in_the_same_order(plan: Plan) -> Non
     assert byte_order(ours) == byte_order(theirs)
 
 
+def test_part_of_a_block_of_a_later_stage_stays_within_its_block() -> None:
+    late = SMALL.stage(1, 2)
+    run = BlockRun(late, np.array([2]))
+    spans = plan_spans(run, run, whole_box(late, 0, late.block_size - 1))
+    begin = 2 * late.block_bytes
+    assert (spans[:, 0] >= begin).all()
+    assert (spans[:, 0] + spans[:, 2] <= begin + late.block_bytes).all()
+
+
 @given(plans())
 def test_rows_are_counted_before_they_are_made(plan: Plan) -> None:
     source, destination, box = plan
