@@ -36,7 +36,7 @@ from typing import NamedTuple, TypeVar
 
 from pdserve.engine.interface import Runner, Sampled, StepObserver
 from pdserve.engine.request import Request, Scheduled
-from pdserve.engine.scheduler import Policy, Queues
+from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.step_ends import StepEnds, StepTimes
 from pdserve.engine.steps.launched import StepUnderWay
 from pdserve.engine.steps.shape import shape_of
@@ -234,6 +234,8 @@ class Engine(StepEnds):
                 if not rows:
                     return None
                 shape, prepared = shape_of(rows), step.prepared.prepare_next(rows)
+        except StepRuns:
+            return None
         except Exception:  # it is planned again, and may fail then
             log.debug("a step could not be prepared ahead", exc_info=True)
             return None

@@ -30,6 +30,9 @@ class LaunchedStep(Protocol):
 
         Called on the event loop. The requests are as `foresight.foreseen` has them, until this
         returns.
+
+        Raises:
+            StepRuns: it has to be planned again when this one has ended.
         """
         ...
 

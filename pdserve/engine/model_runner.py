@@ -20,6 +20,7 @@ from pdserve.engine.prompt_results.pooling import pool, wanted_states
 from pdserve.engine.prompt_results.scores import LOGITS_BYTES, is_scored, scored_parts
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
+from pdserve.engine.scheduler import StepRuns
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.errors import NodeSick
@@ -259,7 +260,9 @@ class ModelStep:
     def prepare_next(self, rows: Sequence[Scheduled]) -> ModelStep:
         """As LaunchedStep.prepare_next."""
         assert self._sampling is not None, "it was launched, and has decodes only"
-        runner = self._runner
-        batch = replace(runner.batches.lay_out(rows), sampled_before=self._sampling.sampled)
+        runner, sampled = self._runner, self._sampling.sampled
+        if sampled is None:
+            raise StepRuns("the device has not all of its tokens")
+        batch = replace(runner.batches.lay_out(rows), sampled_before=sampled)
         runner.batches.foresee(rows)
         return ModelStep(runner, rows, batch, None, runner.begin_decoding(batch.sampled_requests))

@@ -28,7 +28,7 @@ from pdserve.engine.request import Request, Scheduled, one_token_each
 
 
 class StepRuns(Exception):
-    """A plan that is made while a step runs would preempt a request."""
+    """What is planned or prepared while a step runs must wait for the end of that step."""
 
 
 class Policy(Protocol):

@@ -96,6 +96,7 @@ def cuda_node(
     *,
     has_graphs: bool,
     pieces: tuple[int, ...] = (),
+    most_draws: int = 256,
 ) -> Node:
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.staging import Staging
@@ -106,10 +107,17 @@ def cuda_node(
     config = load_model_config(resolve_checkpoint(str(checkpoint)))
     weights = random_weights(config, torch.float32, torch.device("cpu"))
     recorder = Recorded() if has_graphs else None
-    staging = Staging(copies)
-    attention = TritonAttention()
     return make_node(
-        CudaDecoder(config, weights, attention, staging, recorder, (1, 4), piece_sizes=pieces)
+        CudaDecoder(
+            config,
+            weights,
+            TritonAttention(),
+            Staging(copies),
+            recorder,
+            (1, 4),
+            piece_sizes=pieces,
+            most_draws=most_draws,
+        )
     )
 
 

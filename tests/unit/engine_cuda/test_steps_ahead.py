@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner, ModelStep
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.scheduler import Queues
+from pdserve.engine.scheduler import Queues, StepRuns
 from pdserve.errors import UnusableLogits
 from tests.requests import make_request
 from tests.unit.engine.fakes import Observer, PlainRunner, decode_policy
@@ -100,9 +101,12 @@ def outputs_of(node: Node, runner: Runner) -> Outputs:
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("has_graphs", [True, False])
-def test_tokens_are_those_of_one_step_after_the_other(tmp_path: Path, has_graphs: bool) -> None:
-    node = cuda_node(tmp_path, 1, PromptCopies(), has_graphs=has_graphs)
+@pytest.mark.parametrize("limits", [{}, {"has_graphs": False}, {"most_draws": 2}], ids=str)
+def test_tokens_are_those_of_one_step_after_the_other(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    """Also where steps of three rows are sampled in rounds, and those of two run ahead."""
+    node = cuda_node(tmp_path, 1, PromptCopies(), **{"has_graphs": True} | limits)
     node.runner = ModelRunner(node.model, node.kv_cache, eos_token_ids=EOS)
     expected = outputs_of(node, Whole(node.runner))
     node.kv_cache.pool.fill_(float("nan"))
@@ -116,9 +120,9 @@ def test_tokens_are_those_of_one_step_after_the_other(tmp_path: Path, has_graphs
 class TwoSteps:
     """Two streams, a step that is launched, and the one behind it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **limits: Any) -> None:
         self.copies = PromptCopies()
-        self.node = cuda_node(path, 1, self.copies, has_graphs=True)
+        self.node = cuda_node(path, 1, self.copies, has_graphs=True, **limits)
         self.requests = [make_request(make_prompt(n), max_tokens=20) for n in (3, 5)]
         for request in self.requests:
             request.block_table = [self.node.free.pop() for _ in range(3)]
@@ -171,6 +175,15 @@ def test_what_a_step_ahead_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [copy.num_waits for copy in copies.fetched] == [1] * 4
     assert [copy.num_waits for copy in copies.started] == [0] * 4
     assert copies.num_pinned == two.num_pinned
+
+
+@pytest.mark.parametrize("limits", [{"most_draws": 1}], ids=str)
+def test_what_cannot_run_ahead_is_planned_again(tmp_path: Path, limits: dict[str, Any]) -> None:
+    two = TwoSteps(tmp_path, **limits)
+    with pytest.raises(StepRuns):
+        two.prepared()
+    two.end(two.step)
+    assert len(two.node.runner.execute(two.rows)) == 2
 
 
 def test_a_row_without_a_token_harms_only_its_own_request(tmp_path: Path) -> None:
