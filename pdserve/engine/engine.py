@@ -226,7 +226,7 @@ class Engine(StepEnds):
 
     def _launched_ahead(self, step: StepUnderWay, thread: StepThread) -> StepUnderWay | None:
         """Launch the step after this one, which is under way; None if it cannot be foreseen."""
-        if step.error is not None or not step.shape.is_decode:
+        if step.error is not None or not step.shape.is_decode or not step.prepared.can_be_followed:
             return None
         now_s = self._clock.now()
         try:

@@ -25,6 +25,14 @@ class LaunchedStep(Protocol):
         """Wait until the device is done with it. Called once, after `launch`."""
         ...
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether `prepare_next` of a step of as many rows would work. Asked once it is launched.
+
+        To plan a step has effects, such as what it is charged for, so it is not tried in vain.
+        """
+        ...
+
     def prepare_next(self, rows: Sequence[Scheduled]) -> LaunchedStep:
         """Prepare the step after this one, which is launched, and has decodes only, as that one.
 
@@ -32,7 +40,7 @@ class LaunchedStep(Protocol):
         returns.
 
         Raises:
-            StepRuns: it has to be planned again when this one has ended.
+            StepRuns: there are too many rows, so it is planned again when this one has ended.
         """
         ...
 

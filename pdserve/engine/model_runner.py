@@ -58,13 +58,18 @@ class ModelRunner:
         self._scored_logits_bytes = scored_logits_bytes
         self._grammars = grammars or GrammarProgress()
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
-        self._is_asynchronous = model.runs_ahead or model.device.type != "cpu"
+        self._is_asynchronous = model.most_ahead > 0 or model.device.type != "cpu"
         self._last_end_s = 0.0  # of the last step, if that is so
 
     @property
     def launcher(self) -> ModelRunner | None:
         """As Runner.launcher."""
-        return self if self._model.runs_ahead else None
+        return self if self.most_ahead else None
+
+    @property
+    def most_ahead(self) -> int:
+        """As Decoder.most_ahead."""
+        return self._model.most_ahead
 
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
@@ -257,12 +262,18 @@ class ModelStep:
         tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
 
+    @property
+    def can_be_followed(self) -> bool:
+        """As LaunchedStep.can_be_followed: the device has its tokens, or will have them."""
+        sampled = None if self._sampling is None else self._sampling.sampled
+        return sampled is not None and len(self._rows) <= self._runner.most_ahead
+
     def prepare_next(self, rows: Sequence[Scheduled]) -> ModelStep:
         """As LaunchedStep.prepare_next."""
         assert self._sampling is not None, "it was launched, and has decodes only"
         runner, sampled = self._runner, self._sampling.sampled
-        if sampled is None:
-            raise StepRuns("the device has not all of its tokens")
+        if sampled is None or len(rows) > runner.most_ahead:
+            raise StepRuns("the host reads its tokens, or waits in the step behind it")
         batch = replace(runner.batches.lay_out(rows), sampled_before=sampled)
         runner.batches.foresee(rows)
         return ModelStep(runner, rows, batch, None, runner.begin_decoding(batch.sampled_requests))

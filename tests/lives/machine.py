@@ -118,6 +118,7 @@ class LifeStep:
     progress: LayerProgress | None
     before: LifeStep | None = None
     sampled: list[SampledToken | None] | None = None
+    can_be_followed: bool = True
 
     def __call__(self) -> list[SampledToken | None]:
         self.launch()

@@ -84,9 +84,14 @@ class CudaDecoder:
         return self._weights.embedding.dtype
 
     @property
-    def runs_ahead(self) -> bool:
-        """See Decoder.runs_ahead: not yet with other ranks, which would need the tokens, too."""
-        return self._ranks.shard.is_whole
+    def most_ahead(self) -> int:
+        """See Decoder.most_ahead: what replays a whole graph; attention may wait, if launched.
+
+        Not yet with other ranks, which would need the tokens, too.
+        """
+        if self._recorder is None or not self._ranks.shard.is_whole:
+            return 0
+        return self._buckets[-1] if self._graphs is None else self._graphs.largest
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -33,11 +33,11 @@ class Decoder(Protocol):
         """Dtype of activations and KV."""
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether steps are only launched, and take tokens that the step before will sample.
+    def most_ahead(self) -> int:
+        """Rows of the largest step of decodes that can run ahead of the host; 0: none can.
 
-        If so, `logits` and `StepSampling.launch` return before anything is computed, and
-        `Batch.sampled_before` may be used.
+        Up to that many, `logits` and `StepSampling.launch` only launch the step, and wait for
+        nothing, not even the step before, whose tokens it may take (`Batch.sampled_before`).
         """
 
     @property

@@ -34,7 +34,7 @@ class TorchDecoder:
         """`config` is that of the whole model, `weights` are those of this rank."""
         self.config = config
         self.sampler = PlainSampler()
-        self.runs_ahead = False
+        self.most_ahead = 0
         self._own = ranks.shard.of(config)
         self._weights = weights
         self._ends = StageEnds(config, weights, weights.embedding.dtype, ranks)

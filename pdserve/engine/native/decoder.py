@@ -53,7 +53,7 @@ class NativeDecoder:
         self.device = torch.device("cpu")
         self.dtype = weights.dtype
         self.sampler = PlainSampler()
-        self.runs_ahead = False
+        self.most_ahead = 0
         self._shard = shard
         self._steps = steps
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)

@@ -60,7 +60,7 @@ class LeadingDecoder:
     def __init__(self, decoder: Decoder, steps: StepMemory, *, has_stages: bool = False) -> None:
         self.config = decoder.config
         self.sampler = decoder.sampler
-        self.runs_ahead = False  # the tokens of a step are on this rank alone
+        self.most_ahead = 0  # the tokens of a step are on this rank alone
         self._decoder = decoder
         self._steps = steps
         self._has_stages = has_stages

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.scheduler import StepRuns
 from tests.unit.engine.fakes import PlainRunner, next_token
 
 
@@ -37,6 +38,7 @@ class LateDevice:
         self.errors: dict[int, Exception] = {}  # step |-> what its result raises
         self.launch_errors: dict[int, Exception] = {}
         self.on_step = on_step
+        self.most_ahead = 100  # rows of a step that can run ahead
 
     def prepare(self, rows: Sequence[Scheduled], progress: LayerProgress | None = None) -> LateStep:
         return LateStep(self, rows, None)
@@ -89,7 +91,13 @@ class LateStep:
         tokens = iter(self.sampled)
         return [SampledToken(next(tokens)) if row.samples else None for row in self.rows]
 
+    @property
+    def can_be_followed(self) -> bool:
+        return len(self.rows) <= self.device.most_ahead
+
     def prepare_next(self, rows: Sequence[Scheduled]) -> LateStep:
+        if len(rows) > self.device.most_ahead:
+            raise StepRuns
         return LateStep(self.device, rows, self)
 
     def compute(self) -> None:

@@ -17,7 +17,7 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded, NodeSick, NoTokenLeft, PdserveError
 from pdserve.lifecycle import Targets
@@ -143,9 +143,14 @@ ARRIVALS = st.lists(
 
 
 @settings(max_examples=60)
-@given(arrivals=ARRIVALS, num_blocks=st.integers(11, 40), batch=st.integers(2, 8))
+@given(
+    arrivals=ARRIVALS,
+    num_blocks=st.integers(11, 40),
+    batch=st.integers(2, 8),
+    most_ahead=st.sampled_from([100, 3]),
+)
 def test_tokens_are_those_of_one_step_after_the_other(
-    arrivals: list[Arrival], num_blocks: int, batch: int
+    arrivals: list[Arrival], num_blocks: int, batch: int, most_ahead: int
 ) -> None:
     """Whoever comes, ends, is cancelled, preempted or told to end while two steps are under way."""
 
@@ -188,6 +193,7 @@ def test_tokens_are_those_of_one_step_after_the_other(
 
         due += [(arrival.after, lambda a=arrival: arrive(a)) for arrival in arrivals]
         async with running(num_blocks, EOS, Director(), batch) as world:
+            world.device.most_ahead = most_ahead
             while due or len(world.observer.done) < len(requests):
                 num_reports += world.engine.num_requests == 0  # nothing is reported while idle
                 direct()
@@ -297,6 +303,35 @@ async def test_a_prompt_that_waits_is_not_run_ahead_of() -> None:
         mixed = next(n for n, rows in enumerate(world.device.rows) if ("r", 6) and len(rows) == 2)
         assert mixed <= num_launched + 1, "it waits for the steps that are under way, and no more"
         assert mixed not in world.steps_ahead
+
+
+async def test_a_step_that_cannot_be_followed_is_planned_once_and_so_is_the_next() -> None:
+    """Of two rows. Those of one run ahead, before another request joins and when it has left."""
+    async with running() as world:
+        world.device.most_ahead = 1
+        plans: list[int] = []
+        plan = world.engine.policy.plan
+
+        def counted(queues: Queues) -> list[Scheduled]:
+            rows = plan(queues)
+            plans.append(len(rows))
+            return rows
+
+        world.engine.policy.plan = counted  # type: ignore[method-assign]
+        first, second = make_request(5, max_tokens=40), make_request(6, max_tokens=9)
+        world.engine.submit(first)
+        await world.observer.until(lambda: len(first.output_token_ids) > 5)
+        num_alone = len(world.steps_ahead)
+        assert num_alone
+        assert world.adopt(second)
+        await world.until_done(first, second)
+        for request in (first, second):
+            assert request.output_token_ids == expected_output(request)
+        sizes = [len(rows) for rows in world.device.rows]
+        assert {sizes[step] for step in world.steps_ahead} == {1}
+        assert len(world.steps_ahead) > num_alone
+        # One more was planned ahead of a step of one row, and could not be prepared.
+        assert plans.count(2) == sizes.count(2) + 1
 
 
 async def test_blocks_of_what_has_ended_are_kept_until_the_device_is_done() -> None:

@@ -96,6 +96,7 @@ def cuda_node(
     *,
     has_graphs: bool,
     pieces: tuple[int, ...] = (),
+    buckets: tuple[int, ...] = (1, 4),
     most_draws: int = 256,
 ) -> Node:
     from pdserve.engine.cuda.decoder import CudaDecoder
@@ -114,7 +115,7 @@ def cuda_node(
             TritonAttention(),
             Staging(copies),
             recorder,
-            (1, 4),
+            buckets,
             piece_sizes=pieces,
             most_draws=most_draws,
         )

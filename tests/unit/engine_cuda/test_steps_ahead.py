@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from pdserve.errors import UnusableLogits
 from tests.requests import make_request
 from tests.unit.engine.fakes import Observer, PlainRunner, decode_policy
 from tests.unit.engine_cuda.late_copies import PromptCopies
+from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_launch_counts import Launches, cuda_node
 from tests.unit.engine_model.harness import Node, make_prompt
 
@@ -101,12 +102,12 @@ def outputs_of(node: Node, runner: Runner) -> Outputs:
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("limits", [{}, {"has_graphs": False}, {"most_draws": 2}], ids=str)
+@pytest.mark.parametrize("limits", [{}, {"buckets": (1, 2)}, {"most_draws": 2}], ids=str)
 def test_tokens_are_those_of_one_step_after_the_other(
     tmp_path: Path, limits: dict[str, Any]
 ) -> None:
-    """Also where steps of three rows are sampled in rounds, and those of two run ahead."""
-    node = cuda_node(tmp_path, 1, PromptCopies(), **{"has_graphs": True} | limits)
+    """Also where steps of three rows have no graph, or are sampled in rounds."""
+    node = cuda_node(tmp_path, 1, PromptCopies(), has_graphs=True, **limits)
     node.runner = ModelRunner(node.model, node.kv_cache, eos_token_ids=EOS)
     expected = outputs_of(node, Whole(node.runner))
     node.kv_cache.pool.fill_(float("nan"))
@@ -157,6 +158,7 @@ def test_what_a_step_ahead_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     two = TwoSteps(tmp_path)
     copies = two.copies
     assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 0]
+    assert two.step.can_be_followed
     ahead = two.prepared()
     with monkeypatch.context() as patch, Launches(patch, copies, sees_nodes=False) as launches:
         ahead.launch()
@@ -177,13 +179,29 @@ def test_what_a_step_ahead_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert copies.num_pinned == two.num_pinned
 
 
-@pytest.mark.parametrize("limits", [{"most_draws": 1}], ids=str)
+@pytest.mark.parametrize("limits", [{"most_draws": 1}, {"buckets": (1,)}], ids=str)
 def test_what_cannot_run_ahead_is_planned_again(tmp_path: Path, limits: dict[str, Any]) -> None:
     two = TwoSteps(tmp_path, **limits)
+    assert not two.step.can_be_followed
     with pytest.raises(StepRuns):
         two.prepared()
     two.end(two.step)
     assert len(two.node.runner.execute(two.rows)) == 2
+
+
+def test_without_graphs_nothing_runs_ahead(tmp_path: Path) -> None:
+    """Also where they cannot be captured, which the first step finds out."""
+    assert cuda_node(tmp_path / "none", 1, PromptCopies(), has_graphs=False).runner.launcher is None
+    node = cuda_node(tmp_path / "failing", 1, PromptCopies(), has_graphs=True)
+    assert node.runner.launcher is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorded, "record", _forbidden)
+        node.step([Scheduled(make_request(make_prompt(3)), 3)])
+    assert node.runner.launcher is None
+
+
+def _forbidden(*_: object) -> NoReturn:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
 
 def test_a_row_without_a_token_harms_only_its_own_request(tmp_path: Path) -> None:

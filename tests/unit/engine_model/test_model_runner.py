@@ -73,7 +73,7 @@ class Failing:
     """A decoder on a GPU that fails with kernels on their way."""
 
     device = torch.device("cuda", 1)
-    runs_ahead = False
+    most_ahead = 0
 
     def __init__(self, node: Node, error: Exception) -> None:
         self.config, self.dtype = node.model.config, node.model.dtype

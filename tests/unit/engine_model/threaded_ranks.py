@@ -82,7 +82,7 @@ class ThreadedRanks:
         self, decoders: list[Decoder], pools: list[KvCache], computing: threading.Lock
     ) -> None:
         self.config, self.dtype = decoders[0].config, decoders[0].dtype
-        self.device, self.sampler, self.runs_ahead = CPU, decoders[0].sampler, False
+        self.device, self.sampler, self.most_ahead = CPU, decoders[0].sampler, 0
         self._decoders = decoders
         self._pools = pools
         self._computing = computing
