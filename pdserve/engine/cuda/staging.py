@@ -163,9 +163,9 @@ class Staging:
 
     def fetch(self, source: Tensor) -> Fetch:
         """Begin to copy bytes of the GPU to the host, behind all that has been launched so far."""
+        if len(self._results[0]) < source.nbytes:
+            self._results[0] = self._copies.pinned(2 * source.nbytes)
         memory = self._results.pop(0)
-        if len(memory) < source.nbytes:
-            memory = self._copies.pinned(2 * source.nbytes)
         self._results.append(memory)
         results = memory[: source.nbytes]
         return Fetch(results, self._copies.fetch(source, results), self._buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,17 @@ from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.steps.batch import Batch
 from tests.unit.engine_cuda.late_copies import LateCopies
+
+
+class LimitedCopies(LateCopies):
+    """As HostCopies, with so much memory to pin at a time."""
+
+    most_bytes = 1 << 20
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        if num_bytes > self.most_bytes:
+            raise torch.OutOfMemoryError("no memory can be pinned")
+        return super().pinned(num_bytes)
 
 
 def make_batch(num_tokens: int, num_requests: int, width: int, seed: int) -> Batch:
@@ -89,3 +101,15 @@ def test_steady_steps_are_one_copy_each_and_pin_nothing() -> None:
         staging.upload(make_batch(64, 64, width, 1))
     assert copies.num_pinned == pinned
     assert len(copies.started) == 52
+
+
+def test_two_results_are_fetched_at_a_time() -> None:
+    """Also behind one for which no memory could be pinned."""
+    copies = LimitedCopies()
+    staging = Staging(copies)
+    with pytest.raises(torch.OutOfMemoryError):
+        staging.fetch(torch.empty(copies.most_bytes, dtype=torch.uint8))
+    sources = [torch.full((64,), value, dtype=torch.uint8) for value in (1, 2)]
+    fetches = [staging.fetch(source) for source in sources]
+    found = [fetch.wait() for fetch in fetches]
+    assert [bytes(each) for each in found] == [bytes(each) for each in sources]
