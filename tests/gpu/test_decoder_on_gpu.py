@@ -133,6 +133,14 @@ def test_pieces_compute_what_their_launches_do(
         torch.testing.assert_close(pieces, launched, atol=tolerance, rtol=tolerance)
 
 
+def test_a_capture_that_fails_leaves_the_thread_on_its_stream() -> None:
+    """As where a library waits in one: CUDA forbids it, and then nothing of it can be used."""
+    recorder, before = CudaRecorder(CUDA), torch.cuda.current_stream(CUDA)
+    with pytest.raises(RuntimeError):
+        recorder.record(lambda: torch.cuda.current_stream(CUDA).synchronize())
+    assert torch.cuda.current_stream(CUDA) == before
+
+
 def test_filling_rows_leave_the_pool_alone(tmp_path: Path) -> None:
     """What the pool held before is NaN: a filling row's write, or read, would show."""
     config = config_of(tmp_path, "llama")

@@ -46,7 +46,8 @@ class CudaRecorder:
             current.wait_stream(self._stream)
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # what that took is not the graphs'
-            return [self._captured(work) for work in works]
+            with torch.cuda.stream(current):  # a capture that fails leaves the thread on its own
+                return [self._captured(work) for work in works]
 
     def _captured(self, work: Callable[[], object]) -> CudaRecording:
         free_before, _ = torch.cuda.mem_get_info(self._device)
