@@ -1,7 +1,7 @@
 """Whether attention works on this GPU: a library that imports may still fail to compile.
 
-It computes small batches, each of them also with a window if the model has one, and is compared
-with plain torch.
+It computes small batches, each of them also with a window if the model has one, and prompts also
+to where it is told (`out`), as pieces have it. All is compared with plain torch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def check_attention(backend: AttentionBackend, needs: AttentionNeeds, device: to
         found = trial.attend(backend.attend, 1, window)
         expected = trial.attend(ReferenceAttention().attend, 1, window)
         _compare(backend.name, found, expected, window)
+        placed = trial.attend_to_place(backend, 1, window)
+        _compare(f"{backend.name}, told where its result goes,", placed, expected, window)
 
 
 def check_decodes(
@@ -104,6 +106,15 @@ class Trial:
     def attend(self, attend: Attend, layer: int, sliding_window: int | None) -> Tensor:
         """Return what a function like AttentionBackend.attend computes of a layer."""
         return self._attend(attend, layer, self._batch, sliding_window)
+
+    def attend_to_place(
+        self, backend: AttentionBackend, layer: int, sliding_window: int | None
+    ) -> Tensor:
+        """Return what a backend has put where it was told to; NaN where it has put nothing."""
+        out = torch.full_like(self._query, torch.nan)
+        kv = LayerKv(self._pool, layer, self._scale, sliding_window)
+        backend.attend(self._query, kv, self._batch, out)
+        return out
 
     def step(self, attend: Attend, windows: Sequence[int | None]) -> None:
         """Do it for a model whose layers have these windows; the pool's layers take turns.

@@ -19,7 +19,7 @@ from pdserve.engine.cuda import attention_race
 from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
 from pdserve.engine.cuda.catalog import AttentionKind, AttentionNeeds
 from tests.unit.engine_cuda.replayed import Recorded, Replayed
-from tests.unit.engine_cuda.test_probe import Near, Wrong, WrongDecodes
+from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 
 CPU = torch.device("cpu")
 NEEDS = AttentionNeeds(torch.float32, 16)
@@ -58,10 +58,10 @@ class Uncompiled(Named):
 class Small(Named):
     """Passes the checks, which have a context of 33 tokens, and raises at what is measured."""
 
-    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *place: Any) -> Tensor:
         if batch.context_lens.max() < 33:
             raise MemoryError("no workspace")
-        return super().attend(query, kv, batch)
+        return super().attend(query, kv, batch, *place)
 
 
 class Layered(Named):
@@ -71,9 +71,9 @@ class Layered(Named):
         super().__init__(name, 1.0, 1.0)
         self.layers: list[tuple[int, int]] = []  # which one, of how many
 
-    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *place: Any) -> Tensor:
         self.layers.append((kv.layer, kv.pool.shape[1]))
-        return super().attend(query, kv, batch)
+        return super().attend(query, kv, batch, *place)
 
 
 class Known:
@@ -110,15 +110,17 @@ def test_prompts_and_decodes_have_winners_of_their_own(caplog: pytest.LogCapture
 
 
 def test_what_does_not_work_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    slow, wrong = Named("slow", 1.0, 1.0), Wrong()
+    slow = Named("slow", 1.0, 1.0)
     kinds = (
         Uncompiled("uncompiled", 0.0).kind(),
-        Named.kind(wrong, is_captured=False),
+        Named.kind(Wrong(), is_captured=False),
+        Named.kind(Elsewhere(), is_captured=False),
         slow.kind(),
     )
     assert race(*kinds) == Fastest(slow, slow)
     assert "nvcc: not found" in caplog.text
     assert "wrong is off by" in caplog.text
+    assert "elsewhere, told where its result goes, is off by" in caplog.text
 
 
 def test_what_cannot_be_captured_after_all_does_not_win(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,5 +170,5 @@ def test_layers_take_turns_in_a_pool_that_no_cache_holds(
     layered, other = Layered("layered"), Named("other", 1.0, 1.0)
     needs = dataclasses.replace(NEEDS, windows=(None,) * 4)
     race(layered.kind(), other.kind(), needs=needs, has_graphs=False)
-    _, *measured = layered.layers  # one check
+    _, _, *measured = layered.layers  # behind the check
     assert measured == [(index % num_layers, num_layers) for index in range(4)]

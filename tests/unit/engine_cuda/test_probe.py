@@ -27,9 +27,9 @@ class Wrong(ReferenceAttention):
 
     name = "wrong"
 
-    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *place: Any) -> Tensor:
         less = dataclasses.replace(batch, context_lens=batch.context_lens - 1)
-        return super().attend(query, kv, less)
+        return super().attend(query, kv, less, *place)
 
 
 class Near(ReferenceAttention):
@@ -40,13 +40,22 @@ class Near(ReferenceAttention):
     def __init__(self, excess: int) -> None:
         self._excess = excess
 
-    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *place: Any) -> Tensor:
         if kv.sliding_window is not None:
             kv = dataclasses.replace(kv, sliding_window=kv.sliding_window + self._excess)
-        return super().attend(query, kv, batch)
+        return super().attend(query, kv, batch, *place)
 
     def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
         return self.attend(query, kv, batch)
+
+
+class Elsewhere(ReferenceAttention):
+    """Does not put its result where it is told."""
+
+    name = "elsewhere"
+
+    def attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, *_: Any) -> Tensor:
+        return super().attend(query, kv, batch)
 
 
 class WrongDecodes(ReferenceAttention):
@@ -74,6 +83,12 @@ def test_what_computes_something_else_is_found(needs: AttentionNeeds) -> None:
     check_attention(WrongDecodes(), needs, CPU)
     with pytest.raises(AttentionBroken, match="wrong_decodes in a graph is off by"):
         check_decodes(WrongDecodes(), needs, CPU, Recorded())
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=str)
+def test_a_result_that_is_not_where_it_should_be_is_found(needs: AttentionNeeds) -> None:
+    with pytest.raises(AttentionBroken, match="elsewhere, told where its result goes, is off by"):
+        check_attention(Elsewhere(), needs, CPU)
 
 
 @pytest.mark.parametrize("excess", [-1, 1])
