@@ -18,9 +18,8 @@ from torch import Tensor
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 from pdserve.engine.cuda.attention_kernels import attend_chunks, attend_single_rows, merge_splits
 from pdserve.engine.cuda.rows import write_kv
+from pdserve.engine.cuda.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
 
-NUM_SPLITS: Final = 16  # programs that share a decode step's keys: 8 KV heads then fill an H100
-MIN_SPLIT_KEYS: Final = 256  # below this a program costs more than it saves
 _CHUNK_LANES: Final = 64  # rows times heads in a tile
 _NO_WINDOW: Final = 1 << 30  # more than any position
 _LOG2_E: Final = math.log2(math.e)

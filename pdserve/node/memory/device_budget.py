@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from pdserve.engine.cuda.piece_sizes import MOST_PIECE_ROWS
+from pdserve.engine.cuda.split_keys import partial_bytes
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.ranks.shard import WHOLE, Shard
@@ -28,13 +29,19 @@ def weight_bytes(model: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -
 
 
 def step_bytes(
-    model: ModelConfig, dtype: torch.dtype, step: WorstStep, shard: Shard = WHOLE
+    model: ModelConfig,
+    dtype: torch.dtype,
+    step: WorstStep,
+    shard: Shard = WHOLE,
+    *,
+    has_graphs: bool = True,
 ) -> int:
     """Return an upper bound of what a step's tensors take at a time, on the device of one rank.
 
-    Of a layer, the widest moment counts: the residual, its norm, and either queries, keys, values
-    and their attention or the two halves of the MLP and their product. With experts, a token has
-    those of each that it chooses, and float32 results of each besides.
+    That includes CUDA graphs, if there are any. Of a layer, the widest moment counts: the residual,
+    its norm, and either queries, keys, values and their attention or the two halves of the MLP and
+    their product. With experts, a token has those of each that it chooses, and float32 results of
+    each besides.
     """
     own = shard.of(model)
     heads = (2 * own.num_heads + 2 * own.num_kv_heads) * model.head_dim
@@ -44,13 +51,17 @@ def step_bytes(
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = step.num_tokens * widest * dtype.itemsize
-    # Captured pieces of steps have memory of their own for as much, and what they hand on.
-    residual = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
-    carried = residual + 2 * own.num_heads * model.head_dim
-    pieces = min(step.num_tokens, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
+    attention = partial_bytes(step.num_requests, own.num_heads, model.head_dim)
+    graphs = 0
+    if has_graphs:
+        # Captured pieces of steps have memory of their own for as much, and what they hand on.
+        residual = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
+        carried = residual + 2 * own.num_heads * model.head_dim
+        pieces = min(step.num_tokens, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
+        graphs = GRAPH_BYTES + pieces
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
     contexts = 0 if shard.is_whole else FIXED_BYTES  # NCCL, and rank 0 on the others' devices
-    return activations + pieces + logits + GRAPH_BYTES + FIXED_BYTES + contexts
+    return activations + attention + graphs + logits + FIXED_BYTES + contexts
 
 
 def gpu_kv_bytes(

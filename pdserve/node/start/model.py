@@ -361,7 +361,7 @@ def _kv_budget(
             all_bytes,
             engine.kv_utilization,
             max(weight_bytes(model, dtype, shard) for shard in stages),
-            step_bytes(model, dtype, _worst_step(engine), stages[0]),
+            step_bytes(model, dtype, _worst_step(engine), stages[0], has_graphs=engine.cuda_graphs),
         )
     return min(available_bytes() // 4, AUTO_KV_BYTES)
 

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from pdserve.engine.cuda import attention_kernels, expert_kernels, row_kernels
 from pdserve.engine.cuda.sampling import choice_kernels, edit_kernels, rank_kernels
-from pdserve.engine.cuda.triton_attention import MIN_SPLIT_KEYS, NUM_SPLITS
+from pdserve.engine.cuda.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
 
 POINTERS = {
     "i64": "slot_mapping params order places",

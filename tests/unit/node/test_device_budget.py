@@ -15,7 +15,12 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
-from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import (
+    GRAPH_BYTES,
+    gpu_kv_bytes,
+    step_bytes,
+    weight_bytes,
+)
 from pdserve.node.start import model as start_model
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
@@ -97,6 +102,32 @@ def test_captured_pieces_have_memory_of_their_own_up_to_their_largest() -> None:
     )
     handed_on = 4096 * 4 + 2 * 32 * 128 * 2  # the residual; queries and their attention
     assert below == 2 * above + 100 * handed_on
+
+
+def test_without_graphs_their_memory_is_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, step = llama_8b(), WorstStep(1000, 8)
+    saved = step_bytes(model, BF16, step) - step_bytes(model, BF16, step, has_graphs=False)
+    # As much as the launched step, and what pieces hand on: 4 bytes of the residual, 2 of heads.
+    widest = 2 * 4096 + 3 * 14_336 + 4096
+    assert saved == GRAPH_BYTES + 1000 * (widest * 2 + 4096 * 4 + 2 * 32 * 128 * 2)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
+    monkeypatch.setattr(start_model, "_device", torch.device)
+    pools = [
+        model.num_blocks * model.layout.block_bytes
+        for model in (
+            plan_model(NodeConfig(engine=EngineConfig(device="cuda", cuda_graphs=has_graphs)))
+            for has_graphs in (False, True)
+        )
+    ]
+    assert pools[0] - pools[1] > GRAPH_BYTES
+
+
+def test_a_request_has_logits_and_what_its_row_attends_in_parts() -> None:
+    """For each head, 16 programs have a float32 result of its width, and two numbers."""
+    one, two = (step_bytes(llama_8b(), BF16, WorstStep(1000, number)) for number in (1, 2))
+    assert two - one == 128_256 * 4 * 5 + 32 * 16 * (128 + 2) * 4
 
 
 def test_a_node_knows_its_largest_step() -> None:
