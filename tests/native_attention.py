@@ -1,4 +1,4 @@
-"""The kernels of paged attention on CPUs behind the AttentionBackend interface, one by one.
+"""The kernels of paged attention on CPUs behind the WritingAttention interface, one by one.
 
 The extension checks all arguments before it runs a kernel.
 """
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
-from pdserve.engine.cuda.catalog import choose_kind
+from pdserve.engine.attention.interface import AttentionBatch, LayerKv, WritingAttention
+from pdserve.engine.attention.reference import ReferenceAttention
 
 
 class NativeAttention:
-    """AttentionBackend on pdserve._native; its threads are set by `_native.set_num_threads`.
+    """WritingAttention on pdserve._native; its threads are set by `_native.set_num_threads`.
 
     Args:
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
@@ -31,7 +31,7 @@ class NativeAttention:
     def write_kv(
         self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
     ) -> None:
-        """See AttentionBackend.write_kv."""
+        """See WritingAttention.write_kv."""
         _native.write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
@@ -55,6 +55,6 @@ class NativeAttention:
         return out
 
 
-def attention_backend(device: torch.device) -> AttentionBackend:
-    """The best backend for a device that works with any model."""
-    return NativeAttention() if device.type == "cpu" else choose_kind("", None).open(device)
+def writing_attention(device: torch.device) -> WritingAttention:
+    """For TorchDecoder on any device."""
+    return NativeAttention() if device.type == "cpu" else ReferenceAttention()

@@ -92,5 +92,3 @@ def test_cache_writes(sizes, has_norm: bool, dtype: torch.dtype) -> None:
     num_kv_heads, group_size, head_dim, block_size = sizes
     shape = Shape(num_kv_heads, group_size, head_dim, block_size, dtype=dtype)
     checks.check_rotate_and_write(shape, has_norm, CUDA)
-    for is_strided in (False, True):
-        checks.check_write_kv(TritonAttention(), shape, is_strided, CUDA)

@@ -5,6 +5,11 @@ On CPUs the native decoder attends by itself.
 
 from __future__ import annotations
 
-from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
+from pdserve.engine.attention.interface import (
+    AttentionBackend,
+    AttentionBatch,
+    LayerKv,
+    WritingAttention,
+)
 
-__all__ = ["AttentionBackend", "AttentionBatch", "LayerKv"]
+__all__ = ["AttentionBackend", "AttentionBatch", "LayerKv", "WritingAttention"]

@@ -1,7 +1,7 @@
 """The interface between a model and the attention kernels.
 
-Implementations here: `native.py` (C++, CPU) and `reference.py` (plain torch, any device, the oracle
-of the kernel tests). All keep the KV pool in the layout of `pdserve.kv_layout`.
+Implementations: `reference.py` (plain torch, any device, the oracle of the kernel tests), and those
+of `cuda/catalog.py`. All read the KV pool in the layout of `pdserve.kv_layout`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AttentionBatch:
     """
 
     query_start: Tensor  # [num_requests + 1] int32, cumulative rows; the last is num_tokens
-    context_lens: Tensor  # [num_requests] int32, KV tokens present after this step's write_kv
+    context_lens: Tensor  # [num_requests] int32, KV tokens present once this step's are written
     block_tables: Tensor  # [num_requests, max_blocks] int32; entries past the context are ignored
     slot_mapping: Tensor  # [num_tokens] int64, block_id * block_size + offset
     on_host: AttentionBatch | None = None  # the same on the host, if this is on another device
@@ -45,28 +45,11 @@ class Attend(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Writes keys and values into the paged pool, and attends over them."""
+    """Attends over keys and values in the paged pool."""
 
     @property
     def name(self) -> str:
         """Short name for logs and `pdserve doctor`."""
-
-    def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
-    ) -> None:
-        """Store this step's keys and values of one layer at `batch.slot_mapping`.
-
-        Args:
-            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
-            layer: index into the pool's second dimension.
-            key: [num_tokens, num_kv_heads, head_dim]; only the last dimension need be contiguous.
-            value: like `key`.
-            batch: only `slot_mapping` is read; its slots are distinct.
-
-        Raises:
-            TypeError: a tensor is no CPU tensor, or of the wrong dtype.
-            ValueError: a shape, a stride, the layer or a slot is out of range.
-        """
 
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
@@ -88,4 +71,25 @@ class AttentionBackend(Protocol):
         Raises:
             TypeError: a tensor is on the wrong device, or of the wrong dtype.
             ValueError: a shape, a stride, the layer, a length or a block id is out of range.
+        """
+
+
+class WritingAttention(AttentionBackend, Protocol):
+    """Also writes keys and values, for `TorchDecoder`: other decoders do so as they rotate keys."""
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """Store this step's keys and values of one layer at `batch.slot_mapping`.
+
+        Args:
+            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+            layer: index into the pool's second dimension.
+            key: [num_tokens, num_kv_heads, head_dim]; only the last dimension need be contiguous.
+            value: like `key`.
+            batch: only `slot_mapping` is read; its slots are distinct.
+
+        Raises:
+            TypeError: a tensor is no CPU tensor, or of the wrong dtype.
+            ValueError: a shape, a stride, the layer or a slot is out of range.
         """

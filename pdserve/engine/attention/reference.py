@@ -12,14 +12,14 @@ from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 
 
 class ReferenceAttention:
-    """AttentionBackend in plain torch."""
+    """WritingAttention in plain torch."""
 
     name = "reference"
 
     def write_kv(
         self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
     ) -> None:
-        """See AttentionBackend.write_kv."""
+        """See WritingAttention.write_kv."""
         block_size = kv_pool.shape[4]
         block_ids = torch.div(batch.slot_mapping, block_size, rounding_mode="floor")
         offsets = batch.slot_mapping % block_size

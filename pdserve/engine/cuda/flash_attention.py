@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
-from pdserve.engine.cuda.rows import write_kv
 
 
 class FlashAttention:
@@ -24,12 +23,6 @@ class FlashAttention:
     def __init__(self, library: Any) -> None:
         """Take the module `flash_attn_interface`."""
         self._library = library
-
-    def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
-    ) -> None:
-        """See AttentionBackend.write_kv. Slots are not checked."""
-        write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
-from pdserve.engine.cuda.rows import write_kv
 
 _WORKSPACE_BYTES: Final = 128 << 20  # what FlashInfer's own documentation advises
 
@@ -34,12 +33,6 @@ class FlashInferAttention:
         # The batch that the plans are for. Kept alive, so that no other one can be the same object.
         self._batch: AttentionBatch | None = None
         self._plans: dict[tuple[int | None, float], Any] = {}  # (window, scale) |-> wrapper
-
-    def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
-    ) -> None:
-        """See AttentionBackend.write_kv. Slots are not checked."""
-        write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None

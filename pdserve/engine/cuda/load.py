@@ -56,8 +56,7 @@ def cuda_decoder(
     lacking = triton_missing()
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
-        backend = ReferenceAttention() if named is None else named.open(device)
-        return TorchDecoder(config, weights, backend, ranks)
+        return TorchDecoder(config, weights, ReferenceAttention(), ranks)  # no other can be named
     from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.graphs import buckets_for

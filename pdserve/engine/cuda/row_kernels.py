@@ -102,38 +102,6 @@ def rotate_and_write_heads(
             tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_there)
 
 
-@triton.jit
-def write_kv_heads(
-    key,  # [num_tokens, num_kv_heads, head_dim], strides in elements
-    value,
-    slot_mapping,  # [num_tokens] int64
-    kv_layer,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    block_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program: key and value of one head of one token."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    slot = tl.load(slot_mapping + token)
-    offset = slot // BLOCK_SIZE * block_stride
-    offset += head * BLOCK_SIZE * HEAD_DIM + slot % BLOCK_SIZE * HEAD_DIM
-    is_there = at < HEAD_DIM
-    k = tl.load(key + token * key_token_stride + head * key_head_stride + at, mask=is_there)
-    v = tl.load(value + token * value_token_stride + head * value_head_stride + at, mask=is_there)
-    values = kv_layer + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    if slot >= 0:
-        tl.store(kv_layer + offset + at, k, mask=is_there)
-        tl.store(values + offset + at, v, mask=is_there)
-
-
 @triton.jit(do_not_specialize=("num_tokens",))
 def take_sampled_tokens(
     token_ids,  # [num_tokens] int64; -1 - i becomes the i-th of `sampled`

@@ -18,7 +18,6 @@ from pdserve.engine.cuda.row_kernels import (
     silu_mul_rows,
     spread_table_rows,
     take_sampled_tokens,
-    write_kv_heads,
 )
 
 _SILU_BLOCK: Final = 1024
@@ -148,35 +147,6 @@ def rotate_and_write(
             num_warps=1,
         )
     return out
-
-
-def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-    """See AttentionBackend.write_kv. Slots are not checked; negative ones are skipped."""
-    _check_pool(kv_pool, layer, slot_mapping, len(key))
-    num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
-    for tensor in (key, value):
-        if tensor.dtype != kv_pool.dtype:
-            raise TypeError(f"{tensor.dtype} cannot go into a pool of {kv_pool.dtype}")
-        if tuple(tensor.shape) != (len(slot_mapping), num_kv_heads, head_dim):
-            raise ValueError(f"keys or values of shape {list(tensor.shape)} for this pool")
-        if tensor.stride(2) != 1:
-            raise ValueError("the last dimension of keys and values must be contiguous")
-    if len(key):
-        write_kv_heads[(len(key), num_kv_heads)](
-            key,
-            value,
-            slot_mapping,
-            kv_pool[:, layer],
-            *key.stride()[:2],
-            *value.stride()[:2],
-            kv_pool.stride(0),
-            NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=block_size,
-            BLOCK=int(triton.next_power_of_2(head_dim)),
-            enable_fp_fusion=True,
-            num_warps=1,
-        )
 
 
 def take_sampled(token_ids: Tensor, sampled: Tensor) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
 from pdserve.engine.cuda.attention_kernels import attend_chunks, attend_single_rows, merge_splits
-from pdserve.engine.cuda.rows import write_kv
 from pdserve.engine.cuda.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
 
 _CHUNK_LANES: Final = 64  # rows times heads in a tile
@@ -39,12 +38,6 @@ class TritonAttention:
         # The batch that the layers before this one had, and what it consists of.
         self._batch: AttentionBatch | None = None
         self._content = _EVERYTHING
-
-    def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
-    ) -> None:
-        """See AttentionBackend.write_kv. Slots are not checked; negative ones are skipped."""
-        write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None

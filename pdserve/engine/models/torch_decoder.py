@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdserve.engine.attention import AttentionBackend, LayerKv
+from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
@@ -28,7 +28,7 @@ class TorchDecoder:
         self,
         config: ModelConfig,
         weights: DecoderWeights,
-        attention: AttentionBackend,
+        attention: WritingAttention,
         ranks: Collectives = ALONE,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of this rank."""

@@ -123,8 +123,7 @@ def block(kernel: str, shape: Shape) -> int:
         return int(triton.next_power_of_2(8 * shape.group * shape.head_dim))
     if kernel in LANES:
         return LANES[kernel]
-    half = kernel == "rotate_and_write_heads"
-    return int(triton.next_power_of_2(shape.head_dim // 2 if half else shape.head_dim))
+    return int(triton.next_power_of_2(shape.head_dim // 2))
 
 
 def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
         if signature[name].startswith("*") or name in POWER_OF_TWO
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
-    one_warp = kernel.__name__ in ("rotate_and_write_heads", "write_kv_heads", "merge_splits")
+    one_warp = kernel.__name__ in ("rotate_and_write_heads", "merge_splits")
     is_sampling = kernel.__name__ in SAMPLING
     options = {
         "num_warps": 1 if one_warp else SAMPLING.get(kernel.__name__, 4),
@@ -169,7 +168,6 @@ def main() -> None:
         row_kernels.add_rms_norm_rows,
         row_kernels.silu_mul_rows,
         row_kernels.rotate_and_write_heads,
-        row_kernels.write_kv_heads,
         row_kernels.spread_table_rows,
         row_kernels.take_sampled_tokens,
         edit_kernels.mask_rows,

@@ -51,15 +51,6 @@ def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> 
     checks.check_rotate_and_write(shape, has_norm, CPU)
 
 
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
-@pytest.mark.parametrize("is_strided", [False, True])
-def test_write_kv(checks, is_strided: bool, dtype: torch.dtype) -> None:
-    from pdserve.engine.cuda.triton_attention import TritonAttention
-
-    shape = Shape(3, 2, 80, 5, dtype=dtype)
-    checks.check_write_kv(TritonAttention(), shape, is_strided, CPU)
-
-
 def test_what_cannot_be_is_refused(interpreted: None) -> None:
     from pdserve.engine.cuda import rows
 
@@ -94,7 +85,3 @@ def test_what_cannot_be_is_refused(interpreted: None) -> None:
         rows.rotate_and_write(good, normed, slots, case.kv_pool, 0)
     with pytest.raises(ValueError, match="queries are"):
         rows.rotate_and_write(good, rotation, slots, case.kv_pool, 0, torch.zeros(2, 5, 64))
-    with pytest.raises(TypeError, match="cannot go into"):
-        rows.write_kv(case.kv_pool, 0, half.bfloat16(), half.bfloat16(), slots)
-    with pytest.raises(ValueError, match="keys or values"):
-        rows.write_kv(case.kv_pool, 0, half, half, slots)

@@ -18,7 +18,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
 from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from tests.native_attention import attention_backend
+from tests.native_attention import writing_attention
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 
@@ -41,7 +41,7 @@ def load_torch_decoder(
 ) -> TorchDecoder:
     """The plain decoder on any device: the oracle of the others."""
     weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-    return TorchDecoder(config, weights, attention_backend(device))
+    return TorchDecoder(config, weights, writing_attention(device))
 
 
 def make_prompt(num_tokens: int, seed: int = 0, vocab_size: int = 256) -> list[int]:

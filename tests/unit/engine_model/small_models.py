@@ -22,7 +22,7 @@ from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.steps.batch import Batch
 from pdserve.kv_layout import KvDtype
-from tests.native_attention import attention_backend
+from tests.native_attention import writing_attention
 from tests.packed_weights import pack_weights
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ class SmallModel:
         return NativeDecoder(self.config, self.packed(kind), variant)
 
     def torch(self) -> TorchDecoder:
-        return TorchDecoder(self.config, self.weights, attention_backend(CPU))
+        return TorchDecoder(self.config, self.weights, writing_attention(CPU))
 
     def kv_cache(self, num_blocks: int = 64, block_size: int = 16) -> KvCache:
         """Of NaN: what a block held before must never matter."""

@@ -18,7 +18,7 @@ from pdserve.engine.weights.load import load_torch_weights
 from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
-from tests.native_attention import attention_backend
+from tests.native_attention import writing_attention
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import Reference, assert_node_matches
@@ -42,7 +42,7 @@ Make = Callable[..., Path]
 
 
 def torch_decoder(config, weights, ranks):
-    return TorchDecoder(config, weights, attention_backend(CPU), ranks)
+    return TorchDecoder(config, weights, writing_attention(CPU), ranks)
 
 
 @pytest.mark.parametrize(("case", "divided"), DIVIDED.items(), ids=str)
