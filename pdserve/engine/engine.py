@@ -133,7 +133,10 @@ class Engine(StepEnds):
         return self._thread is not None and self._thread.is_alive
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread that computes steps, before the first or between two."""
+        """Call a function in the thread that computes steps, before the first or between two.
+
+        A device that runs ahead may be computing meanwhile what the thread has launched before.
+        """
         return await self._started_thread().submit(function).result
 
     def _started_thread(self) -> StepThread:
