@@ -1,8 +1,9 @@
-"""Reading what nodes measure: of nodes that forget, and that fail."""
+"""Reading what nodes measure: of nodes that forget, that fail, and of an earlier build."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -108,3 +109,16 @@ async def test_a_run_whose_node_cannot_be_read_is_cancelled() -> None:
         with pytest.raises(ClusterError, match="cannot read"):
             await reader.during(run(), EVERY_S)
     assert was_cancelled
+
+
+async def test_a_node_of_an_earlier_build_does_not_tell_what_it_believes() -> None:
+    def answer(after: int) -> bytes:
+        told = json.loads(log_of(3).since(after))
+        del told["believed"]
+        return json.dumps(told).encode()
+
+    async with asyncio.timeout(DEADLINE_S), reader_of(answer) as reader:
+        recording = await reader.read()
+    assert recording.believed is None
+    assert reader.kind == KIND
+    assert len(recording.steps["d"]) == 3
