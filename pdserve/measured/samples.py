@@ -64,7 +64,8 @@ class NodeSamples(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     host_id: str  # the same for all processes of a host
     kind: NodeKind
-    believed: StepCosts  # of its steps, as it profiled them: what its policies reckon with
+    # Of its steps, as it profiled them: what its policies reckon with. None: by an earlier build.
+    believed: StepCosts | None = None
     newest: int  # number of the newest measurement there is
     steps: list[StepSample]
     pulls: list[PullSample]

@@ -75,16 +75,18 @@ class Cluster:
         self._arriving: Iterator[Call] = iter(())
         self._next: Call | None = None
         self._awaiting: dict[str, list[Call]] = {}  # the end of a call |-> those that follow
-        self._to_follow: set[str] = set()  # calls that wait for the end of another one
+        # Calls that wait for the end of another one, or whose user thinks.
+        self._to_follow: dict[str, Call] = {}
         self._front: Front | None = None
         self._seen: Seen = _nobody_looks
         self.call_seconds = 0.0  # that calls have spent here until their ends
+        self.num_arrived = 0
         self.num_met = 0  # calls in flight that arriving ones have found here, all together
         for node in nodes:
             node.world = self
 
-    def run(self, front: Front, calls: Iterable[Call], seen: Seen) -> None:
-        """Simulate these calls, in order of time, until all have ended, or until `Events.stop`.
+    def run(self, front: Front, calls: Iterable[Call], seen: Seen, until_s: float = inf) -> None:
+        """Simulate these calls, in order of time, until all have ended, `until_s` or `Events.stop`.
 
         They are read as they arrive, so that neither they nor their outcomes need memory for long.
         When all have ended, every node must be empty.
@@ -92,8 +94,7 @@ class Cluster:
         self._front, self._seen = front, seen
         self._arriving = iter(calls)
         self._await_next()
-        self.events.run()
-        if self.events.is_stopped:
+        if not self.events.run(until_s):
             return
         stuck = [*self._outcomes, *self._to_follow]
         assert not stuck, f"{len(stuck)} calls never ended, among them {stuck[:3]}"
@@ -101,10 +102,13 @@ class Cluster:
             node.check_idle()
 
     def unfinished(self) -> list[Outcome]:
-        """Return what is known of the calls in progress, after `Events.stop`."""
+        """Return what is known of the calls in progress, after a run that did not reach its end.
+
+        Those that would have followed are among them, as users wanted them, too.
+        """
         for node in self.nodes:
             node.sync()
-        return list(self._outcomes.values())
+        return [*self._outcomes.values(), *map(Outcome, self._to_follow.values())]
 
     def _await_next(self) -> None:
         self._next = next(self._arriving, None)
@@ -116,7 +120,7 @@ class Cluster:
             self._next = next(self._arriving, None)
             if call.after in self._outcomes or call.after in self._to_follow:
                 self._awaiting.setdefault(call.after, []).append(call)
-                self._to_follow.add(call.call_id)
+                self._to_follow[call.call_id] = call
             elif call.after:  # that one was refused
                 self._follow(call)
             else:
@@ -126,14 +130,15 @@ class Cluster:
 
     def _arrived(self, call: Call) -> None:
         assert self._front is not None
-        self._to_follow.discard(call.call_id)
+        self._to_follow.pop(call.call_id, None)
+        self.num_arrived += 1
         self.num_met += len(self._outcomes)
         self._outcomes[call.call_id] = Outcome(call)
         self._front.arrive(call)
 
     def _follow(self, call: Call) -> None:
         """Have the call arrive once its user has thought."""
-        self._to_follow.add(call.call_id)
+        self._to_follow[call.call_id] = call
         due = replace(call, at_s=self.events.now_s + call.think_s)
         self.events.at(due.at_s, partial(self._arrived, due))
 

@@ -41,17 +41,22 @@ class Events:
         """Schedule an action now, after all others that are due."""
         self._due.append(action)
 
-    def run(self, until_s: float = inf) -> None:
-        """Run the events up to this time, including those scheduled meanwhile."""
+    def run(self, until_s: float = inf) -> bool:
+        """Run the events up to this time, including those scheduled meanwhile.
+
+        Return whether all have run; otherwise it is `until_s` now, or `stop` was called.
+        """
         due, calendar = self._due, self._calendar
         while (due or calendar) and not self.is_stopped:
             if not due or (calendar and calendar[0][0] <= self.now_s):
                 if calendar[0][0] > until_s:
-                    return
+                    self.now_s = until_s
+                    return False
                 self.now_s, _, action = heappop(calendar)
             else:
                 action = due.popleft()
             action()
+        return not self.is_stopped
 
     def stop(self) -> None:
         """Have `run` return after the present event."""

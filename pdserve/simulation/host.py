@@ -42,14 +42,21 @@ class Host:
     threads: int = 1  # that a node computes with
     running: dict[object, _Step] = field(default_factory=dict)  # by node
     _cores: dict[object, list[int]] = field(default_factory=dict)  # of each node's threads
+    _pairs: dict[object, object] = field(default_factory=dict)  # node |-> its pair, or itself
 
     @property
     def is_shared(self) -> bool:
         """Whether a step here depends on what other nodes do."""
         return self.sharing != Sharing()
 
-    def join(self, node: object) -> None:
-        """Add a node, in the order in which a cluster is started."""
+    def join(self, node: object, pair: object = None) -> None:
+        """Add a node, in the order in which a cluster is started.
+
+        Args:
+            node: which computes one step at a time.
+            pair: is the same for two nodes of which each computes on the cores of both.
+        """
+        self._pairs[node] = node if pair is None else pair
         nodes = [*self._cores, node]
         shares = assign_cores(len(nodes), range(self.sharing.cores or len(nodes)))
         threads = [share[: self.threads] for share in shares]
@@ -82,14 +89,17 @@ class Host:
     def _waits_for_cores(self, node: object) -> float:
         """Return for how many threads' worth of work its threads' cores have to make time.
 
-        A node's threads stay on their cores. What is in front runs where there is room, and so on
-        cores that compute nothing, as far as there are any.
+        A node's threads stay on their cores; a step of a pair has those of both nodes. What is in
+        front runs where there is room, and so on cores that compute nothing, as far as there are
+        any.
         """
         if not self.sharing.cores:
             return 1.0
         used = [0.0] * self.sharing.cores
-        for other in self.running:
-            cores = self._cores[other]
+        pairs = {self._pairs[other] for other in self.running}
+        for other, cores in self._cores.items():
+            if self._pairs[other] not in pairs:
+                continue
             for core in cores:
                 used[core] += self.threads / len(cores)
         num_busy = sum(share > 0 for share in used)

@@ -110,7 +110,7 @@ class Node:
         self.pool = BlockPool(machine.num_blocks, machine.block_size)
         self.scatter = scatter
         self.host = host or Host(name)
-        self.host.join(self)
+        self.host.join(self, None if cores is None else cores.pair)
         self._cores = cores
         self._events = events
         self._times = StepTimes(machine.step_costs, scatter)

@@ -30,6 +30,11 @@ Ended = Callable[[float], None]
 class Share(Protocol):
     """The cores of one node."""
 
+    @property
+    def pair(self) -> object:
+        """The same for both nodes."""
+        ...
+
     def begin(
         self, rows: Sequence[Scheduled], shape: StepShape, seconds: float, ended: Ended
     ) -> None:

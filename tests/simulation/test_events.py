@@ -23,9 +23,10 @@ def test_events_run_in_order_of_time_and_then_as_scheduled() -> None:
     events.at(2.0, at_two)
     events.at(2.0, partial(note, "second at 2"))
     events.at(1.0, partial(note, "at 1"))
-    events.run(until_s=1.5)
+    assert not events.run(until_s=1.5)
     assert seen == [("at 1", 1.0)]
-    events.run()
+    assert events.now() == 1.5
+    assert events.run(until_s=99.0)
     assert seen == [
         ("at 1", 1.0),
         ("first at 2", 2.0),
@@ -42,5 +43,5 @@ def test_nothing_runs_after_the_stop() -> None:
     events = Events()
     events.at(1.0, events.stop)
     events.at(1.0, lambda: 1 / 0)
-    events.run()
+    assert not events.run()
     assert events.is_stopped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pdserve.measured.calibration import Sharing
@@ -50,6 +51,21 @@ def test_what_is_in_front_takes_time_only_where_no_core_is_idle() -> None:
     shared.end("p")
     assert shared.begin("p", StepShape(100, 0, 5050, 0), 0, 0.1) == 1.0  # a chunk tells nothing
     assert shared.begin("d", DECODE, 0, 0.01) == pytest.approx((2 + 0.2) / 2)
+
+
+def test_a_node_of_a_pair_leaves_no_core_of_the_pair_idle() -> None:
+    made = Host("host", FRONT)
+    for node in ("p", "d"):
+        made.join(node, "pair")
+    assert made.begin("d", DECODE, 0, 0.01) == pytest.approx((2 + 0.2) / 2)
+    assert made.begin("p", PROMPT, 1, 0.1) == pytest.approx((2 + 0.2 + 0.045) / 2)
+    made.end("d")
+    made.end("p")
+    wide = Host("host", msgspec.structs.replace(FRONT, cores=4))
+    for node, pair in (("p0", "a"), ("p1", "b"), ("d0", "a"), ("d1", "b")):
+        wide.join(node, pair)
+    assert wide.begin("d0", DECODE, 0, 0.01) == 1.0  # the other pair's cores are idle
+    assert wide.begin("p1", PROMPT, 1, 0.1) == pytest.approx((4 + 0.2 + 0.045) / 4)
 
 
 def test_more_nodes_than_cores_share_those_that_they_are_started_on() -> None:

@@ -21,7 +21,7 @@ from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.predict.answer import load_calibration
-from pdserve.simulation.predict.deployment import Deployment, Result, Rig, run
+from pdserve.simulation.predict.deployment import Deployment, Result, Rig, idle_latencies, run
 from pdserve.simulation.predict.load import Question, Ranged
 from pdserve.simulation.simulate.config import SimulateConfig
 from pdserve.simulation.split import SplitCores
@@ -104,8 +104,8 @@ def test_decodes_get_what_their_tpot_needs_and_prompts_the_rest() -> None:
 # ---- clusters ------------------------------------------------------------------------------------
 
 
-def simulated(mode: str, scenario: str, rate: float, calibration: Calibration = CORE) -> Result:
-    rig = Rig(
+def rig(calibration: Calibration) -> Rig:
+    return Rig(
         calibration=calibration,
         policy=PolicyConfig(),
         ranges=Ranged(calibration, extrapolates=True),
@@ -113,9 +113,13 @@ def simulated(mode: str, scenario: str, rate: float, calibration: Calibration = 
         admission=False,
         target=0.0,
     )
+
+
+def simulated(mode: str, scenario: str, rate: float, calibration: Calibration = CORE) -> Result:
     question = Question("", scenario, 0.0, NUM)  # type: ignore[arg-type]
     deployment = Deployment(mode, 1, 1)  # type: ignore[arg-type]
-    return run(rig, deployment, question.case(calibration, 0), rate, NUM, Promise(2.0, 0.02), 0)
+    case, asked = question.case(calibration, 0), rig(calibration)
+    return run(asked, deployment, case, rate, NUM, Promise(2.0, 0.02), 0)
 
 
 def test_a_pair_is_faster_than_two_halves_where_one_of_them_would_idle() -> None:
@@ -123,6 +127,18 @@ def test_a_pair_is_faster_than_two_halves_where_one_of_them_would_idle() -> None
     assert shared.mean_e2e_s < 0.9 * halves.mean_e2e_s
     assert shared.score.finished == halves.score.finished == shared.score.sent
     assert shared.output_tokens == halves.output_tokens
+
+
+def test_what_is_in_front_takes_time_of_a_pair_also_where_one_of_its_nodes_computes_alone() -> None:
+    question = Question("", "conversation", 0.0, NUM)
+    tpots_s = []
+    for front_token_s in (0.0, 0.001):
+        host = Sharing(cores=2, front_token_s=front_token_s)
+        calibration = msgspec.structs.replace(CORE, host=host)
+        case = question.case(calibration, 0)
+        found = idle_latencies(rig(calibration), Deployment("multiplexed", 1, 1), case, 5, 0)
+        tpots_s.append(found[1])
+    assert tpots_s[1] == pytest.approx(tpots_s[0] + 0.001 / 4, rel=0.01)
 
 
 def test_a_run_can_be_repeated() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -168,6 +170,61 @@ def test_a_follower_arrives_when_its_user_has_thought(strides: bool) -> None:
     assert begins["3"] == 0.3
     cached = {outcome.call.call_id: outcome.num_cached_tokens for outcome in seen}
     assert cached == {"0": 0, "1": 640, "2": 1280, "3": 0}
+
+
+def test_calls_that_could_not_follow_in_time_are_unfinished() -> None:
+    """As the client of a live run tells them: one thinks, and one waits for that one's end."""
+    events = Events()
+    node = Node("d", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig())
+    cluster = Cluster(events, [node])
+    seen: list[Outcome] = []
+    sketches = [
+        Sketch(0.0, "t", 0, 640, 5),
+        Sketch(0.0, "t", 1, 1280, 5, after=0, think_s=4.0),
+        Sketch(0.0, "t", 2, 1920, 5, after=1, think_s=1.0),
+        Sketch(0.0, "t", 3, 100, 2000),
+    ]
+    load = [call_of(sketch, sketch.at_s, 640, Slo()) for sketch in sketches]
+    cluster.run(Coordinator(cluster, "colocated"), load, seen.append, until_s=3.0)
+    assert events.now() == 3.0
+    assert [outcome.call.call_id for outcome in seen] == ["0"]
+    unfinished = {outcome.call.call_id: outcome for outcome in cluster.unfinished()}
+    assert set(unfinished) == {"1", "2", "3"}
+    assert not any(outcome.has_ended for outcome in unfinished.values())
+    assert unfinished["1"].token_times_s == unfinished["2"].token_times_s == []
+    assert unfinished["3"].token_times_s[-1] > 2.9
+
+
+def test_a_run_that_is_cut_scores_each_request_that_its_client_has() -> None:
+    question = Question(trace="", scenario="chats", length_scale=0.0, count=60)
+    case = question.case(NOISY, 0)
+    count = len(list(case.workload.sketched(2.0, 60)))
+    patient = replace(rig(extrapolates=True), target=0.0)
+    begun_s = max(sketch.at_s for sketch in case.workload.sketched(2.0, 60)) + 1.0
+    cut = run(patient, PAIR, case, 2.0, 60, PROMISE, 0, begun_s)
+    assert cut.score.unfinished > 0
+    assert cut.score.sent == count
+    assert cut.seconds == begun_s
+
+
+def test_a_run_that_ends_before_it_would_be_cut_is_as_without_a_cut() -> None:
+    case = QUESTION.case(NOISY, 0)
+    free, cut = (run(rig(), PAIR, case, 1.0, 20, PROMISE, 0, end_s) for end_s in (inf, 1e5))
+    assert cut.seconds == free.seconds < 1e3
+    assert (cut.busy, cut.prompt_busy, cut.score) == (free.busy, free.prompt_busy, free.score)
+
+
+def test_calls_that_hang_are_noticed_before_a_run_would_be_cut() -> None:
+    class Forgets(Coordinator):
+        def arrive(self, call: Call) -> None:
+            pass
+
+    events = Events()
+    node = Node("d", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig())
+    cluster = Cluster(events, [node])
+    load = [call_of(Sketch(0.0, "t", 0, 640, 5), 0.0, 640, Slo())]
+    with pytest.raises(AssertionError, match="1 calls never ended"):
+        cluster.run(Forgets(cluster, "colocated"), load, lambda _: None, until_s=1e5)
 
 
 def test_a_user_who_was_refused_goes_on_all_the_same() -> None:

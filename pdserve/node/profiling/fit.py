@@ -43,8 +43,9 @@ LEAST_STEP_S = 1e-6
 def fit_costs(samples: Sequence[Sample], *, of_means: bool = False) -> StepCosts:
     """The costs that fit best. Needs at least one sample, with tokens and time above 0.
 
-    Knots are placed at measured token counts only, about two per doubling. With `of_means`, slow
-    steps count in full: costs are those of the average step and not of a typical one.
+    Knots are placed at measured token counts only, about two per doubling. With `of_means`, costs
+    lie between those of a typical step and of the average one: slow steps count more than without,
+    but outliers among them still less than in full.
     """
     knots = _knots([shape.num_tokens for shape, _ in samples])
     seconds = np.array([seconds for _, seconds in samples])  # [num_samples]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -14,6 +15,8 @@ from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSamp
 from pdserve.protocol import StepCosts
 
 _REPLY_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -67,6 +70,22 @@ class NodeReader:
                         "clusters of equal nodes, one after another"
                     )
         return recording
+
+    async def during(self, run: Coroutine[None, None, T], every_s: float) -> tuple[T, Recording]:
+        """Return the result of a run, and what was measured meanwhile.
+
+        Reads every `every_s` seconds, as nodes keep only the newest steps (`SampleLog`). Raises as
+        `read`, after cancelling the run.
+        """
+        recording, running = Recording(), asyncio.ensure_future(run)
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=every_s)
+                recording.extend(await self.read())
+            return running.result(), recording
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
     async def _read(self, address: str) -> list[NodeSamples]:
         url = f"http://{address}/samples"

@@ -103,9 +103,7 @@ def run(
     began_s = time.process_time()
     cluster, front = _cluster(rig, deployment, seed)
     tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
-    if until_s < inf:
-        cluster.events.at(until_s, cluster.events.stop)
-    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally)
+    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally, until_s)
     for outcome in cluster.unfinished():
         tally.note(outcome)
     seconds = cluster.events.now_s
@@ -120,7 +118,7 @@ def run(
         prompt_busy={node.name: node.prompt_s / seconds for node in cluster.nodes},
         parts=tally.phases.parts(node.steps for node in cluster.nodes),
         largest_batch=max(node.largest_batch for node in cluster.nodes),
-        in_flight=cluster.num_met / scored.sent,
+        in_flight=cluster.num_met / cluster.num_arrived,
         mean_e2e_s=cluster.call_seconds / max(1, scored.finished),
         prompt_tokens=tally.num_prompt_tokens,
         cached_tokens=tally.num_cached_tokens,

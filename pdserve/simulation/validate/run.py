@@ -45,6 +45,7 @@ from pdserve.simulation.validate.report import Figures, PredictionReport, Row, p
 _CLOSE = 1.05
 _SEEDS: Final = range(3)  # simulations of each run: their scatter differs, their requests do not
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
+_READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _MANY = 4096  # requests on the nodes
 _TIMES_TTFT = 3
 
@@ -186,8 +187,10 @@ async def _measure(
                 count = _count(config, case, rate, promise)
                 requests = case.workload.timed(rate, count)
                 before = await scrape(front)
-                found = await client.run(requests, f"at-{rate}", drain_s(promise, requests))
+                sent = client.run(requests, f"at-{rate}", drain_s(promise, requests))
+                found, recording = await reader.during(sent, _READ_S)
                 await server.settle()
-                parts = parts_of(before, await scrape(front), await reader.read())
+                recording.extend(await reader.read())
+                parts = parts_of(before, await scrape(front), recording)
                 measured.append((score(found.outcomes, promise, config.target), parts))
     return measured
