@@ -111,7 +111,7 @@ def _verdict(
     ratio = Ratio.of(draws[best], draws[other])
     if ratio is None:
         if np.median(draws[best]) <= 0:
-            nobody = "none of them keeps the promise at any rate that was measured"
+            nobody = "none of them is shown to keep the promise at a rate that was measured"
             return Verdict(best, other, None, False, nobody)
         told = f"{best} keeps the promise; {other} at no rate that was measured"
         times = float(np.percentile(draws[best], _INTERVAL[0])) / lowest[other]
