@@ -114,7 +114,7 @@ def _run(
 ) -> None:
     """In the forked process: as if it had been started with these words."""
     beginning.recv_bytes()
-    os.setpgid(0, 0)
+    os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     with open(os.devnull) as nothing:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest_asyncio
 
-from pdserve.cluster.child import Child
+from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
@@ -78,7 +78,12 @@ async def nodes_drain(fleet: Fleet, client: Client) -> None:
     for name in ("prefill-0", "decode-0"):
         await fleet.wait_for(name, lambda gauges: gauges["legs"] > 0)
     load = Load(client, 4)
-    draining = {n: asyncio.create_task(fleet.drain_node(n)) for n in ("prefill-0", "decode-0")}
+
+    async def drained(name: str) -> tuple[Exit, bool]:
+        end = await fleet.drain_node(name)
+        return end, any(len(f.output.token_ids) < STREAMED for f in streams)
+
+    draining = {n: asyncio.create_task(drained(n)) for n in ("prefill-0", "decode-0")}
     for name in draining:
         await wait_left(fleet, name)
     during = await asyncio.gather(*(client.complete(make_prompt(20, i), 5) for i in range(4)))
@@ -86,9 +91,10 @@ async def nodes_drain(fleet: Fleet, client: Client) -> None:
         assert output.tokens
         assert (output.prefill_node, output.decode_node) == ("prefill-1", "decode-1")
     for name, task in draining.items():
-        end = await task
+        end, _ = await task
         assert end.returncode == 0, f"{name}: {end.cause}, {end.last_line}"
-    assert any(len(f.output.token_ids) < STREAMED for f in streams), "it waited for their end"
+    _, was_before_their_end = draining["decode-0"].result()
+    assert was_before_their_end, "it waited for their end"
     for output in await load.stop():
         assert len(output.tokens) == 8
     for follower in prompts:
