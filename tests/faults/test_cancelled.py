@@ -100,7 +100,7 @@ async def test_a_cancelled_request_is_not_computed_to_its_end(fleet: Fleet, clie
 
 
 async def test_too_many_at_once_are_refused_at_once(fleet: Fleet, client: Client) -> None:
-    followers = [Follower(client, make_prompt(20, i), 2000) for i in range(MAX_INFLIGHT)]
+    followers = [Follower(client, make_prompt(20, i), 3500) for i in range(MAX_INFLIGHT)]
     await asyncio.gather(*(follower.reached(1) for follower in followers))
     refused = await asyncio.gather(*(client.complete(make_prompt(20, i), 60) for i in range(30)))
     for output in refused:
