@@ -11,13 +11,14 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from pdserve.engine.cuda.capture.graphs import Recorder
+from pdserve.engine.cuda.capture.recorder import CudaRecorder
+
 from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+from pdserve.engine.cuda.copies.staging import CudaCopies, Staging
 from pdserve.engine.cuda.decoder import CudaDecoder
-from pdserve.engine.cuda.graphs import Recorder
 from pdserve.engine.cuda.load import cuda_decoder
-from pdserve.engine.cuda.recorder import CudaRecorder
-from pdserve.engine.cuda.staging import CudaCopies, Staging
-from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.parameters import tensor_slots

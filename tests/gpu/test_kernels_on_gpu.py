@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from pdserve.engine.cuda.catalog import KINDS, AttentionNeeds
-from pdserve.engine.cuda.triton_attention import TritonAttention
+from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds
+from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from tests.kernels.cases import DTYPES, Shape, alone, make_case, requests, shapes
 from tests.unit.engine_cuda import checks
 

@@ -47,8 +47,8 @@ def test_a_gpu_ranks_as_the_cpu_does(vocab_size: int) -> None:
 
 def by_kernels(logits: torch.Tensor, requests: list[Request]) -> list[SampledToken]:
     pytest.importorskip("triton")
+    from pdserve.engine.cuda.copies.staging import CudaCopies, Staging
     from pdserve.engine.cuda.sampling.sampler import CudaSampler
-    from pdserve.engine.cuda.staging import CudaCopies, Staging
 
     sampler = CudaSampler(Staging(CudaCopies(CUDA)), logits.shape[1], 64)
     sampling = sampler.begin(Draws(requests, None, None, EOS))

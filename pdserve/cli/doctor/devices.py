@@ -28,7 +28,7 @@ def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Fin
 def attention_findings() -> list[Finding]:
     """All attention backends for GPUs: a node uses the fastest of those that support its model."""
     try:
-        catalog = importlib.import_module("pdserve.engine.cuda.catalog")
+        catalog = importlib.import_module("pdserve.engine.cuda.attention.catalog")
     except ImportError as error:
         return [_attention("torch", f"torch cannot be imported: {error}")]
     return [_attention(kind.name, kind.obstacle(None)) for kind in catalog.KINDS]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
-from pdserve.engine.cuda import experts
-from pdserve.engine.cuda.catalog import DecodeAttention
-from pdserve.engine.cuda.forward import Forward, StepInputs
-from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
-from pdserve.engine.cuda.pieces import Buffers, Pieces
-from pdserve.engine.cuda.rows import take_sampled
+from pdserve.engine.cuda.attention.catalog import DecodeAttention
+from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+from pdserve.engine.cuda.capture.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
+from pdserve.engine.cuda.capture.pieces import Buffers, Pieces
+from pdserve.engine.cuda.copies.staging import Staging
+from pdserve.engine.cuda.layers import experts
+from pdserve.engine.cuda.layers.forward import Forward, StepInputs
+from pdserve.engine.cuda.layers.rows import take_sampled
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
-from pdserve.engine.cuda.staging import Staging
-from pdserve.engine.cuda.triton_attention import TritonAttention
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig

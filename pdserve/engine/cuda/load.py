@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.catalog import AttentionNeeds, choose_kind, triton_missing
+from pdserve.engine.cuda.attention.catalog import AttentionNeeds, choose_kind, triton_missing
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
@@ -57,14 +57,14 @@ def cuda_decoder(
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)  # no other can be named
-    from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
+    from pdserve.engine.cuda.attention.race import Fastest, fastest_attention
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+    from pdserve.engine.cuda.capture.graphs import buckets_for
+    from pdserve.engine.cuda.capture.piece_sizes import piece_sizes
+    from pdserve.engine.cuda.capture.recorder import CudaRecorder
+    from pdserve.engine.cuda.copies.staging import CudaCopies, Staging
     from pdserve.engine.cuda.decoder import CudaDecoder
-    from pdserve.engine.cuda.graphs import buckets_for
-    from pdserve.engine.cuda.piece_sizes import piece_sizes
-    from pdserve.engine.cuda.recorder import CudaRecorder
-    from pdserve.engine.cuda.staging import CudaCopies, Staging
     from pdserve.engine.cuda.stopwatch import CudaStopwatch
-    from pdserve.engine.cuda.triton_attention import TritonAttention
 
     new_recorder = partial(CudaRecorder, device) if has_graphs else None
     with torch.cuda.device(device):

@@ -1,8 +1,9 @@
 """Loads a checkpoint into a decoder: native on a CPU, torch weights elsewhere.
 
 The native decoder maps packed weights (`native/load.py`). For torch, files are memory-mapped, and
-tensors are converted and copied into place: by several threads to a GPU (`cuda/weight_upload.py`),
-else one at a time, so that peak memory is the model plus one tensor.
+tensors are converted and copied into place: by several threads to a GPU
+(`cuda/copies/weight_upload.py`), else one at a time, so that peak memory is the model plus one
+tensor.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def load_torch_weights(
             on_progress(loaded_bytes / total_bytes)
 
     if device.type == "cuda":
-        from pdserve.engine.cuda.staging import CudaCopies
-        from pdserve.engine.cuda.weight_upload import WeightCopy, upload_weights
+        from pdserve.engine.cuda.copies.staging import CudaCopies
+        from pdserve.engine.cuda.copies.weight_upload import WeightCopy, upload_weights
 
         uploads = [WeightCopy(*copy) for copy in copies]
         with torch.cuda.device(device):  # pinned memory is of the thread's current GPU's context

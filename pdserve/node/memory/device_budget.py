@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-from pdserve.engine.cuda.piece_sizes import MOST_PIECE_ROWS
-from pdserve.engine.cuda.split_keys import partial_bytes
+from pdserve.engine.cuda.attention.split_keys import partial_bytes
+from pdserve.engine.cuda.capture.piece_sizes import MOST_PIECE_ROWS
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.ranks.shard import WHOLE, Shard

@@ -155,6 +155,6 @@ def attention_name(device: torch.device) -> str:
     """What computes attention on a device: on CPUs, the kernels' build."""
     if device.type == "cpu":
         return f"native-{_native.kernel_variants()[0]}"
-    from pdserve.engine.cuda.catalog import choose_kind  # only where a GPU is asked for
+    from pdserve.engine.cuda.attention.catalog import choose_kind  # only where a GPU is asked for
 
     return choose_kind("", None).name

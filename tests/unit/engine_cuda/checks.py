@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdserve.engine.attention import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda import experts, rows
+from pdserve.engine.cuda.layers import experts, rows
 from pdserve.engine.experts import Experts
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames

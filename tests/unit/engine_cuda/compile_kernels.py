@@ -15,9 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pdserve.engine.cuda import attention_kernels, expert_kernels, row_kernels
+from pdserve.engine.cuda.attention import triton_kernels
+from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
+from pdserve.engine.cuda.layers import expert_kernels, row_kernels
 from pdserve.engine.cuda.sampling import choice_kernels, edit_kernels, rank_kernels
-from pdserve.engine.cuda.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
 
 POINTERS = {
     "i64": "slot_mapping params order places",
@@ -160,9 +161,9 @@ def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
 
 def main() -> None:
     kernels = [
-        attention_kernels.attend_chunks,
-        attention_kernels.attend_single_rows,
-        attention_kernels.merge_splits,
+        triton_kernels.attend_chunks,
+        triton_kernels.attend_single_rows,
+        triton_kernels.merge_splits,
         expert_kernels.add_up_experts,
         expert_kernels.multiply_experts,
         row_kernels.add_rms_norm_rows,

@@ -20,9 +20,9 @@ def interpreted() -> Iterator[None]:
         pytest.skip("there is a GPU: tests/gpu runs the kernels on it")
     from triton.runtime import interpreter
 
-    from pdserve.engine.cuda import attention_kernels
+    from pdserve.engine.cuda.attention import triton_kernels
 
-    assert isinstance(attention_kernels.attend_chunks, interpreter.InterpretedFunction)
+    assert isinstance(triton_kernels.attend_chunks, interpreter.InterpretedFunction)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def triton_attention():
-    from pdserve.engine.cuda.triton_attention import TritonAttention  # once they are interpreted
+    from pdserve.engine.cuda.attention.triton_attention import (
+        TritonAttention,  # once they are interpreted
+    )
 
     return TritonAttention()
 

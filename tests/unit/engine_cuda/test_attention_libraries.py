@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.flash_attention import FlashAttention
-from pdserve.engine.cuda.flash_infer import FlashInferAttention, ragged_blocks
+from pdserve.engine.cuda.attention.flash_attention import FlashAttention
+from pdserve.engine.cuda.attention.flash_infer import FlashInferAttention, ragged_blocks
 from tests.kernels.cases import Shape, make_case
 from tests.unit.engine_cuda import attention_libraries as libraries
 from tests.unit.engine_cuda.checks import attend, check_attention, check_place

@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda import attention_race
-from pdserve.engine.cuda.attention_race import Fastest, fastest_attention
-from pdserve.engine.cuda.catalog import AttentionKind, AttentionNeeds
+from pdserve.engine.cuda.attention import race as attention_race
+from pdserve.engine.cuda.attention.catalog import AttentionKind, AttentionNeeds
+from pdserve.engine.cuda.attention.race import Fastest, fastest_attention
 from tests.unit.engine_cuda.replayed import Recorded, Replayed
 from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 

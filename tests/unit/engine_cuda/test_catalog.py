@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from pdserve.engine.cuda import catalog
-from pdserve.engine.cuda.catalog import KINDS, AttentionNeeds, choose_kind
+from pdserve.engine.cuda.attention import catalog
+from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds, choose_kind
 from pdserve.errors import ConfigError
 
 HALF = AttentionNeeds(torch.bfloat16, 128)

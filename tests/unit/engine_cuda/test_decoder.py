@@ -47,9 +47,9 @@ class Both:
 @pytest.fixture
 def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> Both:
     """Of the family that the test names as its parameter."""
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+    from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.decoder import CudaDecoder
-    from pdserve.engine.cuda.staging import Staging
-    from pdserve.engine.cuda.triton_attention import TritonAttention
 
     # Small, since every program of every kernel is interpreted.
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -204,9 +204,9 @@ def test_answers_are_sampled_as_many_at_a_time_as_a_step_may_have_requests(
     tmp_path: Path, interpreted: None
 ) -> None:
     """So much memory does `step_bytes` count."""
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+    from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.decoder import CudaDecoder
-    from pdserve.engine.cuda.staging import Staging
-    from pdserve.engine.cuda.triton_attention import TritonAttention
 
     path = make_checkpoint(tmp_path, "llama", max_position_embeddings=64, num_hidden_layers=1)
     config = load_model_config(resolve_checkpoint(str(path)))

@@ -11,15 +11,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pdserve.engine.cuda.forward import StepInputs
-from pdserve.engine.cuda.graphs import (
+from pdserve.engine.cuda.capture.graphs import (
     BUCKETS,
     CARGO_BYTES,
     DecodeGraphs,
     DecodeInputs,
     buckets_for,
 )
-from pdserve.engine.cuda.staging import Staging
+
+from pdserve.engine.cuda.copies.staging import Staging
+from pdserve.engine.cuda.layers.forward import StepInputs
 from pdserve.engine.steps.batch import Batch, Cargo
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded

@@ -99,9 +99,9 @@ def cuda_node(
     buckets: tuple[int, ...] = (1, 4),
     most_draws: int = 256,
 ) -> Node:
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+    from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.decoder import CudaDecoder
-    from pdserve.engine.cuda.staging import Staging
-    from pdserve.engine.cuda.triton_attention import TritonAttention
 
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     checkpoint = make_checkpoint(path, family, num_hidden_layers=num_layers, **sizes)
@@ -287,7 +287,7 @@ def test_experts_are_compiled_before_the_first_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For whatever number of rows: it alone makes tiles of other sizes."""
-    from pdserve.engine.cuda.experts import mix_experts
+    from pdserve.engine.cuda.layers.experts import mix_experts
 
     node = cuda_node(tmp_path, 1, PromptCopies(), "qwen3_moe", has_graphs=False)
     with compilations(monkeypatch) as before:

@@ -13,8 +13,13 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.catalog import AttentionNeeds
-from pdserve.engine.cuda.probe import AttentionBroken, Trial, check_attention, check_decodes
+from pdserve.engine.cuda.attention.catalog import AttentionNeeds
+from pdserve.engine.cuda.attention.probe import (
+    AttentionBroken,
+    Trial,
+    check_attention,
+    check_decodes,
+)
 from tests.kernels.cases import GPU_DTYPES
 from tests.unit.engine_cuda.replayed import Recorded
 
@@ -70,7 +75,9 @@ class WrongDecodes(ReferenceAttention):
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
 @pytest.mark.usefixtures("interpreted")
 def test_ours_works(needs: AttentionNeeds) -> None:
-    from pdserve.engine.cuda.triton_attention import TritonAttention  # once they are interpreted
+    from pdserve.engine.cuda.attention.triton_attention import (
+        TritonAttention,  # once they are interpreted
+    )
 
     check_attention(TritonAttention(), needs, CPU)
     check_decodes(TritonAttention(), needs, CPU, Recorded())

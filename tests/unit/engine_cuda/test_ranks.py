@@ -41,9 +41,9 @@ def cuda_decoders(
     """What makes a rank's decoder, with a recorder of its own."""
 
     def make(config: ModelConfig, weights: DecoderWeights, ranks: Collectives) -> Decoder:
+        from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+        from pdserve.engine.cuda.copies.staging import Staging
         from pdserve.engine.cuda.decoder import CudaDecoder
-        from pdserve.engine.cuda.staging import Staging
-        from pdserve.engine.cuda.triton_attention import TritonAttention
 
         recorders.append(Recorded())
         staging = Staging(PromptCopies())

@@ -52,7 +52,7 @@ def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> 
 
 
 def test_what_cannot_be_is_refused(interpreted: None) -> None:
-    from pdserve.engine.cuda import rows
+    from pdserve.engine.cuda.layers import rows
 
     case = make_case(Shape(), [(2, 3)])
     slots = case.batch.slot_mapping

@@ -40,8 +40,8 @@ def by_kernels(
     copies: PromptCopies | None = None,
     most_draws: int = 64,
 ) -> list[SampledToken]:
+    from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.sampling.sampler import CudaSampler  # once kernels are interpreted
-    from pdserve.engine.cuda.staging import Staging
 
     sampler = CudaSampler(Staging(copies or PromptCopies()), logits.shape[1], most_draws)
     sampling = sampler.begin(Draws(requests, rows, masks, EOS))
@@ -225,8 +225,8 @@ def test_everything_goes_up_in_one_copy_and_comes_down_in_one() -> None:
 
 
 def test_every_kernel_is_compiled_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.sampling.sampler import CudaSampler
-    from pdserve.engine.cuda.staging import Staging
 
     vocab_size = 40
     sampler = CudaSampler(Staging(PromptCopies()), vocab_size, 64)

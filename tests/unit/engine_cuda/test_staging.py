@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.steps.batch import Batch
 from tests.unit.engine_cuda.late_copies import LateCopies
 

@@ -224,7 +224,7 @@ def test_a_row_without_a_token_harms_only_its_own_request(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
 def test_tokens_are_taken_by_the_rows_that_sampled_them(num_tokens: int) -> None:
-    from pdserve.engine.cuda.rows import take_sampled
+    from pdserve.engine.cuda.layers.rows import take_sampled
 
     generator = torch.Generator().manual_seed(num_tokens)
     sampled = torch.randint(-2, 1000, (50,), generator=generator, dtype=torch.int32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.cuda.weight_upload import UploadSizes, WeightCopy, upload_weights
+from pdserve.engine.cuda.copies.weight_upload import UploadSizes, WeightCopy, upload_weights
 from tests.unit.engine_cuda.late_copies import LateCopies, LateCopy
 
 SIZES = UploadSizes(num_threads=3, num_buffers=4, piece_bytes=1000)

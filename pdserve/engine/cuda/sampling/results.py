@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.engine.cuda.packing import Packing
+from pdserve.engine.cuda.copies.packing import Packing
 from pdserve.engine.cuda.sampling.inputs import RankInputs, SamplingInputs
 from pdserve.engine.request import Request
 from pdserve.protocol import TokenLogprobs

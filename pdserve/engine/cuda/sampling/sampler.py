@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pdserve.engine.cuda.copies.staging import Fetch, Staging
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import SamplingInputs, lay_out
 from pdserve.engine.cuda.sampling.results import Results, logprobs_of, packing_of
-from pdserve.engine.cuda.staging import Fetch, Staging
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.sampling.limits import none_left, unusable

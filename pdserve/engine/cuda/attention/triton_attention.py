@@ -16,8 +16,12 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
-from pdserve.engine.cuda.attention_kernels import attend_chunks, attend_single_rows, merge_splits
-from pdserve.engine.cuda.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
+from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
+from pdserve.engine.cuda.attention.triton_kernels import (
+    attend_chunks,
+    attend_single_rows,
+    merge_splits,
+)
 
 _CHUNK_LANES: Final = 64  # rows times heads in a tile
 _NO_WINDOW: Final = 1 << 30  # more than any position

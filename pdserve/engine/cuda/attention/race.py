@@ -15,9 +15,14 @@ from typing import Final, TypeVar
 import torch
 
 from pdserve.engine.attention.interface import Attend, AttentionBackend
-from pdserve.engine.cuda.catalog import KINDS, AttentionKind, AttentionNeeds, DecodeAttention
-from pdserve.engine.cuda.graphs import Recorder
-from pdserve.engine.cuda.probe import Contexts, Trial, check_attention, check_decodes
+from pdserve.engine.cuda.attention.catalog import (
+    KINDS,
+    AttentionKind,
+    AttentionNeeds,
+    DecodeAttention,
+)
+from pdserve.engine.cuda.attention.probe import Contexts, Trial, check_attention, check_decodes
+from pdserve.engine.cuda.capture.graphs import Recorder
 from pdserve.engine.cuda.stopwatch import Stopwatch
 
 # At most 16k tokens of KV: 64 MiB a layer of 8 heads of 128 in bfloat16.

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch
-from pdserve.engine.cuda.forward import StepInputs
-from pdserve.engine.cuda.packing import Packing
-from pdserve.engine.cuda.rows import spread_tables, take_sampled
-from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.cuda.copies.packing import Packing
+from pdserve.engine.cuda.copies.staging import Staging
+from pdserve.engine.cuda.layers.forward import StepInputs
+from pdserve.engine.cuda.layers.rows import spread_tables, take_sampled
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
 

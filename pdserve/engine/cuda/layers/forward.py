@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
-from pdserve.engine.cuda.experts import mix_experts
-from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
+from pdserve.engine.cuda.layers.experts import mix_experts
+from pdserve.engine.cuda.layers.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from pdserve.engine.cuda.packing import Packing
+from pdserve.engine.cuda.copies.packing import Packing
 from pdserve.engine.steps.batch import Batch
 
 _NUM_BUFFERS: Final = 2

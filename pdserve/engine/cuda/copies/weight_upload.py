@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.engine.cuda.staging import HostCopies, Mark
+from pdserve.engine.cuda.copies.staging import HostCopies, Mark
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from pdserve.engine.cuda.row_kernels import (
+from pdserve.engine.cuda.layers.row_kernels import (
     add_rms_norm_rows,
     rotate_and_write_heads,
     silu_mul_rows,

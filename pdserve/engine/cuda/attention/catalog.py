@@ -15,8 +15,8 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.errors import ConfigError
 
 if TYPE_CHECKING:  # they need Triton
-    from pdserve.engine.cuda.flash_attention import FlashAttention
-    from pdserve.engine.cuda.triton_attention import TritonAttention
+    from pdserve.engine.cuda.attention.flash_attention import FlashAttention
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 
 _INSTALL: Final = "pip install 'pdserve[cuda]'"
 _HEAD_DIMS: Final = frozenset({64, 128, 256})  # supported by FlashInfer and FlashAttention 3
@@ -90,19 +90,19 @@ def _fits_all(_: AttentionNeeds) -> str | None:
 
 
 def _flashinfer(device: torch.device) -> AttentionBackend:
-    from pdserve.engine.cuda.flash_infer import FlashInferAttention
+    from pdserve.engine.cuda.attention.flash_infer import FlashInferAttention
 
     return FlashInferAttention(importlib.import_module("flashinfer"), device)
 
 
 def _flash_attn(_: torch.device) -> FlashAttention:
-    from pdserve.engine.cuda.flash_attention import FlashAttention
+    from pdserve.engine.cuda.attention.flash_attention import FlashAttention
 
     return FlashAttention(importlib.import_module("flash_attn_interface"))
 
 
 def _triton(_: torch.device) -> TritonAttention:
-    from pdserve.engine.cuda.triton_attention import TritonAttention
+    from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 
     return TritonAttention()
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import Attend, AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.catalog import AttentionNeeds, DecodeAttention
-from pdserve.engine.cuda.graphs import Recorder
+from pdserve.engine.cuda.attention.catalog import AttentionNeeds, DecodeAttention
+from pdserve.engine.cuda.capture.graphs import Recorder
 
 _BLOCK_SIZE: Final = 16
 Contexts: TypeAlias = tuple[tuple[int, int], ...]  # (rows, KV tokens) of each request

@@ -13,8 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from pdserve.engine.cuda.expert_kernels import add_up_experts, multiply_experts
-from pdserve.engine.cuda.rows import silu_mul
+from pdserve.engine.cuda.layers.expert_kernels import add_up_experts, multiply_experts
+from pdserve.engine.cuda.layers.rows import silu_mul
 from pdserve.engine.experts import Experts, choose_experts
 
 _TILES: Final = (16, 32, 64)  # numbers of rows, ascending; tensor cores compute their products

@@ -1,0 +1,1 @@
+"""What is captured as CUDA graphs: steps of decodes, and steps with prompts in pieces."""

@@ -1,0 +1,1 @@
+"""Copies between host and GPU: of steps, and of weights."""
