@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 
 from decode_node.policies.line import Line
 from decode_node.policies.local_prompts import LocalPrompts
@@ -11,6 +12,7 @@ from decode_node.policies.pace import Pace
 from decode_node.policies.places import make_way
 from pdserve.clock import Clock
 from pdserve.engine.prompts import make_prompt_order
+from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
@@ -33,6 +35,9 @@ class DecodesFirst(ABC):
         self.pace = Pace(perf, clock, policy.default_tpot_s)
         shares = FairShare()
         order = make_prompt_order(policy.prefill_policy, perf, clock, engine.token_budget, shares)
+        self._sizes = BatchSizes(
+            perf, engine.token_budget, policy.prefill_chunk, gives_way=order.rule.gives_way
+        )
         self.line = Line(order, shares, self.pace)
         self.prompts = LocalPrompts(
             self.pace, self.line, engine.token_budget, engine.max_batch_size, policy.local_chunk
@@ -40,13 +45,26 @@ class DecodesFirst(ABC):
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
-        queues.held_back.stop()
-        queues.kept_out = None
-        self.line.look(queues)
-        make_way(queues, self, self.line.yields_to)
+        self._begin(queues)
         decodes, chunks = self.compose(queues)
         self._charge(queues, decodes, chunks)
         return decodes + chunks
+
+    def plan_decodes(self, queues: Queues) -> list[Scheduled]:
+        """As SideBySide.plan_decodes."""
+        self._look(queues)
+        decodes = queues.decode(self.pick(queues.decoding, self.max_batch_size))
+        if decodes:
+            self._charge(queues, decodes, [])
+        return decodes
+
+    def plan_prompts(self, queues: Queues) -> list[Scheduled]:
+        """As SideBySide.plan_prompts. What streams need of the cores is decided elsewhere."""
+        self._begin(queues)
+        chunks = self.prompts.plan(queues, [], inf, self, self._sizes)
+        if chunks:
+            self.line.charge_chunks(chunks, self.pace.perf.step_s(shape_of(chunks)))
+        return chunks
 
     def compose(self, queues: Queues) -> tuple[list[Scheduled], list[Scheduled]]:
         """Return the step's decodes and its chunks of prompts."""
@@ -58,6 +76,16 @@ class DecodesFirst(ABC):
             limit_s = self.limit_s([row.request for row in decodes], queues)
             chunks = self.prompts.plan(queues, decodes, limit_s, self)
         return decodes, chunks
+
+    def _begin(self, queues: Queues) -> None:
+        """Begin a plan that may admit prompts."""
+        queues.held_back.stop()
+        queues.kept_out = None
+        self._look(queues)
+
+    def _look(self, queues: Queues) -> None:
+        self.line.look(queues)
+        make_way(queues, self, self.line.yields_to)
 
     def repeated(self, seconds: Sequence[float]) -> None:
         """Note steps like the last one, which had no prompts, while the queues do not change.

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The policy (`pdserve.engine.scheduler.Policy`) of an engine for one of two phases."""
+
+    planned: Callable[[Queues], list[Scheduled]]
+
+    def plan(self, queues: Queues) -> list[Scheduled]:
+        """As Policy.plan."""
+        return self.planned(queues)
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """What a decode policy also has if it can plan both phases apart, for steps side by side."""
+
+    def plan_decodes(self, queues: Queues) -> list[Scheduled]:
+        """Return the next step's decodes."""
+        ...
+
+    def plan_prompts(self, queues: Queues) -> list[Scheduled]:
+        """Return the next step's chunks of prompts."""
+        ...
 
 
 @runtime_checkable

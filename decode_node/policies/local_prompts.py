@@ -17,6 +17,7 @@ from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
 from pdserve.batch_rule import SAFETY
+from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
@@ -54,8 +55,11 @@ class LocalPrompts:
         decodes: Sequence[Scheduled],
         limit_s: float,
         policy: DecodePolicy,
+        sizes: BatchSizes | None = None,
     ) -> list[Scheduled]:
         """Return prompt rows to add to these decodes, so that the step takes at most `limit_s`.
+
+        With `sizes`, it has no more tokens than they say.
 
         A prompt is begun when the policy has a place for it in the batch, there is room for its KV,
         and no request ahead of it has to wait. The first prompt always gets at least a few tokens:
@@ -66,6 +70,8 @@ class LocalPrompts:
             return []
         has_begun = any(prompt.request.block_table for prompt in prompts)
         num_left = self._num_tokens(decodes, has_begun=has_begun)
+        if sizes is not None:
+            num_left = min(num_left, sizes.chunk)
         chunks = _Chunks(shape_of(decodes), num_left, has_begun)
         first_limit_s = self._first_limit_s(prompts, decodes, chunks.shape, limit_s, queues)
         limit_s = min(limit_s, first_limit_s)
@@ -89,6 +95,8 @@ class LocalPrompts:
                     break
                 num_tokens = least
             chunks.add(prompt, num_tokens)
+            if sizes is not None:
+                chunks.num_left = sizes.batch_tokens - chunks.shape.num_tokens
         if chunks.rows:
             self._num_skipped = 0
         return chunks.rows

@@ -46,7 +46,7 @@ def giving_way(queues: Queues, newcomer: Request, yields_to: YieldsTo) -> Iterat
     """Yield the running requests that may be preempted for the newcomer, in that order."""
     targets = newcomer.targets
     surplus = _surplus(queues.streams, targets)
-    for request in queues.victims.in_order(queues.running):
+    for request in queues.victims.in_order(queues.between_steps):
         theirs = request.targets
         if theirs.priority < targets.priority:
             yield request

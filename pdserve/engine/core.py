@@ -4,6 +4,11 @@
 Requests and blocks used by a step are not touched until the step is over, so every verb may be
 called while a step runs.
 
+Two cores may share queues, and with them requests and blocks, each with a step of its own that runs
+beside that of the other one (`beside`): one for decodes, and one for prompts. A request is in one
+step at a time, and is not preempted while it is: what a core plans leaves out what the other one
+computes (`Queues.elsewhere`).
+
 On a device, the step after one of decodes may be launched before that one has ended: it is planned
 by foresight (`step_ahead`), and both are under way for a while. The first is over with `end_step`.
 What it ends leaves the queues, but keeps its blocks until the second is over as well.
@@ -25,12 +30,23 @@ from pdserve.protocol import FinishReason
 class EngineCore:
     """Runs requests over one KV pool, one step after the other."""
 
-    def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        policy: Policy,
+        eos_token_ids: frozenset[int],
+        beside: EngineCore | None = None,
+    ) -> None:
+        """With `beside`, it computes requests of that core, which keeps all its verbs."""
         self.pool = queues.pool
         self.policy = policy  # may be replaced between steps
         self.queues = queues
-        self._eos_token_ids = eos_token_ids
+        self._beside = beside
+        self.eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
+        if beside is not None:
+            beside._beside = self
+            self._requests = beside._requests
         self._in_step: set[Request] = set()  # of the steps that are under way
         self._in_step_ahead: set[Request] = set()  # of these: in the second one
         self._kept: list[int] = []  # blocks of ended requests that the second one still uses
@@ -75,7 +91,7 @@ class EngineCore:
         was_done = request.is_done
         for answer in request.answers:
             answer.is_cancelled = True
-        if request not in self._in_step and not was_done:  # else it is removed at the step's end
+        if not self._is_in_step(request) and not was_done:  # else it is removed at the step's end
             self.queues.remove(request)
         return True
 
@@ -93,7 +109,8 @@ class EngineCore:
     def drop_expired(self, now_s: float) -> list[Request]:
         """Cancel the requests whose deadline has passed, and return them; their blocks are free.
 
-        Must not be called while a step runs.
+        Must not be called while a step runs. Blocks that a core beside this one uses are free when
+        its step has ended.
         """
         if now_s < self.next_deadline_s:
             return []
@@ -110,6 +127,8 @@ class EngineCore:
 
         The step is completed by `end_step` or `abandon_step`.
         """
+        if self._beside is not None:
+            self.queues.elsewhere = self._beside._in_step
         rows = self.policy.plan(self.queues)
         self._in_step = {row.request for row in rows}
         return rows
@@ -149,7 +168,7 @@ class EngineCore:
         Of a step that was planned ahead, only rows that `are_in_step` are given.
         """
         self._step_over()
-        block_size, eos_token_ids = self.pool.block_size, self._eos_token_ids
+        block_size, eos_token_ids = self.pool.block_size, self.eos_token_ids
         done = []
         for (request, num_tokens), token in zip(rows, sampled, strict=True):
             if request.is_cancelled:
@@ -208,6 +227,11 @@ class EngineCore:
 
     # ---- parts ---------------------------------------------------------------------------------
 
+    def _is_in_step(self, request: Request) -> bool:
+        return request in self._in_step or (
+            self._beside is not None and request in self._beside._in_step
+        )
+
     def _step_over(self) -> None:
         self._in_step, self._in_step_ahead = self._in_step_ahead, set()
         if self._kept:
@@ -220,10 +244,10 @@ class EngineCore:
 
     def _finish(self, request: Request, token: SampledToken) -> None:
         """Finish the request if its newest token is its last; with token 1, also its siblings."""
-        finish(request, self._eos_token_ids)
+        finish(request, self.eos_token_ids)
         for sibling, first in zip(request.siblings, token.siblings, strict=True):
             sibling.output_token_ids.append(first.token_id)
-            finish(sibling, self._eos_token_ids)
+            finish(sibling, self.eos_token_ids)
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
         """Publish newly full blocks to the prefix cache, those with output tokens included."""

@@ -21,6 +21,9 @@ foreseen (`foresight.py`):
     the device: step k ─────────────────────────────────────────────────────► step k + 1 ──►
 
 There a step begins when the one before it has ended, however early it was launched.
+
+With an engine beside it (multiplexed mode), there are two such loops over the same requests, each
+with a thread of its own: that of the first engine computes decodes, the other one prompts.
 """
 
 from __future__ import annotations
@@ -59,8 +62,19 @@ class _Loop(NamedTuple):
 class Engine(StepEnds):
     """Runs requests over one model and one KV pool."""
 
-    def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
-        super().__init__(queues, policy, eos_token_ids)
+    def __init__(
+        self,
+        queues: Queues,
+        policy: Policy,
+        eos_token_ids: frozenset[int],
+        beside: Engine | None = None,
+    ) -> None:
+        """As EngineCore; with `beside`, its loop runs beside that of the other engine."""
+        super().__init__(queues, policy, eos_token_ids, beside)
+        self._other = beside
+        self._is_beside = beside is not None
+        if beside is not None:
+            beside._other = self
         self.on_idle: Callable[[], None] = lambda: None  # called when there is nothing to compute
         self._wake = asyncio.Event()
         self.pool.on_release(self._wake.set)
@@ -73,27 +87,29 @@ class Engine(StepEnds):
     def submit(self, request: Request) -> None:
         """As EngineCore.submit."""
         super().submit(request)
-        self._wake.set()
+        self.wake()
 
     def adopt(self, request: Request) -> None:
         """As EngineCore.adopt."""
         super().adopt(request)
-        self._wake.set()
+        self.wake()
 
     def cancel(self, request_id: str) -> bool:
         """As EngineCore.cancel."""
         was_here = super().cancel(request_id)
-        self._wake.set()
+        self.wake()
         return was_here
 
     def fail(self, request: Request, error: PdserveError) -> None:
         """Report a request as failed that cannot even be submitted."""
         self._unfit.append((request, error))
-        self._wake.set()
+        self.wake()
 
     def wake(self) -> None:
         """Make the loop plan again: something that the policy depends on has changed."""
         self._wake.set()
+        if self._other is not None:
+            self._other._wake.set()
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -117,6 +133,7 @@ class Engine(StepEnds):
                     self._recall(observer)
                 if rows:
                     await step(rows, planned_s, loop)
+                    self._wake_other()
                 else:
                     self._report(observer)
                     self._last_end_s = None
@@ -150,6 +167,14 @@ class Engine(StepEnds):
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s if wait_s < inf else None):
                 await self._wake.wait()
+
+    def _wake_other(self) -> None:
+        """Have the other loop look at what a step has changed.
+
+        Prompts have become streams, or streams were preempted, or one more step has passed since.
+        """
+        if self._other is not None and (self._is_beside or self.queues.waiting):
+            self._other._wake.set()
 
     def _drop_unfit(self, observer: StepObserver) -> None:
         unfit, self._unfit = self._unfit, []

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from pdserve.clock import Clock, Stopwatch
@@ -73,6 +74,7 @@ class Queues:
         self.victims = victims or Victims()
         self.preemptions = Preemptions(pool.block_size, could_fetch)
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
+        self.elsewhere: AbstractSet[Request] = frozenset()  # running, in a step beside the next one
         self.are_foreseen = False  # as they will be after a step that runs (`foresight.py`)
 
     @property
@@ -97,11 +99,21 @@ class Queues:
         return [r for r in streams if r.output_token_ids or r.lifecycle.prefill_end_s is not None]
 
     @property
+    def between_steps(self) -> list[Request]:
+        """Running requests that no step computes while the next one is planned."""
+        if not self.elsewhere:
+            return self.running
+        return [request for request in self.running if request not in self.elsewhere]
+
+    @property
     def decoding(self) -> list[Request]:
-        """Running requests in decode (one token per step), oldest first."""
+        """Running requests in decode (one token per step), oldest first.
+
+        One that lacks just a token may also be computed elsewhere, as a prompt that came back.
+        """
         return [
             request
-            for request in self.running
+            for request in self.between_steps
             if (num_output := len(request.output_token_ids))  # `is_decoding`, inlined for speed
             and len(request.prompt_token_ids) + num_output - request.num_computed_tokens == 1
         ]
@@ -196,7 +208,7 @@ class Queues:
         if len(request.block_table) * pool.block_size >= request.num_tokens:
             return True
         while pool.num_free == 0:
-            victim = self.victims.choose(self.running, request)
+            victim = self.victims.choose(self.between_steps, request)
             self.preempt(victim)
             if victim is request:
                 return False

@@ -39,8 +39,14 @@ class StepTimes(NamedTuple):
 class StepEnds(EngineCore):
     """Applies and reports what steps compute, or fails their requests."""
 
-    def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
-        super().__init__(queues, policy, eos_token_ids)
+    def __init__(
+        self,
+        queues: Queues,
+        policy: Policy,
+        eos_token_ids: frozenset[int],
+        beside: EngineCore | None = None,
+    ) -> None:
+        super().__init__(queues, policy, eos_token_ids, beside)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
         self._last_end_s: float | None = None  # end of the previous step; None after idling

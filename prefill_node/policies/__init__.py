@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from pdserve.clock import Clock
 from pdserve.engine.prompts import make_prompt_order
+from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.scheduler import Policy
 from pdserve.perf_model import PerfModel
 from pdserve.settings.config import EngineConfig, PolicyConfig
-from prefill_node.policies.batch_sizes import BatchSizes
 from prefill_node.policies.prompt_batches import PromptBatches
 
 

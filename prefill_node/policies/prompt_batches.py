@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.prompts.order import PromptOrder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.perf_model import PerfModel
-from prefill_node.policies.batch_sizes import BatchSizes
 
 MAX_HALF_DONE = 4  # prompts that hold all their blocks and wait for their next chunk
 

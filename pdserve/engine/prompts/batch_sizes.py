@@ -1,8 +1,9 @@
-"""How many prompt tokens a prefill step takes."""
+"""How many prompt tokens a step of prompts takes."""
 
 from __future__ import annotations
 
 from pdserve.perf_model import PerfModel
+from pdserve.protocol import StepCosts
 
 CHUNK = 2  # times the saturating size: all later chunks read a chunk again, so it is not too small
 
@@ -25,7 +26,8 @@ class BatchSizes:
         self._token_budget = token_budget
         self._prefill_chunk = prefill_chunk
         self._gives_way = gives_way
-        self._measure()
+        self._costs: StepCosts | None = None  # that the sizes are for
+        self._chunk = self._batch_tokens = 0
 
     @property
     def batch_tokens(self) -> int:
