@@ -1,10 +1,10 @@
 #include "bind.h"
 
-#include <chrono>
-#include <cmath>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "core_split.h"
@@ -18,43 +18,6 @@ namespace pdserve {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-
-// Shared with the pool, which must not own anything of Python's.
-class OwnedSplit {
-public:
-    OwnedSplit(int fd, bool takes_rest, int num_cores, double lease_s) {
-        if (num_cores < 2 || num_cores > kMaxThreads) {
-            raise_value_error(
-                "num_cores", "2 to " + std::to_string(kMaxThreads), std::to_string(num_cores));
-        }
-        if (!(lease_s > 0.0 && lease_s < 1e6)) {
-            raise_value_error("lease_s", "a time above 0", std::to_string(lease_s));
-        }
-        const std::chrono::microseconds lease(static_cast<int64_t>(std::ceil(lease_s * 1e6)));
-        try {
-            split_ = std::make_shared<CoreSplit>(fd, takes_rest, num_cores, lease);
-        } catch (const std::system_error& error) {
-            errno = error.code().value();
-            PyErr_SetFromErrno(PyExc_OSError);
-            throw nb::python_error();
-        }
-        most_ = num_cores - 1;
-    }
-
-    void ask(int num_cores) {
-        if (num_cores < 1 || num_cores > most_) {
-            raise_value_error(
-                "num_cores", "1 to " + std::to_string(most_), std::to_string(num_cores));
-        }
-        split_->ask(num_cores);
-    }
-
-    const std::shared_ptr<CoreSplit>& split() const { return split_; }
-
-private:
-    std::shared_ptr<CoreSplit> split_;
-    int most_;
-};
 
 }  // namespace
 
@@ -117,27 +80,42 @@ void bind_threads(nb::module_& m) {
         "How many threads share one kernel call; at first the cores this process may use.");
 }
 
-void bind_core_split(nb::module_& m) {
-    nb::class_<OwnedSplit>(m, "CoreSplit", "Cores that two processes of a host share.")
-        .def(nb::init<int, bool, int, double>(), nb::arg("fd"), nb::arg("takes_rest"),
-            nb::arg("num_cores"), nb::arg("lease_s"))
-        .def("ask", &OwnedSplit::ask, nb::arg("num_cores"), "A step begins.")
-        .def("release", [](OwnedSplit& self) { self.split()->release(); }, "Nothing is computed.")
+void bind_core_share(nb::module_& m) {
+    using Share = std::shared_ptr<CoreShare>;
+    nb::class_<CoreShare>(m, "CoreShare", "The cores that a thread may use for its kernel calls.")
+        .def_prop_ro("num_cores", &CoreShare::num_cores)
         .def(
-            "clear_other", [](OwnedSplit& self) { self.split()->clear_other(); },
-            "The other process has ended.")
-        .def_prop_ro("asked_by_other", [](OwnedSplit& self) { return self.split()->asked_by_other(); })
-        .def_prop_ro("allowed", [](OwnedSplit& self) { return self.split()->allowed(); })
-        .def_prop_ro("mean_cores", [](OwnedSplit& self) { return self.split()->mean_cores(); });
-    m.attr("CORE_SPLIT_BYTES") = CoreSplit::kBytes;
+            "ask",
+            [](CoreShare& self, int num_cores) {
+                const int most = self.num_cores() - 1;
+                if (num_cores < 1 || num_cores > most) {
+                    raise_value_error(
+                        "num_cores", "1 to " + std::to_string(most), std::to_string(num_cores));
+                }
+                self.ask(num_cores);
+            },
+            nb::arg("num_cores"), "A step begins.")
+        .def("release", &CoreShare::release, "Nothing is computed.")
+        .def_prop_ro("asked_by_other", &CoreShare::asked_by_other)
+        .def_prop_ro("allowed", &CoreShare::allowed)
+        .def_prop_ro("mean_cores", &CoreShare::mean_cores);
     m.def(
-        "set_core_split",
-        [](OwnedSplit* split) {
-            std::shared_ptr<CoreSplit> shared = split == nullptr ? nullptr : split->split();
-            nb::gil_scoped_release release;
-            ThreadPool::instance().set_core_split(std::move(shared));
+        "split_cores",
+        [](int num_cores) {
+            if (num_cores < 2 || num_cores > CoreShare::kMostCores) {
+                raise_value_error("num_cores", "2 to " + std::to_string(CoreShare::kMostCores),
+                    std::to_string(num_cores));
+            }
+            return CoreShare::split(num_cores);
         },
-        nb::arg("split").none(), "Share the cores of kernel calls with another process, or not.");
+        nb::arg("num_cores"), "The share of what asks for cores, and of what has the rest.");
+    m.def(
+        "use_core_share",
+        [](Share share) {
+            nb::gil_scoped_release release;
+            ThreadPool::own(std::move(share));
+        },
+        nb::arg("share").none(), "Have kernel calls of this thread use workers of their own.");
 }
 
 }  // namespace pdserve

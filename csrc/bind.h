@@ -13,6 +13,6 @@ Variant variant_from(const char* name);
 
 void bind_cpu(nanobind::module_& m);
 void bind_threads(nanobind::module_& m);
-void bind_core_split(nanobind::module_& m);
+void bind_core_share(nanobind::module_& m);
 
 }  // namespace pdserve

@@ -21,7 +21,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Native kernels of pdserve.";
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
-    pdserve::bind_core_split(m);
+    pdserve::bind_core_share(m);
     pdserve::bind_attention(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);

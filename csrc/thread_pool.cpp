@@ -31,9 +31,12 @@ constexpr std::chrono::microseconds kPatience{200};
 
 uint64_t job_of(uint64_t gate) { return gate / kGateJob; }
 
-// Never deleted: workers may still be sleeping in it when static destructors run, or after a fork.
+// The process's. Never deleted: workers may still be sleeping in it when static destructors run, or
+// after a fork.
 ThreadPool* current_pool = nullptr;
 std::mutex current_pool_mutex;
+
+thread_local std::unique_ptr<ThreadPool> own_pool;
 
 // The cores that this process may use, which a container or taskset may limit.
 int available_cores() {
@@ -59,15 +62,27 @@ ThreadPool& ThreadPool::instance() {
         [] { current_pool_mutex.lock(); }, [] { current_pool_mutex.unlock(); },
         [] {
             current_pool = nullptr;
+            (void)own_pool.release();
             current_pool_mutex.unlock();
         });
     (void)registered;
+    if (own_pool != nullptr) return *own_pool;
     std::lock_guard lock(current_pool_mutex);
-    if (current_pool == nullptr) current_pool = new ThreadPool();
+    if (current_pool == nullptr) current_pool = new ThreadPool(available_cores());
     return *current_pool;
 }
 
-ThreadPool::ThreadPool() : num_threads_(available_cores()) {}
+void ThreadPool::own(std::shared_ptr<CoreShare> share) {
+    own_pool.reset();
+    if (share == nullptr) return;
+    const int num_cores = share->num_cores();
+    own_pool.reset(new ThreadPool(num_cores, std::move(share)));
+}
+
+ThreadPool::ThreadPool(int num_threads, std::shared_ptr<CoreShare> share)
+    : share_(std::move(share)), num_threads_(num_threads) {}
+
+ThreadPool::~ThreadPool() { resize_workers(0); }
 
 int ThreadPool::num_threads() { return num_threads_; }
 
@@ -75,12 +90,6 @@ void ThreadPool::set_num_threads(int num_threads) {
     std::lock_guard turn(turn_mutex_);
     num_threads_ = num_threads;
     if (static_cast<int>(workers_.size()) > num_threads - 1) resize_workers(num_threads - 1);
-}
-
-void ThreadPool::set_core_split(std::shared_ptr<CoreSplit> split) {
-    std::lock_guard turn(turn_mutex_);
-    split_ = std::move(split);
-    if (split_ == nullptr) admit(kAll);
 }
 
 void ThreadPool::resize_workers(int num_workers) {
@@ -128,7 +137,7 @@ void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     std::lock_guard turn(turn_mutex_);
     if (static_cast<int>(workers_.size()) < num_threads_ - 1) resize_workers(num_threads_ - 1);
 
-    if (split_ != nullptr) admit(split_->begin_job() - 1);
+    if (share_ != nullptr) admit(share_->begin_job() - 1);
     caller_core_ = sched_getcpu();
     job_ = {num_items, call, context, nullptr};
     next_item_.store(0, std::memory_order_relaxed);
@@ -154,9 +163,9 @@ void ThreadPool::work_on_job(int index) {
     }
 }
 
-// Whether a thread may take another item: its process may have fewer cores than when the job began.
+// Whether a thread may take another item: there may be fewer cores for it than when the job began.
 bool ThreadPool::may_go_on(int index) const {
-    return index == kCaller || split_ == nullptr || index < split_->allowed() - 1;
+    return index == kCaller || share_ == nullptr || index < share_->allowed() - 1;
 }
 
 // Whoever is admitted late, or still works on a job that it is not admitted to, changes no result.

@@ -5,7 +5,8 @@
 // they spin for some microseconds, waiting for the next job, before they sleep. A thread that is
 // about to sleep lends its core to one that it waits for, if another process keeps that from its own.
 //
-// With a CoreSplit, only as many threads work as it allows: workers beyond that are not admitted to
+// A thread may have workers of its own, so that its jobs take no turns with those of others, and a
+// CoreShare. Then only as many threads work as it allows: workers beyond that are not admitted to
 // jobs, and those that are leave a job before its next item.
 #pragma once
 
@@ -26,16 +27,20 @@ namespace pdserve {
 
 class ThreadPool {
 public:
-    // The process's pool. Made anew in a forked child, where the parent's workers do not exist.
+    // The calling thread's own pool, or else the process's. Made anew in a forked child, where the
+    // parent's workers do not exist.
     static ThreadPool& instance();
+
+    // From now on, the calling thread has a pool of its own, with as many threads as there are
+    // cores to share; null: it has not any more. Its workers end with it.
+    static void own(std::shared_ptr<CoreShare> share);
+
+    ~ThreadPool();
 
     int num_threads();
 
     // The number of threads, the caller included, for later calls. Workers start when first needed.
     void set_num_threads(int num_threads);
-
-    // The cores of later calls are shared with another process; null: they are not.
-    void set_core_split(std::shared_ptr<CoreSplit> split);
 
     // Calls body(i) once for every i in [0, num_items), in no particular order, and returns when
     // all have returned. Rethrows the first exception. Calls from several threads take turns.
@@ -80,7 +85,7 @@ private:
         std::exception_ptr error;  // guarded by mutex_
     };
 
-    ThreadPool();
+    explicit ThreadPool(int num_threads, std::shared_ptr<CoreShare> share = nullptr);
     void run(int64_t num_items, Call call, const void* context);
     void work_on_job(int index);
     bool may_go_on(int index) const;
@@ -97,9 +102,9 @@ private:
     void leave(Worker& self);
     void resize_workers(int num_workers);
 
+    const std::shared_ptr<CoreShare> share_;  // null: the cores are not shared
     std::mutex turn_mutex_;  // held by the one caller whose job is running, or by a resize
     Job job_;                // written while the gate is closed and nobody is inside
-    std::shared_ptr<CoreSplit> split_;  // likewise
 
     // The number of the job (upper 32 bits), whether workers may still join it (kGateOpen), and how
     // many are inside (the bits below). One atomic word, so that no worker can join a job that has

@@ -23,7 +23,10 @@ def kernel_variants() -> list[str]:
     """The kernel builds this CPU can run, best first; the first is used."""
 
 def num_threads() -> int:
-    """How many threads share one kernel call; at first the cores this process may use."""
+    """How many threads share one kernel call; at first the cores this process may use.
+
+    Of the calling thread's workers, if it has its own (`use_core_share`).
+    """
 
 def set_num_threads(num_threads: int) -> None:
     """Set how many threads share one kernel call, the caller included (1 to 1024).
@@ -31,50 +34,43 @@ def set_num_threads(num_threads: int) -> None:
     Waits for a running kernel call to end. A forked child starts with the default again.
     """
 
-CORE_SPLIT_BYTES: int  # of the memory behind a CoreSplit; zeroed, nothing is computed
+class CoreShare:
+    """The cores that one of two threads may use for its kernel calls, which run side by side.
 
-class CoreSplit:
-    """The cores that two processes of a host share, through memory that both have mapped.
-
-    Alone, each has all of them. While both compute, one has what it asks for and the other one,
-    which `takes_rest`, what is left: from the next item of a job on.
+    Alone, each has all of them. While both compute, one has what it asks for and the other one what
+    is left: from the next item of a job on.
     """
 
-    def __init__(self, fd: int, takes_rest: bool, num_cores: int, lease_s: float) -> None:
-        """Map the memory; `fd` may be closed afterwards.
-
-        What a process asks for holds for `lease_s`, and longer while it computes; both must name
-        the same time.
-
-        Raises:
-            OSError: it cannot be mapped.
-        """
+    @property
+    def num_cores(self) -> int:
+        """Cores of both."""
 
     def ask(self, num_cores: int) -> None:
-        """A step begins, for which so many cores are wanted (1 to num_cores - 1)."""
+        """A step begins, for which so many cores are wanted (1 to `num_cores` - 1)."""
 
     def release(self) -> None:
         """There is nothing to compute."""
 
-    def clear_other(self) -> None:
-        """The other process has ended, whatever it has asked for."""
-
     @property
     def asked_by_other(self) -> int:
-        """Cores that the other process asks for now; 0: it does not compute."""
+        """Cores that the other one asks for now; 0: it does not compute."""
 
     @property
     def allowed(self) -> int:
-        """Cores that this process may use at the moment."""
+        """Cores that may be used at the moment."""
 
     @property
     def mean_cores(self) -> float:
         """Cores that kernel calls have had since `ask`, on average; 0: there were none."""
 
-def set_core_split(split: CoreSplit | None) -> None:
-    """Share the cores of kernel calls with another process; None: not any more.
+def split_cores(num_cores: int) -> tuple[CoreShare, CoreShare]:
+    """Return the share of what asks for cores, and that of what has the rest (2 to 1024 cores)."""
 
-    Waits for a running kernel call to end. A forked child shares none.
+def use_core_share(share: CoreShare | None) -> None:
+    """Have kernel calls of the calling thread use this share, with workers of their own.
+
+    The workers have the thread's affinity, and end with the thread. None: its calls use the
+    process's workers again.
     """
 
 def paged_attention(
