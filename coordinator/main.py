@@ -13,7 +13,7 @@ from coordinator.tenants.opening import open_tenants
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
 from pdserve.process.signals import StopSignals
-from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.config import ONE_POOL, CoordinatorConfig
 from pdserve.slo import ServiceClasses, parse_slo_classes
 
 
@@ -23,13 +23,8 @@ def run(config: CoordinatorConfig) -> None:
     Raises:
         PdserveError: the coordinator cannot start; says why.
     """
-    if config.routing.rebalance and config.mode == "colocated":
-        raise ConfigError("--rebalance needs two pools: leave it out with --mode colocated")
-    if config.routing.rebalance and config.mode == "multiplexed":
-        raise ConfigError(
-            "--rebalance changes what nodes are: leave it out with --mode multiplexed, whose nodes "
-            "are pairs"
-        )
+    if config.routing.rebalance and config.mode in ONE_POOL:
+        raise ConfigError(f"--rebalance needs two pools: leave it out with --mode {config.mode}")
     classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
     model = load_served_model(config.checkpoint, config.answers.pooling)
     tenants = open_tenants(config, classes.by_name, model.name, os.environ, SystemClock())

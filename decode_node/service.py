@@ -22,10 +22,11 @@ from collections.abc import Sequence
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
+from decode_node.policies.interface import Phase, SideBySide
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
-from pdserve.errors import PdserveError, PeerLost, RequestCancelled, RequestEnded
+from pdserve.errors import ConfigError, PdserveError, PeerLost, RequestCancelled, RequestEnded
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg
@@ -63,6 +64,16 @@ class DecodeNode:
             "Requests for which tickets had become old",
             lambda: pulls.num_renewals,
         )
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """As DecodeService.phases."""
+        if not isinstance(self.policy, SideBySide):
+            raise ConfigError(
+                f"decode_policy {self._parts.config.policy.decode_policy}: it cannot plan decodes "
+                "and prompts apart (plan_decodes, plan_prompts), as multiplexed mode needs it"
+            )
+        return Phase(self.policy.plan_decodes), Phase(self.policy.plan_prompts)
 
     @property
     def num_waiting(self) -> int:

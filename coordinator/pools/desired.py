@@ -35,7 +35,7 @@ POOLS: Final[Mapping[Mode, tuple[NodeRole, ...]]] = {
     "colocated": (NodeRole.DECODE,),
     "adaptive": (NodeRole.PREFILL, NodeRole.DECODE),
     "flowing": (NodeRole.PREFILL, NodeRole.DECODE),
-    "multiplexed": (NodeRole.PREFILL, NodeRole.DECODE),
+    "multiplexed": (NodeRole.DECODE,),
 }
 
 

@@ -27,7 +27,7 @@ NEEDED: dict[Mode, tuple[NodeRole, ...]] = {
     "colocated": (NodeRole.DECODE,),
     "adaptive": (),  # a node of either pool can serve whole requests
     "flowing": (),
-    "multiplexed": (NodeRole.PREFILL, NodeRole.DECODE),
+    "multiplexed": (NodeRole.DECODE,),
 }
 
 
@@ -106,9 +106,7 @@ class RoleChanges:
         """Return whether a node could work for a pool at all."""
         if role is member.role:
             return True
-        return self._mode != "multiplexed" and not (
-            role is NodeRole.PREFILL and member.hello.prefill_refusal
-        )
+        return not (role is NodeRole.PREFILL and member.hello.prefill_refusal)
 
     def _find(self, node_id: str) -> Member:
         if (found := self._registry.find(node_id)) is not None:
@@ -122,11 +120,6 @@ class RoleChanges:
         former, order = self._role_of(member), self._orders.get(member)
         if former is role and (order is not None or member.load.state is not NodeState.LOADING):
             return order  # None: it has reported that role
-        if self._mode == "multiplexed" and role is not member.role:
-            raise RoleRefused(
-                f"{member.node_id} shares its cores with a node of the other kind: in multiplexed "
-                "mode neither can change"
-            )
         if member.load.state is NodeState.DRAINING:
             raise RoleRefused(f"{member.node_id} is draining: it takes no more work of any kind")
         if role is NodeRole.PREFILL and member.hello.prefill_refusal:

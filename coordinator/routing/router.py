@@ -22,6 +22,7 @@ from coordinator.routing.pairs.health import PairHealth
 from coordinator.routing.pairs.reach import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
+from coordinator.routing.side_by_side import SideBySide
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
@@ -75,9 +76,9 @@ class Router:
     def can_route(self, revision: str = "") -> bool:
         """Return whether there are ready nodes in all pools that the mode needs, of a revision."""
         match self.mode:
-            case "disaggregated" | "multiplexed":
+            case "disaggregated":
                 return len(self.fleet.serving(self.pairs.prefills_to_try(), revision)) > 0
-            case "colocated":
+            case "colocated" | "multiplexed":
                 return len(self.fleet.ready(NodeRole.DECODE, revision)) > 0
             case "adaptive" | "flowing":
                 return len(self.fleet.ready(None, revision)) > 0
@@ -98,12 +99,14 @@ class Router:
         if len(self.fleet.ready(None)) == 0:
             raise NoNodeAvailable("no node is ready: try again shortly")
         outlook = self._outlook(request, prompt)
+        if self.mode == "multiplexed":
+            return self._side_by_side(outlook, self._slots(NodeRole.DECODE, request.revision))
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
             return self._local(outlook, self._slots(self._decode_role, request.revision))
         match self.mode:
             case "colocated":
                 return self._local(outlook, self._slots(NodeRole.DECODE, request.revision))
-            case "disaggregated" | "multiplexed":
+            case "disaggregated":
                 return self._pair(outlook)
             case "adaptive":
                 return self._adaptive(outlook)
@@ -190,6 +193,13 @@ class Router:
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
         near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
         return self._on_one_node(outlook, slots, near).placement
+
+    def _side_by_side(self, outlook: Outlook, slots: Ints) -> Placement:
+        sides = SideBySide(outlook, slots)
+        legs = self._books.decodes.legs_with_others()
+        slot = self._pick("local", outlook, slots, sides.cost, legs)
+        idle_tpot_s = 0.0 if outlook.ends_with_token_1 else outlook.alone_s(slot)
+        return self._placement(outlook, None, slot, sides.times(slot), idle_tpot_s)
 
     def _adaptive(self, outlook: Outlook) -> Placement:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from pdserve.errors import ConfigError
 from pdserve.settings.config import (
+    ONE_POOL,
     AccessConfig,
     AnswerConfig,
     CheckpointConfig,
@@ -25,7 +26,6 @@ from pdserve.settings.flag_groups import CLUSTER
 from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
-from pdserve.settings.values import check_pairs
 
 SLEEP_AFTER_S: Final = 300.0  # `routing.sleep_after_s` of a cluster that may have no nodes
 
@@ -44,10 +44,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
 
     prefill: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="number of prefill nodes (default: 1, 0 if colocated, that of decode nodes "
-            "if multiplexed)"
-        ),
+        Meta(description="number of prefill nodes (default: 1, or 0 if colocated or multiplexed)"),
     ] = None
     decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
     autoscale: Annotated[
@@ -61,7 +58,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Mode,
         Meta(
             description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either; multiplexed: prefill nodes, on the cores of decode nodes"
+            "either; multiplexed: decode nodes, beside their streams"
         ),
     ] = "disaggregated"
     on: Annotated[
@@ -103,18 +100,17 @@ class ClusterConfig(ConfigStruct, frozen=True):
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
         if self.mode == "multiplexed":
+            if self.on:
+                raise ValueError(f"on: {self.on}: mode multiplexed is for nodes of this machine")
             for name, given in (
-                ("on", self.on),
-                ("autoscale", self.autoscale),
-                ("rebalance", self.routing.rebalance),
                 ("tensor_parallel", self.engine.tensor_parallel > 1),
                 ("pipeline_parallel", self.engine.pipeline_parallel > 1),
                 ("rank_hosts", self.engine.rank_hosts),
             ):
                 if given:
                     raise ValueError(
-                        f"{name}: not in mode multiplexed, whose nodes are pairs, each of a "
-                        "prefill and a decode process on the same cores"
+                        f"{name}: not in mode multiplexed, in which a node computes alone, with "
+                        "two steps at a time"
                     )
 
     @property
@@ -146,21 +142,17 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Raises:
             ConfigError: the number asked for contradicts the mode.
         """
-        colocated = self.mode == "colocated"
+        has_one_pool = self.mode in ONE_POOL
         if self.scale is not None:
-            return 0 if colocated else self.scale.most
-        if self.mode == "multiplexed":
-            num_prefill = self.decode if self.prefill is None else self.prefill
-            check_pairs([self.mode], num_prefill, self.decode)
-            return num_prefill
+            return 0 if has_one_pool else self.scale.most
         if self.prefill is None:
-            return 0 if colocated else 1
-        if colocated and self.prefill:
+            return 0 if has_one_pool else 1
+        if has_one_pool and self.prefill:
             raise ConfigError(
-                f"--prefill {self.prefill} with --mode colocated: in that mode each node prefills "
-                "its own requests; leave --prefill out"
+                f"--prefill {self.prefill} with --mode {self.mode}: in that mode each node "
+                "prefills its own requests; leave --prefill out"
             )
-        if not colocated and not self.prefill:
+        if not has_one_pool and not self.prefill:
             raise ConfigError(
                 f"--prefill 0 with --mode {self.mode}: that mode needs prefill nodes; use --mode "
                 "colocated"

@@ -32,19 +32,24 @@ def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
     return [list(cores[a:b]) for a, b in pairwise(bounds)]
 
 
-def share_cores(num_pairs: int, cores: Sequence[int]) -> list[list[int]]:
-    """The cores of each pair of nodes that share theirs: those of prefill-0 and decode-0, ...
+def check_splittable(engines: Sequence[EngineConfig], num_cores: int) -> None:
+    """Check that each of these nodes can split its cores between prompts and decodes.
 
     Raises:
-        ConfigError: a pair would have fewer than two, which cannot be split.
+        ConfigError: they have fewer than two each, or would compute on GPUs.
     """
-    if len(cores) < 2 * num_pairs:
+    for engine in engines:
+        if engine.device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"--mode multiplexed splits the cores of a CPU, and the nodes would compute on "
+                f"{engine.device}: add --device cpu, or take another mode"
+            )
+    if num_cores < 2 * len(engines):
         raise ConfigError(
-            f"--mode multiplexed splits the cores of a prefill and a decode node, so each of "
-            f"{num_pairs} pairs needs two or more, and there are {len(cores)}: start fewer pairs, "
-            "or take --mode disaggregated"
+            f"--mode multiplexed splits the cores of each node, so each of {len(engines)} nodes "
+            f"needs two or more, and there are {num_cores}: start fewer nodes, or take --mode "
+            "colocated"
         )
-    return assign_cores(num_pairs, cores)
 
 
 def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[int]:

@@ -14,14 +14,14 @@ from pdserve.cluster.config import SLEEP_AFTER_S, ClusterConfig
 from pdserve.cluster.placement import (
     assign_cores,
     assign_device,
+    check_splittable,
     coordinator_cores,
     gpus_of_node,
-    share_cores,
 )
-from pdserve.errors import ConfigError
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.config import (
     IN_MEMORY,
+    ONE_POOL,
     AccessConfig,
     AnswerConfig,
     CoordinatorConfig,
@@ -45,7 +45,6 @@ class Machine:
 
     cores: Sequence[int]
     num_gpus: int = 0
-    core_files: Sequence[str] = ()  # for each pair of nodes that share their cores
 
 
 @dataclass(frozen=True)
@@ -71,18 +70,13 @@ def plan_cluster(
         ConfigError: the numbers of nodes contradict the mode, or the machine does.
     """
     nodes = cluster_nodes(config)
-    is_shared = config.mode == "multiplexed"
-    engine = config.engine
-    if is_shared:  # each node computes with the threads of both
-        shares = 2 * share_cores(config.num_decode, machine.cores)
-        engine = replace(engine, threads=2 * engine.threads)
-    else:
-        shares = assign_cores(len(nodes), machine.cores)
+    shares = assign_cores(len(nodes), machine.cores)
     engines = [
-        _placed(engine, number, cores, machine.num_gpus) for number, cores in enumerate(shares)
+        _placed(config.engine, number, cores, machine.num_gpus)
+        for number, cores in enumerate(shares)
     ]
-    if is_shared:
-        _check_on_cpu(engines)
+    if config.mode == "multiplexed":
+        check_splittable(engines, len(machine.cores))
     on_gpu = Counter(engine.device for engine in engines if engine.device.startswith("cuda"))
     engines = [
         replace(engine, kv_utilization=engine.kv_utilization / on_gpu.get(engine.device, 1))
@@ -94,21 +88,9 @@ def plan_cluster(
     coordinator = plan_coordinator(config, http_port, grpc_host, grpc_port, cpus)
     plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
     address = format_address(grpc_host, grpc_port)
-    files = 2 * list(machine.core_files) if is_shared else [""] * len(nodes)
-    for (name, kind), engine, shared_cores in zip(nodes, engines, files, strict=True):
-        node = replace(plan_node(config, name, address, engine), shared_cores=shared_cores)
-        plans.append(ProcessPlan(name, kind, node))
+    for (name, kind), engine in zip(nodes, engines, strict=True):
+        plans.append(ProcessPlan(name, kind, plan_node(config, name, address, engine)))
     return plans
-
-
-def _check_on_cpu(engines: Sequence[EngineConfig]) -> None:
-    """Raises ConfigError: a node of a pair that is to share cores would compute on a GPU."""
-    for engine in engines:
-        if engine.device not in ("auto", "cpu"):
-            raise ConfigError(
-                f"--mode multiplexed splits the cores of a CPU between two processes, and the "
-                f"nodes would compute on {engine.device}: add --device cpu, or take another mode"
-            )
 
 
 def cluster_nodes(config: ClusterConfig) -> list[tuple[str, Kind]]:
@@ -153,7 +135,7 @@ def _routing_config(config: ClusterConfig) -> RoutingConfig:
     sleep_after_s = routing.sleep_after_s
     if scale.least == 0:
         sleep_after_s = sleep_after_s or SLEEP_AFTER_S
-    has_two_pools = config.mode != "colocated"
+    has_two_pools = config.mode not in ONE_POOL
     return replace(routing, rebalance=has_two_pools, sleep_after_s=sleep_after_s)
 
 
@@ -180,6 +162,7 @@ def plan_node(
         coordinators=[coordinator_address],
         transports=config.transports,
         checksums=config.checksums,
+        multiplexed=config.mode == "multiplexed",
         checkpoint=config.checkpoint.part(WeightsConfig),
         engine=engine,
         profile=config.profile,
@@ -205,11 +188,9 @@ def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: boo
             f"{', '.join(shared)}, and no MPS: their steps take turns on it, so comparing modes "
             "there says nothing; start nvidia-cuda-mps-control -d, or give each node a GPU"
         )
-    own_cores = [node for node in nodes if not node.shared_cores]
-    pairs = {node.shared_cores: node for node in nodes if node.shared_cores}
     shares = [
         plan_cores(node.engine, cores)
-        for node in (*own_cores, *pairs.values())
+        for node in nodes
         if not node.engine.device.startswith("cuda")
     ]
     num_threads = sum(share.num_threads for share in shares)

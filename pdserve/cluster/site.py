@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from pdserve.addresses import loopback
 from pdserve.cluster.child import Child, ExitSink, LineSink, Process
 from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.core_files import CoreFiles
 from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cluster.ports import ReservedPort, reachable
@@ -86,7 +84,6 @@ class ThisMachine:
         self._make_child = make_child
         self._machine = machine
         self._ports: list[ReservedPort] = []  # HTTP, gRPC
-        self._core_files = CoreFiles(0)
         self.warning = ""
 
     @property
@@ -105,9 +102,6 @@ class ThisMachine:
         machine = self._machine or Machine(
             usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
         )
-        if config.mode == "multiplexed":
-            self._core_files = CoreFiles(config.num_decode)
-            machine = replace(machine, core_files=self._core_files.paths)
         self._ports = [ReservedPort(config.host, config.port)]
         self._ports.append(ReservedPort(loopback(config.host)))
         http_port, grpc_port = (reserved.port for reserved in self._ports)
@@ -126,4 +120,3 @@ class ThisMachine:
         """As Site.release."""
         for reserved in self._ports:
             reserved.close()
-        self._core_files.close()

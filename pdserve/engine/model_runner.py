@@ -15,6 +15,7 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_marks import LayerMarks
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.prompt_results.fan_out import fan_in, fan_out
 from pdserve.engine.prompt_results.pooling import pool, wanted_states
 from pdserve.engine.prompt_results.scores import LOGITS_BYTES, is_scored, scored_parts
@@ -60,6 +61,20 @@ class ModelRunner:
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._is_asynchronous = model.most_ahead > 0 or model.device.type != "cpu"
         self._last_end_s = 0.0  # of the last step, if that is so
+
+    def beside(self, grammars: GrammarProgress) -> ModelRunner:
+        """Return another one of the same model and pool, whose steps may run beside these.
+
+        Of the native decoder only. Its `grammars` are its own, as is memory for its steps.
+        """
+        assert isinstance(self._model, NativeDecoder), "on CPUs only"
+        return ModelRunner(
+            self._model.beside(),
+            self._kv_cache,
+            self._eos_token_ids,
+            self._scored_logits_bytes,
+            grammars,
+        )
 
     @property
     def launcher(self) -> ModelRunner | None:

@@ -138,6 +138,7 @@ def make_parts(
         pull_costs=fetch_parts.pull_costs,
         headroom=fetch_parts.headroom,
         tier=tier,
+        prompt_engine=_engine_beside(engine) if config.multiplexed else None,
     )
 
 
@@ -189,3 +190,7 @@ def _make_engine(
     queues = Queues(pool, clock, headroom, victims, could_fetch)
     watch_preemptions(metrics, queues.preemptions.statistics)
     return Engine(queues, NoPolicy(), model.eos_token_ids)
+
+
+def _engine_beside(engine: Engine) -> Engine:
+    return Engine(engine.queues, NoPolicy(), engine.eos_token_ids, beside=engine)

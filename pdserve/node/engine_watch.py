@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pdserve.clock import Clock
@@ -30,12 +31,20 @@ FLOOR_S = 5.0  # added to it, for what no profile knows
 LONG_FLOOR_S = 60.0
 
 
+@dataclass(slots=True)
+class _Step:
+    """What an engine computed at the last look."""
+
+    rows: Sequence[Scheduled] | None = None
+    ran_s: float = 0.0  # since it was first seen
+
+
 class EngineWatch:
-    """Watches an engine while the node waits for something else."""
+    """Watches a node's engines while the node waits for something else."""
 
     def __init__(
         self,
-        engine: Engine,
+        engines: Sequence[Engine],
         running: asyncio.Future[None],
         perf: PerfModel,
         clock: Clock,
@@ -46,21 +55,19 @@ class EngineWatch:
         """Nothing is watched yet.
 
         Args:
-            engine: with a thread, since it has loaded its model.
-            running: the engine's loop, which never ends by itself.
+            engines: of the node, with threads, since it has loaded its model.
+            running: their loops, which never end by themselves.
             perf: predicts its steps.
             clock: that of `perf` and of the event loop.
             compiles: its steps may compile kernels.
             lost_rank: which of its ranks has ended; empty: none.
         """
-        self._engine = engine
+        self._steps = {engine: _Step() for engine in engines}
         self._running = running
         self._perf = perf
         self._clock = clock
         self._compiles = compiles
         self._lost_rank = lost_rank
-        self._step: Sequence[Scheduled] | None = None  # at the last look
-        self._ran_s = 0.0  # how long that step has run since it was first seen
         self._due_s = clock.now() + TICK_S
 
     async def until(self, *events: Coroutine[Any, Any, object]) -> None:
@@ -92,24 +99,25 @@ class EngineWatch:
         self._due_s = now_s + TICK_S
         if self._running.done():
             raise _sickness(self._running.exception())
-        if not self._engine.has_thread:
-            raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
-        step = self._engine.step
-        if step is not self._step:
-            self._step, self._ran_s = step, 0.0
-        elif step is not None and in_time:
-            self._ran_s += TICK_S
-            self._check_time(step)
+        for engine, seen in self._steps.items():
+            if not engine.has_thread:
+                raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
+            step = engine.step
+            if step is not seen.rows:
+                seen.rows, seen.ran_s = step, 0.0
+            elif step is not None and in_time:
+                seen.ran_s += TICK_S
+                self._check_time(step, seen.ran_s)
 
-    def _check_time(self, step: Sequence[Scheduled]) -> None:
+    def _check_time(self, step: Sequence[Scheduled], ran_s: float) -> None:
         shape = shape_of(step)
         predicted_s = self._perf.step_s(shape)
         is_known = self._perf.is_tried(shape) and not self._compiles
-        if self._ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
+        if ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
             faulthandler.dump_traceback()  # of every thread: where the step hangs
             raise NodeSick(
                 f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
-                f"{self._ran_s:.1f} s, {predicted_s:.3g} s were predicted"
+                f"{ran_s:.1f} s, {predicted_s:.3g} s were predicted"
             )
 
 

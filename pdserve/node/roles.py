@@ -56,6 +56,7 @@ class NodeParts:
     pull_costs: PullCosts  # compared with those of computing
     headroom: Headroom  # of the pool, for prefixes
     tier: NodeTier | None = None  # None: evicted prefixes are lost
+    prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
 
 
 Sampled: TypeAlias = tuple[Request, SampledToken | None]  # None: a chunk before the last one
@@ -96,6 +97,19 @@ class Service(Protocol[Leg]):
         ...
 
 
+class DecodeService(Service[DecodeLeg], Protocol):
+    """The decode service also serves whole requests."""
+
+    @property
+    def phases(self) -> tuple[Policy, Policy]:
+        """The policies of engines that compute decodes, and prompts, beside each other.
+
+        Raises:
+            ConfigError: the node's policy cannot plan them apart.
+        """
+        ...
+
+
 class PrefillService(Service[PrefillLeg], Protocol):
     """The prefill service also announces KV, even while a step runs."""
 
@@ -127,4 +141,4 @@ class ServiceFactories:
     """Constructors of the services, whose packages do not import each other."""
 
     prefill: Callable[[NodeParts], PrefillService]
-    decode: Callable[[NodeParts], Service[DecodeLeg]]
+    decode: Callable[[NodeParts], DecodeService]

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -26,7 +25,9 @@ import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
+from pdserve.core_rule import Slowdowns
 from pdserve.engine.interface import Runner, StepReport
+from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
 from pdserve.node.assembly import ServedModel, make_parts
@@ -49,8 +50,8 @@ from pdserve.node.reports.gauges import (
     watch_perf,
     watch_prefix_exports,
     watch_services,
-    watch_shared_cores,
     watch_sickness,
+    watch_split_cores,
     watch_tier,
 )
 from pdserve.node.reports.kv_events import KvEventFeed
@@ -60,8 +61,7 @@ from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
-from pdserve.node.split_cores.opening import open_pair, split_steps
-from pdserve.node.split_cores.pair import CorePair
+from pdserve.node.split_cores.phases import Phases, check_splits
 from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.kind import kind_of
@@ -104,9 +104,9 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
     model = plan_model(config)
-    pair = open_pair(config, role, cores, model)
+    check_splits(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, role, cores, model, tier_blocks, make, pair))
+    uvloop.run(_live(config, role, cores, model, tier_blocks, make))
 
 
 async def _live(
@@ -116,12 +116,9 @@ async def _live(
     model: NodeModel,
     tier_blocks: TierBlocks | None,
     make: ServiceFactories,
-    pair: CorePair | None,
 ) -> None:
     signals = StopSignals()
-    node = Node(
-        config, role, cores, model, tier_blocks, make, pair=pair, on_drain=signals.drain.set
-    )
+    node = Node(config, role, cores, model, tier_blocks, make, on_drain=signals.drain.set)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -149,12 +146,12 @@ class Node:
         tier_blocks: TierBlocks | None,
         make: ServiceFactories,
         *,
-        pair: CorePair | None = None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._model = model
-        self._pair = pair
+        self._cores = cores
+        self._phases: Phases | None = None  # of a node that splits its cores, once it has loaded
         self._state = NodeState.LOADING
         self._sick_reason = ""
         self._security = Security.of(config.security)
@@ -163,7 +160,7 @@ class Node:
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
         self._ranks = start_other_ranks(config, model, cores, memory, self._security)
-        self.loading = Loading(config, cores, model, memory, self._ranks, pair)
+        self.loading = Loading(config, cores, model, memory, self._ranks)
         self._parts = parts = make_parts(
             config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
@@ -205,8 +202,6 @@ class Node:
         watch_sickness(parts.metrics, lambda: Sickness.of(self._sick_reason))
         watch_perf(parts.metrics, parts.perf)
         watch_prefix_exports(parts.metrics, self._prefixes)
-        if pair is not None:
-            watch_shared_cores(parts.metrics, pair)
 
     async def listen(self) -> None:
         """Open every port and start joining the coordinators.
@@ -259,15 +254,22 @@ class Node:
         await asyncio.to_thread(self._parts.preparation.compiler.load)
         loading = self._services.engine.in_thread(self.loading.run)
         runner, known = await unless_rank_lost(loading, self._lost_rank, self._end_sick)
-        self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
         self._parts.perf.costs = known.costs
+        if self.loading.slowdowns is not None:
+            await self._split(runner, self.loading.slowdowns)
+        self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
         watch = ProfileWatch(self._parts.perf, lambda error: in_thread(partial(known.doubt, error)))
         self._services.on_step(lambda _: watch.stepped())
         self._perf_feed.tell()
-        if self._pair is None:
-            return runner
-        return split_steps(runner, self._pair, self._parts, known.costs, self.loading.slowdowns)
+        return runner
+
+    async def _split(self, runner: ModelRunner, slowdowns: Slowdowns) -> None:
+        parts = self._parts
+        assert parts.prompt_engine is not None, "the config says so"
+        self._phases = Phases(parts, parts.prompt_engine, self._cores, runner, slowdowns)
+        await self._phases.load()
+        watch_split_cores(parts.metrics, self._phases)
 
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
@@ -275,18 +277,13 @@ class Node:
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
             self._loop_lag_s = watch.longest_lag_s
-            with self._shared_cores():
-                await self._serve(runner, signals)
-
-    def _shared_cores(self) -> AbstractContextManager[None]:
-        if self._pair is None:
-            return nullcontext()
-        self._services.engine.on_idle = self._pair.release
-        return self._pair.in_kernels()
+            await self._serve(runner, signals)
 
     async def _serve(self, runner: Runner, signals: StopSignals) -> None:
         services = self._services
-        engine = asyncio.create_task(services.engine.run(runner, services))
+        phases = self._phases
+        running = services.engine.run(runner, services) if phases is None else phases.run(services)
+        engine = asyncio.create_task(running)
         watch = self._engine_watch(engine)
         try:
             if self._config.standby:
@@ -309,7 +306,7 @@ class Node:
     def _engine_watch(self, running: asyncio.Task[None]) -> EngineWatch:
         parts, compiles = self._parts, self._model.device.type != "cpu"
         return EngineWatch(
-            parts.engine,
+            [parts.engine] if parts.prompt_engine is None else [parts.engine, parts.prompt_engine],
             running,
             parts.perf,
             parts.clock,
@@ -361,8 +358,8 @@ class Node:
         await self._parts.puller.close()
         if self._ranks is not None:
             await asyncio.to_thread(self._ranks.close)
-        if self._pair is not None:
-            self._pair.close()
+        if self._phases is not None:
+            self._phases.close()
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -427,8 +424,10 @@ class Node:
     def _correct_perf(self, report: StepReport) -> None:
         # The whole period and not just the model's time: the prediction is for when the next token
         # arrives, and planning and messages are a large part of a small model's step.
-        parts = self._parts
-        parts.perf.observe(report.shape, report.period_s, parts.clock.now())
+        parts, seconds = self._parts, report.period_s
+        if self._phases is not None:
+            seconds /= self._phases.slowdown(report.shape)
+        parts.perf.observe(report.shape, seconds, parts.clock.now())
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state

@@ -276,6 +276,10 @@ class Services:
         return self.engine.find(leg_id) or self._prefill.leaving(leg_id)
 
     def _follow_policy(self) -> None:
+        beside = self._parts.prompt_engine
+        if beside is not None:
+            self.engine.policy, beside.policy = self._decode.phases
+            return
         is_prefill = self.role is NodeRole.PREFILL
         self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
 

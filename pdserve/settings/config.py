@@ -7,7 +7,7 @@ value; nothing here is ever assigned to.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,8 @@ from pdserve.simulated_link import check_links
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 Mode = Literal["disaggregated", "colocated", "adaptive", "flowing", "multiplexed"]
+# Those whose nodes are all decode nodes, and compute the prompts of their streams.
+ONE_POOL: Final[tuple[Mode, ...]] = ("colocated", "multiplexed")
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
@@ -279,13 +281,9 @@ class NodeConfig(ConfigStruct, frozen=True):
     checksums: Annotated[
         bool, Meta(description="verify the bytes of every pulled block (CPU only)")
     ] = False
-    shared_cores: Annotated[
-        str,
-        Meta(
-            description="path of the memory through which a prefill and a decode node of this host "
-            "share their cores, made by pdserve up; empty: the cores are this node's own"
-        ),
-    ] = ""
+    multiplexed: Annotated[
+        bool, Meta(description="compute prompts beside decodes, on shares of the cores (CPU only)")
+    ] = False
     standby: Annotated[
         bool, Meta(description="load, then wait until a coordinator gives it a pool that lacks one")
     ] = False
@@ -430,7 +428,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Mode,
         Meta(
             description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either; multiplexed: prefill nodes, on the cores of decode nodes"
+            "either; multiplexed: decode nodes, beside their streams"
         ),
     ] = "disaggregated"
     max_inflight: Annotated[

@@ -54,8 +54,8 @@ def check_pairs(modes: Sequence[str], num_prefill: int, num_decode: int) -> None
     """Raise ConfigError if these are no pairs of nodes, and one of the modes needs pairs."""
     if "multiplexed" in modes and num_prefill != num_decode:
         raise ConfigError(
-            f"--prefill {num_prefill} --decode {num_decode}: in mode multiplexed, pairs of a "
-            "prefill and a decode node share their cores, so there must be as many of each"
+            f"--prefill {num_prefill} --decode {num_decode}: a node of mode multiplexed has what "
+            "one prefill and one decode node have, so there must be as many of each"
         )
 
 

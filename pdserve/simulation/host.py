@@ -40,9 +40,9 @@ class Host:
     name: str
     sharing: Sharing = field(default_factory=Sharing)
     threads: int = 1  # that a node computes with
-    running: dict[object, _Step] = field(default_factory=dict)  # by node
-    _cores: dict[object, list[int]] = field(default_factory=dict)  # of each node's threads
-    _pairs: dict[object, object] = field(default_factory=dict)  # node |-> its pair, or itself
+    running: dict[object, _Step] = field(default_factory=dict)  # by loop
+    _cores: dict[object, list[int]] = field(default_factory=dict)  # of each loop's threads
+    _pairs: dict[object, object] = field(default_factory=dict)  # loop |-> its pair, or itself
 
     @property
     def is_shared(self) -> bool:
@@ -50,11 +50,11 @@ class Host:
         return self.sharing != Sharing()
 
     def join(self, node: object, pair: object = None) -> None:
-        """Add a node, in the order in which a cluster is started.
+        """Add a node, or one of its loops, in the order in which a cluster is started.
 
         Args:
             node: which computes one step at a time.
-            pair: is the same for two nodes of which each computes on the cores of both.
+            pair: is the same for two of which each computes on the cores of both.
         """
         self._pairs[node] = node if pair is None else pair
         nodes = [*self._cores, node]

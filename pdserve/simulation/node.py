@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
 
-from decode_node.policies import DecodePolicy, make_decode_policy
+from decode_node.policies import DecodePolicy, interface, make_decode_policy
 from decode_node.policies.decodes_first import DecodesFirst
+from decode_node.policies.interface import SideBySide
 from decode_node.policies.max_batch import MaxBatch
 from decode_node.policies.static import Static
 from decode_node.policies.tpot_cap import TpotCap
@@ -32,7 +34,7 @@ from pdserve.settings.config import HandoffConfig, PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.host import Host
 from pdserve.simulation.machine import Machine
-from pdserve.simulation.split import Share
+from pdserve.simulation.split import DECODE, PREFILL, Phase, SplitCores, Took
 from pdserve.simulation.step_times import NO_SCATTER, REGIONS, Scatter, StepTimes, region_of
 from pdserve.simulation.stride import Stride, advance_rows, most_steps, stops_of
 from pdserve.simulation.total import Total
@@ -68,8 +70,17 @@ class World(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Loop:
+    """What computes one step after the other."""
+
+    core: EngineCore
+    phase: Phase = DECODE  # if it computes only one of two
+    is_stepping: bool = False
+
+
 class Node:
-    """One engine over one pool, for either role."""
+    """One engine over one pool, for either role; on cores that are split, one for each phase."""
 
     def __init__(
         self,
@@ -82,7 +93,7 @@ class Node:
         believed: PerfModel | None = None,
         scatter: Scatter = NO_SCATTER,
         host: Host | None = None,
-        cores: Share | None = None,
+        cores: SplitCores | None = None,
         victims: Victims | None = None,
         strides: bool = True,
     ) -> None:
@@ -92,7 +103,7 @@ class Node:
             believed: the initial performance model; by default the true one.
             scatter: draws a factor on each step's time.
             host: steps take longer beside those of other nodes of this host; by default its own.
-            cores: that it shares with another node; by default they are its own.
+            cores: if it computes both phases side by side; by default it has one step at a time.
             victims: the preemption rule; by default as `policy` says.
             strides: steps over unchanged batches, with the same results; without, it is slower.
         """
@@ -106,15 +117,13 @@ class Node:
         self.steps = {region: Total() for region in REGIONS}
         self.largest_batch = 0  # most requests that decoded in one step
         self.world: World | None = None
-        self.perf = believed or machine.perf()
+        self.perf = believed or (machine.perf() if cores is None else cores.perf)
         self.pool = BlockPool(machine.num_blocks, machine.block_size)
         self.scatter = scatter
         self.host = host or Host(name)
-        self.host.join(self, None if cores is None else cores.pair)
         self._cores = cores
         self._events = events
         self._times = StepTimes(machine.step_costs, scatter)
-        self._is_stepping = False
         self._stride: Stride | None = None
         self._joining: list[Request] = []  # adopted since the last step began
         clock, engine = events, machine.engine
@@ -145,6 +154,15 @@ class Node:
         self.core = EngineCore(
             queues, prefill_policy if is_prefill else self.decode_policy, frozenset()
         )
+        self._loops = [_Loop(self.core)]
+        if cores is not None:
+            assert isinstance(self.decode_policy, SideBySide), "all that are built in"
+            self.core.policy = interface.Phase(self.decode_policy.plan_decodes)
+            prompts = interface.Phase(self.decode_policy.plan_prompts)
+            beside = EngineCore(queues, prompts, frozenset(), beside=self.core)
+            self._loops.append(_Loop(beside, PREFILL))
+        for loop in self._loops:
+            self.host.join(loop, cores)
 
     def submit(self, request: Request) -> None:
         """Submit a request, to be prefilled here."""
@@ -176,18 +194,19 @@ class Node:
 
     def wake(self) -> None:
         """Begin a step in the next event, if there is work."""
-        if not self._is_stepping:
-            self._events.soon(self._begin_step)
+        for loop in self._loops:
+            if not loop.is_stepping:
+                self._events.soon(partial(self._begin_step, loop))
 
-    def _begin_step(self) -> None:
-        if self._is_stepping:
+    def _begin_step(self, loop: _Loop) -> None:
+        if loop.is_stepping:
             return
-        rows = self._planned()
+        rows = self._planned(loop)
         if not rows:
             if self._cores is not None:
-                self._cores.release()
+                self._cores.release(loop.phase)
             return
-        self._is_stepping = True
+        loop.is_stepping = True
         for request in self._joining:
             request.lifecycle.joined_s = self._events.now_s
         self._joining.clear()
@@ -202,50 +221,51 @@ class Node:
                 return
             seconds = stride.seconds[0]
         else:
-            seconds = self._step_s(rows, shape)
-        ended = partial(self._end_step, rows, shape)
+            seconds = self._step_s(loop, rows, shape)
+        ended = partial(self._end_step, loop, rows, shape)
         if self._cores is not None:
-            self._cores.begin(rows, shape, seconds, ended)
+            self._cores.begin(loop.phase, rows, shape, seconds, ended)
         else:
-            self._events.after(seconds, partial(ended, seconds))
+            self._events.after(seconds, partial(ended, Took(seconds)))
 
-    def _step_s(self, rows: Sequence[Scheduled], shape: StepShape) -> float:
+    def _step_s(self, loop: _Loop, rows: Sequence[Scheduled], shape: StepShape) -> float:
         """Begin a step on the host; return the seconds that it takes there."""
         if not self.host.is_shared:
             return self._times.draw_s(shape)
         num_prompts = sum(row.samples and not row.request.is_decoding for row in rows)
         beside = bool(self.host.running)
-        factor = self.host.begin(self, shape, num_prompts, self._times.expected_s(shape))
+        factor = self.host.begin(loop, shape, num_prompts, self._times.expected_s(shape))
         return factor * self._times.draw_s(shape, beside=beside)
 
-    def _planned(self) -> list[Scheduled]:
+    def _planned(self, loop: _Loop) -> list[Scheduled]:
         queues = self.core.queues
         if queues.is_empty:  # often, since many wake it: the policy is not asked
             queues.nothing_planned()
             return []
-        return self.core.begin_step()
+        return loop.core.begin_step()
 
-    def _end_step(self, rows: list[Scheduled], shape: StepShape, seconds: float) -> None:
+    def _end_step(self, loop: _Loop, rows: list[Scheduled], shape: StepShape, took: Took) -> None:
         assert self.world is not None, "a node is alone in the world"
-        self._is_stepping = False
+        loop.is_stepping = False
         if self.host.is_shared:
-            self.host.end(self)
-        self._took(shape, seconds, self._events.now_s)
+            self.host.end(loop)
+        self._took(shape, took, self._events.now_s)
         tokens = [self.world.next_token(row.request) if row.samples else None for row in rows]
-        done = self.core.end_step(rows, tokens, self._events.now_s)
+        done = loop.core.end_step(rows, tokens, self._events.now_s)
         requests = [row.request for row in rows]
         self.world.step_done(self, list(zip(requests, tokens, strict=True)))
         for request in done:
-            self.core.forget(request)
+            loop.core.forget(request)
         self.wake()
 
-    def _took(self, shape: StepShape, seconds: float, ended_s: float) -> None:
+    def _took(self, shape: StepShape, took: Took, ended_s: float) -> None:
+        busy_s = took.seconds * took.share
         self.num_steps += 1
-        self.busy_s += seconds
-        self.steps[region_of(shape)].add(seconds)
+        self.busy_s += busy_s
+        self.steps[region_of(shape)].add(took.seconds)
         if shape.prefill_pairs:
-            self.prompt_s += seconds * self.perf.prompt_share(shape)
-        self.perf.observe(shape, seconds, ended_s)
+            self.prompt_s += busy_s * self.perf.prompt_share(shape)
+        self.perf.observe(shape, took.seconds / took.slowdown, ended_s)
 
     # ---- strides -------------------------------------------------------------------------------
 
@@ -305,7 +325,8 @@ class Node:
             return
         self._catch_up(stride, index)
         self._stride = None
-        self._end_step(stride.rows, stride.shape_at(index), stride.seconds[index])
+        took = Took(stride.seconds[index])
+        self._end_step(self._loops[0], stride.rows, stride.shape_at(index), took)
 
     def _catch_up(self, stride: Stride, num_steps: int) -> None:
         """Do what the first `num_steps` steps do, and the plan of the one after them."""
@@ -330,7 +351,7 @@ class Node:
 
     def check_idle(self) -> None:
         """Assert that no request and no reference to a block is left."""
-        assert not self._is_stepping
+        assert not any(loop.is_stepping for loop in self._loops)
         assert self.core.num_requests == 0, f"{self.name}: requests were forgotten"
         assert self.num_pinned_blocks == 0, f"{self.name}: KV that nobody will pull"
         self.pool.check_integrity()

@@ -1,7 +1,7 @@
-"""The cores that a prefill and a decode node of a simulated host share: multiplexed mode.
+"""The cores of a simulated node that computes both phases side by side: multiplexed mode.
 
-Nodes ask as real ones do (`pdserve/node/split_cores`), and a running step goes on faster or slower
-as soon as the other node begins or has nothing to compute. What cores are worth follows from the
+Steps ask as real ones do (`pdserve/node/split_cores`), and a running step goes on faster or slower
+as soon as one of the other phase begins or there is none. What cores are worth follows from the
 calibration of a node that has half of them: prompts are divided among all cores, and decodes, too,
 up to what two nodes that decode beside each other get out of their memory bus.
 """
@@ -11,39 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Literal, NamedTuple
 
 from pdserve.core_rule import Slowdowns
 from pdserve.engine.request import Scheduled
 from pdserve.measured.calibration import Sharing
 from pdserve.node.split_cores.demand import Demand, RestDemand, StreamDemand
 from pdserve.perf_model import StepShape
-from pdserve.protocol import NodeRole
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
 
-Ended = Callable[[float], None]
-"""Is called at the end of a step, with the seconds that it took."""
+Phase = Literal["prefill", "decode"]
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
 
 
-class Share(Protocol):
-    """The cores of one node."""
+class Took(NamedTuple):
+    """What a step took."""
 
-    @property
-    def pair(self) -> object:
-        """The same for both nodes."""
-        ...
+    seconds: float
+    slowdown: float = 1.0  # as Demand.slowdown
+    share: float = 1.0  # of the node's cores
 
-    def begin(
-        self, rows: Sequence[Scheduled], shape: StepShape, seconds: float, ended: Ended
-    ) -> None:
-        """Begin a step that takes so long on the cores of a node that has its own."""
-        ...
 
-    def release(self) -> None:
-        """Note that the node has nothing to compute."""
-        ...
+Ended = Callable[[Took], None]
+"""Is called at the end of a step."""
 
 
 @dataclass(slots=True)
@@ -52,9 +45,10 @@ class _Step:
 
     shape: StepShape
     ended: Ended
-    left_s: float  # on the cores of a node that has its own
+    left_s: float  # on the cores of the calibrated node
     began_s: float
     seen_s: float  # until when `left_s` is right
+    asked: int  # cores
     speed: float = 1.0
     cores: int = 0
     core_s: float = 0.0  # cores that it has had, times seconds
@@ -62,7 +56,7 @@ class _Step:
 
 
 class SplitCores:
-    """The two nodes of a pair."""
+    """The cores of one node, that are twice as many as the calibrated one had."""
 
     def __init__(
         self, events: Events, machine: Machine, threads: int, bus: Sharing, policy: PolicyConfig
@@ -70,61 +64,54 @@ class SplitCores:
         """
         Args:
             events: of the simulation.
-            machine: what was calibrated: a node with `threads` cores of its own.
-            threads: half of the cores of the pair.
+            machine: what was calibrated: a node with `threads` cores.
+            threads: half of the cores of this one.
             bus: what two nodes of a host cost each other.
-            policy: of both nodes.
+            policy: of the node.
         """
         self.num_cores = 2 * threads
         self._events = events
         self._threads = threads
         self._both_decode = 2 / min(2.0, bus.decode_beside_decode)  # speed on all cores
-        self._asked: dict[NodeRole, int] = {}
-        self._running: dict[NodeRole, _Step] = {}
+        self._asked: dict[Phase, int] = {}
+        self._running: dict[Phase, _Step] = {}
         all_s = self._decode_speed(self.num_cores)
         numbers = range(1, self.num_cores + 1)
         slowdowns = Slowdowns(numbers, [all_s / self._decode_speed(n) for n in numbers])
-        streams = StreamDemand(
-            machine.perf(1 / all_s), slowdowns, self.num_cores, events, policy.default_tpot_s
-        )
-        self._demands: dict[NodeRole, Demand] = {
-            NodeRole.PREFILL: RestDemand(),
-            NodeRole.DECODE: streams,
-        }
-
-    def share(self, role: NodeRole) -> Share:
-        """Return the share of the node that has this role."""
-        return _OfRole(self, role)
+        self.perf = machine.perf()  # the node's, for decodes on all cores but one
+        self.perf.decode_ratio = 1 / self._decode_speed(self.num_cores - 1)
+        streams = StreamDemand(self.perf, slowdowns, self.num_cores, events, policy.default_tpot_s)
+        self._demands: dict[Phase, Demand] = {PREFILL: RestDemand(), DECODE: streams}
 
     def begin(
         self,
-        role: NodeRole,
+        phase: Phase,
         rows: Sequence[Scheduled],
         shape: StepShape,
         seconds: float,
         ended: Ended,
     ) -> None:
-        """As Share.begin."""
+        """Begin a step that takes so long on the cores of the calibrated node."""
         now_s = self._events.now_s
-        self._asked[role] = self._demands[role].cores(rows)
-        self._running[role] = _Step(shape, ended, seconds, now_s, now_s)
+        self._asked[phase] = self._demands[phase].cores(rows)
+        self._running[phase] = _Step(shape, ended, seconds, now_s, now_s, self._asked[phase])
         self._follow()
 
-    def release(self, role: NodeRole) -> None:
-        """As Share.release."""
-        if self._asked.pop(role, 0):
+    def release(self, phase: Phase) -> None:
+        """Note that there is nothing to compute in this phase."""
+        if self._asked.pop(phase, 0):
             self._follow()
 
-    def allowed(self, role: NodeRole) -> int:
-        """Return the cores that a node may use now."""
-        if role.other not in self._asked:
+    def allowed(self, phase: Phase) -> int:
+        """Return the cores that a phase may use now."""
+        if (DECODE if phase == PREFILL else PREFILL) not in self._asked:
             return self.num_cores
-        if role is NodeRole.DECODE:
-            return self._asked.get(role, 1)
-        return self.num_cores - self._asked[NodeRole.DECODE]
+        if phase == DECODE:
+            return self._asked.get(phase, 1)
+        return self.num_cores - self._asked[DECODE]
 
     def speed(self, shape: StepShape, cores: int) -> float:
-        """Return how fast such a step is, where it is 1 on the cores of a node of its own."""
+        """Return how fast such a step is, where it is 1 on the cores of the calibrated node."""
         return self._decode_speed(cores) if shape.is_decode else cores / self._threads
 
     def _decode_speed(self, cores: int) -> float:
@@ -132,43 +119,26 @@ class SplitCores:
         return min(share, 1 + (self._both_decode - 1) * (share - 1)) if share > 1 else share
 
     def _follow(self) -> None:
-        """Let both nodes' steps go on with the cores that they have now."""
+        """Let both phases' steps go on with the cores that they have now."""
         now_s = self._events.now_s
-        for role, step in self._running.items():
+        for phase, step in self._running.items():
             passed_s = now_s - step.seen_s
             step.left_s -= passed_s * step.speed
             step.core_s += passed_s * step.cores
             step.seen_s = now_s
-            step.cores = self.allowed(role)
+            step.cores = self.allowed(phase)
             step.speed = self.speed(step.shape, step.cores)
             step.number += 1
-            end = partial(self._end, role, step, step.number)
+            end = partial(self._end, phase, step, step.number)
             self._events.after(max(0.0, step.left_s / step.speed), end)
 
-    def _end(self, role: NodeRole, step: _Step, number: int) -> None:
-        if self._running.get(role) is not step or step.number != number:
+    def _end(self, phase: Phase, step: _Step, number: int) -> None:
+        if self._running.get(phase) is not step or step.number != number:
             return  # it goes on at another speed
-        del self._running[role]
+        del self._running[phase]
         now_s = self._events.now_s
         seconds = now_s - step.began_s
         step.core_s += (now_s - step.seen_s) * step.cores
-        self._demands[role].stepped(step.shape, seconds, step.core_s / seconds if seconds else 0.0)
-        step.ended(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _OfRole:
-    """A Share."""
-
-    pair: SplitCores
-    role: NodeRole
-
-    def begin(
-        self, rows: Sequence[Scheduled], shape: StepShape, seconds: float, ended: Ended
-    ) -> None:
-        """As Share.begin."""
-        self.pair.begin(self.role, rows, shape, seconds, ended)
-
-    def release(self) -> None:
-        """As Share.release."""
-        self.pair.release(self.role)
+        cores = step.core_s / seconds if seconds else 0.0
+        slowdown = self._demands[phase].slowdown(step.asked, cores)
+        step.ended(Took(seconds, slowdown, cores / self.num_cores))

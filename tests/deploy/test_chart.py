@@ -24,7 +24,7 @@ import kubernetes_validate
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.placement import gpus_of_node
-from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.config import ONE_POOL, CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, config_from
 from pdserve.settings.rank_host import RankHostConfig
 from tests.deploy.custom_resources import SCHEMAS
@@ -45,6 +45,7 @@ VALUES: dict[str, Document] = {
         "decode": {"port": 9004, "metricsPort": 9005, "kvPort": 9020},
     },
     "colocated": {"mode": "colocated", "decode": {"replicas": 4}},
+    "multiplexed": {"mode": "multiplexed"},
     "adaptive": {"mode": "adaptive"},
     "pools of two sizes": {"prefill": {"replicas": 3}, "decode": {"replicas": 8}},
     "an empty pool": {"prefill": {"replicas": 0}},
@@ -201,9 +202,12 @@ def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, n
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(set(names)) == len(names)
     found = {part: config_of(part, document) for part, document in workloads(documents).items()}
-    is_colocated, has_standby = VALUES[name].get("mode") == "colocated", "standby" in VALUES[name]
-    sets = {"prefill": not is_colocated, "standby": has_standby}
+    mode = VALUES[name].get("mode", "disaggregated")
+    sets = {"prefill": mode not in ONE_POOL, "standby": "standby" in VALUES[name]}
     assert set(found) == {"coordinator", "decode"} | {part for part in sets if sets[part]}
+    node = found["decode"]
+    assert isinstance(node, NodeConfig)
+    assert node.multiplexed is (mode == "multiplexed")
 
 
 @pytest.mark.parametrize("name", ["the defaults", "other ports", "five coordinators"])
@@ -455,7 +459,6 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
     "an unknown mode": ({"mode": "split"}, "mode"),
-    "a mode of one machine": ({"mode": "multiplexed"}, "mode"),
     "hosts with GPUs": ({"decode": {"hosts": 2, "device": "cuda"}}, "hosts"),
     "stages in two places": (
         {"decode": {"settings": {"engine.pipeline_parallel": 2}}},
@@ -466,7 +469,7 @@ WRONG: dict[str, tuple[Document, str]] = {
         {"decode": {"device": "cuda", "settings": {"engine.tensor_parallel": 2}}},
         "engine.tensor_parallel",
     ),
-    "cores of two pods": ({"decode": {"settings": {"shared_cores": "/dev/shm/a"}}}, "shared_cores"),
+    "a mode in two places": ({"decode": {"settings": {"multiplexed": True}}}, "multiplexed"),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),

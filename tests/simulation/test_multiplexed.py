@@ -1,4 +1,4 @@
-"""Multiplexed mode in the simulator: steps on cores that two nodes share."""
+"""Multiplexed mode in the simulator: steps of both phases on shares of a node's cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdserve.errors import ConfigError
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.calibration import Calibration, Residuals, Sharing
 from pdserve.perf_model import StepShape
-from pdserve.protocol import NodeRole, SamplingParams
+from pdserve.protocol import SamplingParams
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
@@ -24,81 +24,84 @@ from pdserve.simulation.predict.answer import load_calibration
 from pdserve.simulation.predict.deployment import Deployment, Result, Rig, idle_latencies, run
 from pdserve.simulation.predict.load import Question, Ranged
 from pdserve.simulation.simulate.config import SimulateConfig
-from pdserve.simulation.split import SplitCores
+from pdserve.simulation.split import Phase, SplitCores, Took
 from pdserve.simulation.validate.config import PredictionConfig
 
 CORE = msgspec.structs.replace(load_calibration("core-53m"), residuals=Residuals())
-P, D = NodeRole.PREFILL, NodeRole.DECODE
+P: Phase = "prefill"
+D: Phase = "decode"
 PROMPT, DECODE = StepShape(100, 1, 5050, 0), StepShape(1, 1, 0, 100)
 HOURS_S = 1e4
 NUM = 20  # requests of a run
 
 
-class Pair:
-    """A pair whose steps a test begins; what each took is kept."""
+class Cores:
+    """Cores on which a test begins steps; what each took is kept."""
 
     def __init__(self, threads: int = 1, decode_beside_decode: float = 1.6) -> None:
         self.events = Events()
         bus = Sharing(decode_beside_decode=decode_beside_decode)
         machine = Machine.of(CORE)
         self.cores = SplitCores(self.events, machine, threads, bus, PolicyConfig())
-        self.ends_s: dict[NodeRole, float] = {}
-        self.took_s: dict[NodeRole, float] = {}
+        self.ends_s: dict[Phase, float] = {}
+        self.took: dict[Phase, Took] = {}
 
-    def begin(self, role: NodeRole, seconds: float, tpot_s: float = HOURS_S) -> None:
-        """Begin a step that would take so long on cores of its own."""
+    def begin(self, phase: Phase, seconds: float, tpot_s: float = HOURS_S) -> None:
+        """Begin a step that would take so long on half of the cores."""
         request = Request(
             "r", [1] * 100, SamplingParams(max_tokens=9), Lifecycle(0.0, first_token_s=0.0),
             output_token_ids=[1], num_computed_tokens=100, targets=Targets(tpot_s=tpot_s),
         )  # fmt: skip
-        shape = PROMPT if role is P else DECODE
+        shape = PROMPT if phase == P else DECODE
         rows = [Scheduled(request, 1)]
-        self.cores.share(role).begin(rows, shape, seconds, partial(self._ended, role))
+        self.cores.begin(phase, rows, shape, seconds, partial(self._ended, phase))
 
-    def _ended(self, role: NodeRole, seconds: float) -> None:
-        self.ends_s[role], self.took_s[role] = self.events.now_s, seconds
+    def _ended(self, phase: Phase, took: Took) -> None:
+        self.ends_s[phase], self.took[phase] = self.events.now_s, took
 
 
 def test_alone_a_prompt_has_all_cores_and_a_decode_what_the_bus_gives() -> None:
-    pair = Pair(decode_beside_decode=1.6)
-    pair.begin(P, 1.0)
-    pair.events.run()
-    assert pair.ends_s[P] == pytest.approx(0.5)
-    pair.cores.share(P).release()
-    pair.begin(D, 1.0)
-    pair.events.run()
-    assert pair.took_s[D] == pytest.approx(1.6 / 2)
+    split = Cores(decode_beside_decode=1.6)
+    split.begin(P, 1.0)
+    split.events.run()
+    assert split.ends_s[P] == pytest.approx(0.5)
+    split.cores.release(P)
+    split.begin(D, 1.0)
+    split.events.run()
+    assert split.took[D].seconds == pytest.approx(1.6 / 2)
 
 
 def test_a_step_goes_on_with_the_cores_that_the_other_one_leaves() -> None:
-    pair = Pair()
-    pair.begin(P, 1.0)
-    pair.events.at(0.2, lambda: pair.begin(D, 0.1))  # 0.6 are left, and now at half the speed
-    pair.events.at(0.4, pair.cores.share(D).release)  # 0.4 are left
-    pair.events.run()
-    assert pair.ends_s == {D: pytest.approx(0.3), P: pytest.approx(0.6)}
-    assert pair.took_s == {D: pytest.approx(0.1), P: pytest.approx(0.6)}
+    split = Cores()
+    split.begin(P, 1.0)
+    split.events.at(0.2, lambda: split.begin(D, 0.1))  # 0.6 are left, and now at half the speed
+    split.events.at(0.4, partial(split.cores.release, D))  # 0.4 are left
+    split.events.run()
+    assert split.ends_s == {D: pytest.approx(0.3), P: pytest.approx(0.6)}
+    assert split.took[D] == Took(pytest.approx(0.1), 1.0, 0.5)
+    assert split.took[P].seconds == pytest.approx(0.6)
+    assert split.took[P].share == pytest.approx((2 * 0.2 + 0.2 + 2 * 0.2) / 0.6 / 2)
 
 
 def test_between_two_steps_a_node_keeps_its_cores() -> None:
-    pair = Pair()
-    pair.begin(P, 1.0)
-    pair.begin(D, 0.1)
-    pair.events.run(until_s=0.5)
-    assert D in pair.ends_s
-    assert pair.cores.allowed(P) == 1
-    pair.events.run()
-    assert pair.ends_s[P] == pytest.approx(1.0)
+    split = Cores()
+    split.begin(P, 1.0)
+    split.begin(D, 0.1)
+    split.events.run(until_s=0.5)
+    assert D in split.ends_s
+    assert split.cores.allowed(P) == 1
+    split.events.run()
+    assert split.ends_s[P] == pytest.approx(1.0)
 
 
 def test_decodes_get_what_their_tpot_needs_and_prompts_the_rest() -> None:
     alone_s = Machine.of(CORE).perf().step_s(DECODE)  # on 4 of 8 cores
     for tpot_s, cores in ((2 * alone_s, 3), (HOURS_S, 1), (alone_s / 10, 7)):
-        pair = Pair(threads=4)
-        pair.begin(P, 1.0)
-        pair.begin(D, 0.1, tpot_s)
-        assert pair.cores.allowed(D) == cores
-        assert pair.cores.allowed(P) == 8 - cores
+        split = Cores(threads=4)
+        split.begin(P, 1.0)
+        split.begin(D, 0.1, tpot_s)
+        assert split.cores.allowed(D) == cores
+        assert split.cores.allowed(P) == 8 - cores
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -122,14 +125,14 @@ def simulated(mode: str, scenario: str, rate: float, calibration: Calibration = 
     return run(asked, deployment, case, rate, NUM, Promise(2.0, 0.02), 0)
 
 
-def test_a_pair_is_faster_than_two_halves_where_one_of_them_would_idle() -> None:
+def test_it_is_faster_than_two_halves_where_one_of_them_would_idle() -> None:
     shared, halves = (simulated(m, "long-prompts", 0.2) for m in ("multiplexed", "disaggregated"))
     assert shared.mean_e2e_s < 0.9 * halves.mean_e2e_s
     assert shared.score.finished == halves.score.finished == shared.score.sent
     assert shared.output_tokens == halves.output_tokens
 
 
-def test_what_is_in_front_takes_time_of_a_pair_also_where_one_of_its_nodes_computes_alone() -> None:
+def test_what_is_in_front_takes_time_of_a_node_also_where_one_phase_computes_alone() -> None:
     question = Question("", "conversation", 0.0, NUM)
     tpots_s = []
     for front_token_s in (0.0, 0.001):
@@ -154,7 +157,7 @@ def test_what_is_no_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="as many of each"):
         PredictionConfig(deployments=["multiplexed:2P1D"]).check()
     assert PredictionConfig(deployments=["multiplexed:2P2D"]).check() == [("multiplexed", 2, 2)]
-    with pytest.raises(ConfigError, match="no machine, and so no price"):
+    with pytest.raises(ConfigError, match="twice as large as the one that was calibrated"):
         PlanConfig(modes=["multiplexed"]).check()
     assert main(["simulate", "--modes", "multiplexed", "--decode", "2"]) == 2
     assert "as many of each" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.process.thread_name import ENGINE_THREAD
-from pdserve.settings.config import Mode
+from pdserve.settings.config import ONE_POOL, Mode
 
 KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no key
 FULL_DISK: Final = "full-disk"
@@ -324,9 +324,7 @@ NEEDS_HOSTS: Final = {
     "slow-host": 2,
 }
 # Kinds that a mode has no nodes for, or whose nodes refuse.
-NOT_IN: Final[dict[Mode, frozenset[str]]] = {
-    "colocated": frozenset(
-        {"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}
-    ),
-    "multiplexed": frozenset({"flip"}),
-}
+NOT_IN: Final[dict[Mode, frozenset[str]]] = dict.fromkeys(
+    ONE_POOL,
+    frozenset({"kill-prefill", "kill-pair", "drain-prefill", "freeze-prefill", "flip"}),
+)

@@ -30,7 +30,7 @@ from pdserve.bench.chaos.histories import Excuses, Span, gap_s, judge
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.errors import ClusterError, PdserveError
 from pdserve.protocol.status import ClusterStatus
-from pdserve.settings.config import Mode
+from pdserve.settings.config import ONE_POOL, Mode
 
 LEAKED: Final = "leaked"
 _NUMBERS: Final = 3  # calls of each kind that differ
@@ -130,7 +130,7 @@ class Watch:
         if status is None:
             return False
         ready = {node.role for node in status.nodes if node.state == "ready"}
-        needed = {"decode"} if self.mode == "colocated" else {"prefill", "decode"}
+        needed = {"decode"} if self.mode in ONE_POOL else {"prefill", "decode"}
         return bool(ready) if self.mode in ("adaptive", "flowing") else needed <= ready
 
 

@@ -27,7 +27,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
-from pdserve.settings.config import AnswerConfig
+from pdserve.settings.config import ONE_POOL, AnswerConfig
 
 
 class RelayedCluster(Cluster):
@@ -74,7 +74,7 @@ def hosts_for(config: ChaosConfig, report: ChaosReport) -> Iterator[Hosts | None
     if report.no_hosts:
         yield None
         return
-    num_prefill = 0 if config.mode == "colocated" else config.prefill or 0
+    num_prefill = 0 if config.mode in ONE_POOL else config.prefill or 0
     with own_hosts(1 + max(num_prefill, config.decode)) as hosts:
         yield hosts
 
@@ -113,7 +113,7 @@ def cluster_config(config: ChaosConfig, store: str) -> ClusterConfig:
         return ClusterConfig(
             port=0,
             mode=config.mode,
-            prefill=config.prefill if config.mode != "colocated" else None,
+            prefill=config.prefill if config.mode not in ONE_POOL else None,
             decode=config.decode,
             checkpoint=config.checkpoint,
             engine=config.engine,
@@ -135,7 +135,7 @@ async def measure(
     Its nodes are on `hosts`, of which this thread has to be on the first one.
     """
     relayed = [f"decode-{config.decode - 1}"]
-    if config.mode != "colocated" and config.prefill:
+    if config.mode not in ONE_POOL and config.prefill:
         relayed.append(f"prefill-{config.prefill - 1}")
     async with AsyncExitStack() as stack:
         cluster: RelayedCluster | None = None

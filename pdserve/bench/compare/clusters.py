@@ -19,6 +19,7 @@ from pdserve.cluster.placement import gpus_of_node
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.settings.config import (
+    ONE_POOL,
     CheckpointConfig,
     EngineConfig,
     HandoffConfig,
@@ -65,7 +66,7 @@ class Clusters:
         """A cluster whose only class has this promise; without a promise nothing is refused."""
         config = self._config
         mode = msgspec.convert(candidate.mode, Mode)
-        is_colocated = mode == "colocated"
+        has_one_pool = mode in ONE_POOL
         num_nodes = config.prefill + config.decode
         engine, policy, tuning = config.engine, config.policy, candidate.tuning
         if engine.kv_memory == "auto":
@@ -73,14 +74,16 @@ class Clusters:
         if tuning is not None:
             policy = replace(policy, local_chunk=tuning.local_chunk)
             if tuning.one_node:
-                engine = _together(engine, num_nodes, self._num_gpus)
+                engine = together(engine, num_nodes, self._num_gpus)
                 num_nodes = 1
+        if mode == "multiplexed":  # each node is a prefill and a decode node
+            engine, num_nodes = together(engine, 2), config.decode
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
         return ClusterConfig(
             port=0,
             mode=mode,
-            prefill=None if is_colocated else config.prefill,
-            decode=num_nodes if is_colocated else config.decode,
+            prefill=None if has_one_pool else config.prefill,
+            decode=num_nodes if has_one_pool else config.decode,
             max_inflight=4096,
             transports=config.transports,
             start_s=_START_S,
@@ -116,7 +119,7 @@ class Clusters:
         return replace(engine, kv_memory=_KV_MEMORY)
 
 
-def _together(engine: EngineConfig, num_nodes: int, num_gpus: int) -> EngineConfig:
+def together(engine: EngineConfig, num_nodes: int, num_gpus: int = 0) -> EngineConfig:
     """The config of one node that has the resources of `num_nodes` nodes."""
     memory = engine.kv_memory
     if memory != "auto":

@@ -89,7 +89,11 @@ class CompareConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(default_factory=list)
     prefill: Annotated[Count, Meta(description="number of prefill nodes, unless colocated")] = 1
     decode: Annotated[
-        Count, Meta(description="number of decode nodes; in colocated mode all nodes are")
+        Count,
+        Meta(
+            description="number of decode nodes; in colocated mode all nodes are; in multiplexed "
+            "mode one of each is a node"
+        ),
     ] = 1
     model: Annotated[
         str, Meta(description="checkpoint directory or hub id; empty: random weights")

@@ -50,6 +50,8 @@ class NativeDecoder:
             ValueError: the weights are those of another architecture.
         """
         self.config = config
+        self._weights = weights
+        self._variant = variant
         self.device = torch.device("cpu")
         self.dtype = weights.dtype
         self.sampler = PlainSampler()
@@ -78,6 +80,11 @@ class NativeDecoder:
             group=None if steps is None else steps.group,
         )
         self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
+
+    def beside(self) -> NativeDecoder:
+        """Return another one of the same weights, whose steps may run beside those of this one."""
+        assert self._steps is None, "one rank does both at a time"
+        return NativeDecoder(self.config, self._weights, self._variant)
 
     @property
     def workspace_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Measures how much longer decode steps take on fewer cores: for nodes that share theirs."""
+"""Measures how much longer decode steps take on fewer cores: for nodes that split theirs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,8 @@ def measure_slowdowns(
 ) -> Slowdowns:
     """Run a small and a middling decode step with fewer and fewer threads, up to `num_cores`.
 
-    Overwrites blocks of the pool. With two cores nothing is measured, since nothing is decided by
-    it. `before_each` is called before each step, and may raise.
+    Overwrites blocks of the pool. `before_each` is called before each step, and may raise.
     """
-    if num_cores == 2:
-        return Slowdowns.proportional(num_cores)
     decodes = [step for step in steps_to_profile(limits) if StepShape.of(step).is_decode]
     steps = [decodes[0], decodes[len(decodes) // 2]]
     timer = StepTimer(runner, limits.block_size, limits.vocab_size, before_each=before_each)

@@ -13,7 +13,7 @@ from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
 from pdserve.node.services import Services
-from pdserve.node.split_cores.pair import CorePair
+from pdserve.node.split_cores.phases import Phases
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import LoadReport, NodeState, Sickness
 
@@ -58,10 +58,11 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
 
 
-def watch_shared_cores(metrics: NodeMetrics, pair: CorePair) -> None:
-    """The cores of a node that shares them."""
-    text = "Cores that the kernels of the last step had, on average; the other node has the rest"
-    metrics.watch("step_cores", text, lambda: pair.step_cores)
+def watch_split_cores(metrics: NodeMetrics, phases: Phases) -> None:
+    """The cores of a node that computes both phases side by side."""
+    text = "Cores that the kernels of the last step with"
+    metrics.watch("decode_step_cores", f"{text} decodes had", lambda: phases.decodes.mean_cores)
+    metrics.watch("prompt_step_cores", f"{text} prompts had", lambda: phases.prompts.mean_cores)
 
 
 def watch_sickness(metrics: NodeMetrics, sickness: Callable[[], Sickness | None]) -> None:

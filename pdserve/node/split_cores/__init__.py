@@ -1,4 +1,4 @@
-"""Multiplexed mode: a prefill and a decode node share their host's cores.
+"""Multiplexed mode: a node computes decodes and prompts side by side, on shares of its cores.
 
-steps: before each, ask ──► demand: for how many ──► pair: tell the other node, and the kernels
+phases: two engines over one pool ──► steps: before each, ask ──► demand: for how many cores
 """

@@ -1,4 +1,4 @@
-"""How many cores a node asks for while both of a pair compute."""
+"""How many cores a step asks for while the other phase computes, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdserve.core_rule import Slowdowns, cores_for_decodes
 from pdserve.engine.due_times import step_limit_s
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.shape import shape_of
-from pdserve.perf_model import PerfModel, StepShape
+from pdserve.perf_model import PerfModel
 
 
 class Demand(Protocol):
@@ -20,33 +20,44 @@ class Demand(Protocol):
         """Return how many cores this step needs."""
         ...
 
-    def stepped(self, shape: StepShape, seconds: float, mean_cores: float) -> None:
-        """Learn from a step that took so long on so many cores."""
+    def slowdown(self, asked: int, mean_cores: float) -> float:
+        """Return by which factor a step took longer than is to be predicted.
+
+        Args:
+            asked: the cores that it asked for.
+            mean_cores: those that it had, on average; 0: nothing was computed.
+        """
         ...
 
 
 class RestDemand:
-    """The demand of a prefill node, which gets the rest whatever it asks for."""
+    """The demand of prompts, which get the rest: how long they take with that is predicted."""
 
     def cores(self, rows: Sequence[Scheduled]) -> int:
         """As Demand.cores."""
         return 1
 
-    def stepped(self, shape: StepShape, seconds: float, mean_cores: float) -> None:
-        """As Demand.stepped."""
+    def slowdown(self, asked: int, mean_cores: float) -> float:
+        """As Demand.slowdown."""
+        return 1.0
 
 
 class StreamDemand:
-    """The demand of a decode node: what its streams need to keep their TPOT."""
+    """The demand of decodes: what their streams need to keep their TPOT.
+
+    They can have all cores but one, and all while there are no prompts. So their steps are
+    predicted as if they always asked for that: whether there is a place for another stream must not
+    depend on how few cores do at the moment.
+    """
 
     def __init__(
         self, perf: PerfModel, slowdowns: Slowdowns, num_cores: int, clock: Clock, tpot_s: float
     ) -> None:
         """
         Args:
-            perf: what steps cost on all cores; corrected here, by steps on any number of them.
-            slowdowns: what they cost on fewer.
-            num_cores: of both nodes together.
+            perf: of the node; corrected by steps without their `slowdown`.
+            slowdowns: what steps cost on fewer cores.
+            num_cores: of both phases together.
             clock: the node's clock.
             tpot_s: aimed at for requests without a TPOT promise.
         """
@@ -60,12 +71,16 @@ class StreamDemand:
         """As Demand.cores."""
         if self._num_cores == 2:
             return 1  # there is nothing to decide
-        streams = [row.request for row in rows if row.request.is_decoding]
+        streams = [row.request for row in rows]
         limit_s = step_limit_s(streams, self._clock.now(), self._tpot_s)
-        step_s, slowdown = self._perf.step_s(shape_of(rows)), self._slowdowns.at
-        return cores_for_decodes(self._num_cores, lambda cores: step_s * slowdown(cores), limit_s)
+        most_s = self._perf.step_s(shape_of(rows)) / self._slowdowns.at(self._num_cores - 1)
+        return cores_for_decodes(
+            self._num_cores, lambda cores: most_s * self._slowdowns.at(cores), limit_s
+        )
 
-    def stepped(self, shape: StepShape, seconds: float, mean_cores: float) -> None:
-        """As Demand.stepped."""
-        if mean_cores:
-            self._perf.observe(shape, seconds / self._slowdowns.at(mean_cores))
+    def slowdown(self, asked: int, mean_cores: float) -> float:
+        """As Demand.slowdown."""
+        if not mean_cores:
+            return 1.0
+        beside = (self._num_cores - mean_cores) / (self._num_cores - asked)  # share of the step
+        return self._slowdowns.at(mean_cores) / self._slowdowns.at(self._num_cores - beside)

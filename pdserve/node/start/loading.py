@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import nullcontext
-
 from kv_transfer.memory import KvPool
 from pdserve.core_rule import Slowdowns
 from pdserve.engine.model_runner import ModelRunner
@@ -12,12 +9,9 @@ from pdserve.errors import RequestCancelled
 from pdserve.node.memory.kv_memory import engine_buffer
 from pdserve.node.profiling.costs import KnownCosts, step_costs, step_limits
 from pdserve.node.profiling.slowdowns import measure_slowdowns
-from pdserve.node.split_cores.pair import CorePair
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, RankLoader, load_runner, packed_cache
 from pdserve.settings.config import NodeConfig
-
-log = logging.getLogger(__name__)
 
 
 class Loading:
@@ -30,9 +24,7 @@ class Loading:
         model: NodeModel,
         memory: KvPool,
         ranks: RankLoader | None = None,
-        pair: CorePair | None = None,
     ) -> None:
-        """With `pair`, the node shares its cores."""
         self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
         self._is_abandoned = False
         self._config = config
@@ -40,8 +32,7 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
-        self._pair = pair
-        self.slowdowns: Slowdowns | None = None  # of a decode node that shares its cores
+        self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
 
     def abandon(self) -> None:
         """Make `run` raise at the next tensor, or at the next profiled step."""
@@ -64,13 +55,9 @@ class Loading:
             packed_cache(config.engine, config.timeouts),
             self._ranks,
         )
-        check = self._check_wanted
-        with nullcontext(True) if self._pair is None else self._pair.turn(check) as has_turn:
-            if not has_turn:
-                log.warning("the other node is still being profiled: both are now, so not well")
-            costs = step_costs(config.profile, config.engine, self._model, runner, check)
-            if self._pair is not None and not self._pair.takes_rest:
-                self.slowdowns = self._slowdowns(runner, self._pair.num_cores)
+        costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
+        if config.multiplexed:
+            self.slowdowns = self._slowdowns(runner, len(self._cores.compute))
         return runner, costs
 
     def _slowdowns(self, runner: ModelRunner, num_cores: int) -> Slowdowns:

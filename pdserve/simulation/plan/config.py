@@ -47,8 +47,8 @@ class PlanConfig(PredictConfig, frozen=True):
         """
         if "multiplexed" in self.modes:
             raise ConfigError(
-                "--modes multiplexed: its nodes have no machine, and so no price, of their own; "
-                "`pdserve simulate` compares it with other modes"
+                "--modes multiplexed: its nodes are twice as large as the one that was calibrated, "
+                "and have no price; `pdserve simulate` compares it with other modes"
             )
 
     @property

@@ -16,7 +16,7 @@ from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import Score
 from pdserve.measured.calibration import Calibration
 from pdserve.protocol import NodeRole, Slo
-from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig
 from pdserve.simulation.call import Call
 from pdserve.simulation.cluster import Cluster
 from pdserve.simulation.coordinator import Coordinator
@@ -28,14 +28,14 @@ from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.load import Question, Ranged, call_of, calls_of
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.predict.tally import Tally
-from pdserve.simulation.split import Share, SplitCores
+from pdserve.simulation.split import SplitCores
 from pdserve.simulation.step_times import ResidualScatter
 
 _APART_S = 1.0  # between two requests to an idle cluster
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """Nodes of each role, and the mode; co-located, all of them decode."""
+    """Nodes of each role, and the mode; co-located, all decode; multiplexed, two are one."""
 
     mode: Mode
     prefill: int
@@ -169,11 +169,12 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
     calibration, events = rig.calibration, Events()
-    machine = _machine(rig)
-    is_colocated = deployment.mode == "colocated"
-    num_prefill = 0 if is_colocated else deployment.prefill
+    machine, places = _machine(rig), _places(rig, deployment, events)
+    num_prefill = 0 if deployment.mode in ONE_POOL else deployment.prefill
     roles = [NodeRole.PREFILL] * num_prefill
-    roles += [NodeRole.DECODE] * (deployment.num_nodes - num_prefill)
+    roles += [NodeRole.DECODE] * (len(places) - num_prefill)
+    if deployment.mode == "multiplexed":  # each node has the memory of two
+        machine = replace(machine, num_kv_tokens=2 * machine.num_kv_tokens)
     nodes = [
         Node(
             f"{role.name.lower()}-{number}",
@@ -185,33 +186,26 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
             cores=cores,
             scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
         )
-        for number, (role, (host, cores)) in enumerate(
-            zip(roles, _places(rig, deployment, machine, events), strict=True)
-        )
+        for number, (role, (host, cores)) in enumerate(zip(roles, places, strict=True))
     ]
     cluster = Cluster(events, nodes)
     return cluster, Coordinator(cluster, deployment.mode, admission=rig.admission)
 
 
 def _places(
-    rig: Rig, deployment: Deployment, machine: Machine, events: Events
-) -> list[tuple[Host | None, Share | None]]:
-    """Return the host of each node, and the cores that it shares; None: they are its own."""
+    rig: Rig, deployment: Deployment, events: Events
+) -> list[tuple[Host | None, SplitCores | None]]:
+    """Return the host of each node, and its cores if it splits them."""
     bus, threads, num_nodes = rig.calibration.host, rig.calibration.cpus, deployment.num_nodes
     host = Host("shared", bus, threads) if rig.one_host and num_nodes > 1 else None
     if deployment.mode != "multiplexed":
         return [(host, None)] * num_nodes
-    pairs = [
+    return [
         (
             host or Host(f"host-{number}", bus, threads),
-            SplitCores(events, machine, threads, bus, rig.policy),
+            SplitCores(events, _machine(rig), threads, bus, rig.policy),
         )
         for number in range(deployment.decode)
-    ]
-    return [
-        (host, cores.share(role))
-        for role in (NodeRole.PREFILL, NodeRole.DECODE)
-        for host, cores in pairs
     ]
 
 

@@ -32,7 +32,11 @@ class SimulateConfig(PredictConfig, frozen=True):
     )
     prefill: Annotated[Count, Meta(description="number of prefill nodes, unless colocated")] = 1
     decode: Annotated[
-        Count, Meta(description="number of decode nodes; in colocated mode all nodes are")
+        Count,
+        Meta(
+            description="number of decode nodes; in colocated mode all nodes are; in multiplexed "
+            "mode one of each is a node"
+        ),
     ] = 1
     rates: Annotated[
         list[Rate], Meta(description="request rates, per second; empty: goodput is searched for")

@@ -15,7 +15,7 @@ import aiohttp
 
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.compare.cases import CompareCase
-from pdserve.bench.compare.clusters import RunningServer
+from pdserve.bench.compare.clusters import RunningServer, together
 from pdserve.bench.compare.goodput import crossing
 from pdserve.bench.compare.runner import drain_s
 from pdserve.bench.load.open_loop import longest_s, open_loop_client
@@ -157,15 +157,16 @@ async def _measure(
     promise: Promise,
 ) -> list[tuple[Score, Parts]]:
     """Start the cluster, and send it the requests at each rate."""
+    is_multiplexed = deployment.mode == "multiplexed"  # each node is a prefill and a decode node
     cluster = Cluster(
         ClusterConfig(
             port=0,
             mode=deployment.mode,
-            prefill=deployment.prefill or None,
+            prefill=None if is_multiplexed else deployment.prefill or None,
             decode=deployment.decode,
             max_inflight=_MANY,
             checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)),
-            engine=config.engine,
+            engine=together(config.engine, 2) if is_multiplexed else config.engine,
             routing=RoutingConfig(
                 slo_classes=[f"measured ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}"],
                 default_class="measured",

@@ -19,7 +19,7 @@ from pdserve.bench.chaos.relay import Relay
 from pdserve.bench.chaos.run import cluster_config, kinds_of
 from pdserve.errors import ConfigError
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
-from pdserve.settings.config import EngineConfig
+from pdserve.settings.config import ONE_POOL, EngineConfig
 
 
 def heard() -> Heard:
@@ -147,10 +147,9 @@ def test_kinds_of_faults_fit_the_mode() -> None:
         kinds_of(ChaosConfig(only=["flip"], mode="multiplexed"), 3)
 
 
-def test_pairs_are_asked_for_as_of_a_cluster() -> None:
-    assert cluster_config(ChaosConfig(mode="multiplexed"), "memory").num_prefill == 2
-    with pytest.raises(ConfigError, match="as many of each"):
-        _ = cluster_config(ChaosConfig(mode="multiplexed", prefill=1), "memory").num_prefill
+def test_modes_with_one_pool_have_no_prefill_nodes() -> None:
+    for mode in ONE_POOL:
+        assert cluster_config(ChaosConfig(mode=mode), "memory").num_prefill == 0
     alone = EngineConfig(tensor_parallel=2)
     with pytest.raises(ConfigError, match="tensor_parallel: not in mode multiplexed"):
         cluster_config(ChaosConfig(mode="multiplexed", engine=alone), "memory")

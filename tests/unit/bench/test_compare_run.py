@@ -113,6 +113,13 @@ def test_one_node_has_all_that_several_would_have() -> None:
     assert parse_bytes(one.engine.kv_memory) == 3 << 30
 
 
+def test_a_node_of_multiplexed_mode_has_what_one_of_each_would_have() -> None:
+    config = clusters(prefill=2, decode=2, engine=EngineConfig(threads=4, kv_memory="1GiB"))
+    both = config.cluster_config(Candidate("multiplexed"), PROMISE)
+    assert (both.num_prefill, both.decode, both.engine.threads) == (0, 2, 8)
+    assert parse_bytes(both.engine.kv_memory) == 2 << 30
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "engine", "ranks"),
     [

@@ -119,57 +119,36 @@ def test_the_command_line_of_each_process_gives_its_config_back():
         assert config_from(type(process.config), arguments) == process.config
 
 
-# ---- multiplexed: pairs of nodes on the same cores -----------------------------------------------
-
-FILES = ["/shared/0", "/shared/1"]
+# ---- multiplexed: nodes that split their cores ---------------------------------------------------
 
 
 def multiplexed(machine: Machine, **fields):
     return plan(ClusterConfig(mode="multiplexed", **fields), machine)[1:]
 
 
-def test_a_pair_has_the_same_cores_and_one_file():
-    nodes = [p.config for p in multiplexed(Machine([0, 1, 2, 3, 4], core_files=FILES), decode=2)]
-    assert [n.node_id for n in nodes] == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
-    assert [n.engine.cpus for n in nodes] == 2 * ["0-1", "2-4"]
-    assert [n.shared_cores for n in nodes] == 2 * FILES
-    assert [p.config.shared_cores for p in plan(ClusterConfig())[1:]] == ["", ""]
-
-
-def test_a_pair_has_as_many_threads_as_two_nodes_with_cores_of_their_own():
-    machine = Machine([0, 1, 2, 3], core_files=FILES[:1])
-    for threads, expected in ((0, 0), (1, 2), (2, 4)):
-        nodes = multiplexed(machine, engine=EngineConfig(threads=threads))
-        assert [n.config.engine.threads for n in nodes] == [expected, expected]
-
-
-def test_threads_of_a_pair_take_no_turns():
-    cores = [0, 1]
-    plans = plan(ClusterConfig(mode="multiplexed"), Machine(cores, core_files=FILES[:1]))
-    assert crowding(plans, cores, has_mps=False) == ""
+def test_each_node_computes_both_phases_on_its_cores():
+    nodes = [p.config for p in multiplexed(Machine([0, 1, 2, 3, 4]), decode=2)]
+    assert [n.node_id for n in nodes] == ["decode-0", "decode-1"]
+    assert [n.engine.cpus for n in nodes] == ["0-1", "2-4"]
+    assert [n.multiplexed for n in nodes] == [True, True]
+    assert [p.config.multiplexed for p in plan(ClusterConfig())[1:]] == [False, False]
 
 
 def test_what_cannot_be_split_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="each of 1 pairs needs two or more, and there are 1"):
-        multiplexed(Machine([0], core_files=FILES[:1]))
+    with pytest.raises(ConfigError, match="each of 2 nodes needs two or more, and there are 3"):
+        multiplexed(Machine([0, 1, 2]), decode=2)
     with pytest.raises(ConfigError, match="would compute on cuda:0: add --device cpu"):
-        multiplexed(Machine([0, 1], num_gpus=1, core_files=FILES[:1]))
-    on_cpu = EngineConfig(device="cpu")
-    multiplexed(Machine([0, 1], num_gpus=1, core_files=FILES[:1]), engine=on_cpu)
-    with pytest.raises(ConfigError, match=r"--prefill 2 --decode 1: .*as many of each"):
-        multiplexed(Machine([0, 1, 2, 3], core_files=FILES), prefill=2)
+        multiplexed(Machine([0, 1], num_gpus=1))
+    multiplexed(Machine([0, 1], num_gpus=1), engine=EngineConfig(device="cpu"))
+    with pytest.raises(ConfigError, match=r"--prefill 1 with --mode multiplexed: .*leave"):
+        multiplexed(Machine([0, 1, 2, 3]), prefill=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("on", ["--on", "ray"]),
-        ("autoscale", ["--autoscale", "1:2"]),
-        ("rebalance", ["--rebalance"]),
-        ("tensor_parallel", ["--set", "engine.tensor_parallel=2"]),
-    ],
-)
-def test_pairs_stay_as_they_are(name, flags):
+def test_nodes_of_several_ranks_or_of_other_machines_are_refused():
+    flags = ["--set", "engine.tensor_parallel=2"]
     arguments = build_parser().parse_args(["up", "--mode", "multiplexed", *flags])
-    with pytest.raises(ConfigError, match=f"{name}: not in mode multiplexed"):
+    with pytest.raises(ConfigError, match="tensor_parallel: not in mode multiplexed"):
+        config_from(ClusterConfig, arguments)
+    arguments = build_parser().parse_args(["up", "--mode", "multiplexed", "--on", "ray"])
+    with pytest.raises(ConfigError, match="on: ray: mode multiplexed is for nodes of this machine"):
         config_from(ClusterConfig, arguments)

@@ -63,7 +63,7 @@ async def test_an_unknown_node_is_answered_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("role", NodeRole)
-@pytest.mark.parametrize("mode", [mode for mode in get_args(Mode) if mode != "multiplexed"])
+@pytest.mark.parametrize("mode", get_args(Mode))
 async def test_a_pool_that_the_mode_needs_is_not_emptied(mode: Mode, role: NodeRole) -> None:
     bench = Bench(mode)
     last, others = (bench.p0, []) if role is P else (bench.d0, [bench.d1])
@@ -78,13 +78,6 @@ async def test_a_pool_that_the_mode_needs_is_not_emptied(mode: Mode, role: NodeR
     else:
         bench.changes.order(last.node_id, role.other)
     assert said_to(last) == ([] if needs_one else [SetRole(role=role.other)])
-
-
-@pytest.mark.parametrize("force", [False, True])
-async def test_a_node_that_shares_its_cores_stays_what_it_is(force: bool) -> None:
-    bench = Bench("multiplexed")
-    with pytest.raises(RoleRefused, match="d0 shares its cores with a node of the other kind"):
-        await bench.changes.change("d0", P, force=force, within_s=5)
 
 
 async def test_two_orders_together_empty_no_pool_either() -> None:

@@ -117,13 +117,6 @@ def test_one_that_cannot_prefill_is_left_for_the_other_pool() -> None:
     assert (told(private), told(other)) == ([], [P])
 
 
-def test_nodes_that_share_their_cores_stay_what_they_are() -> None:
-    bench = Bench("multiplexed", prefill=2, decode=2)
-    waiting = bench.wait("w0", D)
-    bench.standby.look()
-    assert told(waiting) == [D], "though a prefill node is lacking, too"
-
-
 async def test_an_operator_has_it_begin_in_its_own_role() -> None:
     bench = Bench()
     waiting = bench.wait("w", D)

@@ -33,7 +33,7 @@ def flooded(mode: Mode = "disaggregated") -> tuple[Nodes, list[Booking]]:
     return nodes, bookings
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive", "multiplexed"])
 @pytest.mark.parametrize("slo", [ABOVE, EQUAL], ids=["above", "equal"])
 def test_nobody_is_predicted_to_wait_for_those_who_give_way(slo: Slo, mode: Mode) -> None:
     nodes, _ = flooded(mode)

@@ -101,7 +101,7 @@ def test_affinity_has_a_bound() -> None:
     "name",
     ["predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"],
 )
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive", "multiplexed"])
 def test_every_policy_works_in_every_mode_and_predicts(name: str, mode: str) -> None:
     nodes = Nodes(mode, name, p=3, d=3)  # type: ignore[arg-type]
     for _ in range(20):

@@ -327,6 +327,30 @@ def test_local_chunks_are_as_small_as_the_streams_need_them() -> None:
     assert nodes.place(300, slo=Slo(tpot_s=0.025)).tpot_s < nodes.place(300).tpot_s
 
 
+def test_side_by_side_prompts_wait_for_prompts_and_streams_for_streams() -> None:
+    nodes = Nodes("multiplexed", d=2)
+    for _ in range(6):
+        send_to(nodes, nodes.decode[0], 1, max_tokens=800).progressed(1)
+    assert names(nodes.place(300)) == (None, "d1")
+    for _ in range(2):
+        request = nodes.request(300)
+        placement = replace(nodes.router.place(request), decode=nodes.decode[1])
+        nodes.router.dispatched(request, placement)
+    first = nodes.place(300, slo=Slo(ttft_s=0.5, tpot_s=1.0))
+    assert names(first) == (None, "d0"), "its streams do not make prompts late"
+    assert first.ttft_s == pytest.approx(300 * MS)
+    assert first.tpot_s == pytest.approx(7 * MS), "nor do prompts its streams"
+
+
+def test_a_place_beside_streams_is_waited_for_before_token_one() -> None:
+    nodes = Nodes("multiplexed", d=1)
+    fill(nodes)
+    placement = nodes.place(10, max_tokens=101)
+    assert placement.ttft_s == pytest.approx(2.0, abs=0.2)
+    assert placement.tpot_s < 1.5 * MS
+    assert nodes.place(10, max_tokens=1).ttft_s == pytest.approx(10 * MS), "it needs no place"
+
+
 def test_adaptive_keeps_what_is_cached_and_passes_on_what_is_long() -> None:
     nodes = Nodes("adaptive", p=1, d=1)
     for _ in range(5):

@@ -54,7 +54,7 @@ class Bench:
         self.running = asyncio.create_task(self.engine.run(self.runner, self.observer))
         self.perf = PerfModel(StepCosts(knot_tokens=[1], knot_s=[STEP_S]))
         self.watch = EngineWatch(
-            self.engine, self.running, self.perf, self.clock, compiles=compiles
+            [self.engine], self.running, self.perf, self.clock, compiles=compiles
         )
 
     def settle(self) -> None:

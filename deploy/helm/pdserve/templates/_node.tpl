@@ -32,6 +32,9 @@ containers:
       {{- if eq .component "standby" }}
       - --set=standby=true
       {{- end }}
+      {{- if eq $root.Values.mode "multiplexed" }}
+      - --set=multiplexed=true
+      {{- end }}
       {{- if gt (int $pool.hosts) 1 }}
       - {{ printf "--rank-hosts=%s" (include "pdserve.rankHosts" .) }}
       {{- end }}

@@ -14,7 +14,7 @@ _NEEDED: dict[Mode, tuple[RoleName, ...]] = {
     "colocated": ("decode",),
     "adaptive": (),  # any node serves a request alone
     "flowing": (),
-    "multiplexed": ("prefill", "decode"),
+    "multiplexed": ("decode",),
 }
 
 
