@@ -23,6 +23,7 @@ Memory and threads:
 
     memory.py       the pool as memory that other processes can map, and their view of it
     cuda/           the same on a GPU
+    hosts/          parts of a pool that are on other hosts of the node
     host.py         which processes can share memory
     generations.py  whether what was read is what the ticket names
     checksum.py     checksums that are independent of the layouts

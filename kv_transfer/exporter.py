@@ -8,7 +8,7 @@ it (two-sided transports) or just reads the blocks (one-sided). When the blocks 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -19,8 +19,9 @@ from kv_transfer.access import AccessTokens
 from kv_transfer.checksum import checksums
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.sharded_pool import part_number, parts_of
+from kv_transfer.sharded_pool import part_number, parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
@@ -32,6 +33,7 @@ from pdserve.errors import (
     AccessDenied,
     ConfigError,
     LayoutMismatch,
+    PeerLost,
     StaleIncarnation,
     TransportUnavailable,
 )
@@ -69,7 +71,8 @@ class PartSource:
 class Exporter:
     """The exported pool of one incarnation of a node. Uses the pool, owns the servers.
 
-    A pool of several parts has servers for each. Otherwise the exporter is its own Source.
+    A pool of several parts has servers for each that is on this host. Otherwise the exporter is its
+    own Source.
 
     All methods belong to the event loop's thread.
     """
@@ -86,7 +89,25 @@ class Exporter:
         with_checksums: bool = False,
         ticket_lifetime_s: float = TICKET_LIFETIME_S,
         tls: NodeTls | None = None,
+        hosts: Sequence[FarHost] = (),
+        ticket_key: bytes = b"",
+        on_ticket: Callable[[Ticket], None] = lambda _: None,
     ) -> None:
+        """An exporter that does not serve yet.
+
+        Args:
+            node_id, incarnation: of the node.
+            identity: what its KV is of.
+            pool: which outlives this.
+            clock: of tickets.
+            kinds: of transports, best first.
+            with_checksums: tickets have them.
+            ticket_lifetime_s: of tickets.
+            tls: how connections are secured.
+            hosts: that have other parts of the pool.
+            ticket_key: on such a host: the node's.
+            on_ticket: on such a host: is given each ticket that a puller shows.
+        """
         pools = parts_of(pool)
         layouts = identity.check_pools(pools)
         self.node_id = node_id
@@ -101,12 +122,15 @@ class Exporter:
         self._kinds = kinds
         self._with_checksums = with_checksums
         self._ticket_lifetime_s = ticket_lifetime_s
-        self._sealer = TicketSealer(incarnation, clock)
+        self._sealer = TicketSealer(incarnation, clock, ticket_key)
+        self._hosts = hosts
+        self._on_ticket = on_ticket
         self._servers: list[TransportServer] = []
-        self._sources: list[Source] = [self]  # of the parts of the pool
+        self._num_parts = len(pools)
+        self._sources: dict[int, Source] = {0: self}  # of the parts of the pool that are here
         if len(pools) > 1:
-            parts = enumerate(zip(pools, layouts, strict=True))
-            self._sources = [PartSource(self, n, part, layout) for n, (part, layout) in parts]
+            here = parts_here(pool).items()
+            self._sources = {n: PartSource(self, n, part, layouts[n]) for n, part in here}
         self._access = AccessTokens()
         self._host_id = host_id()
 
@@ -119,6 +143,11 @@ class Exporter:
     def layout(self) -> KvLayout:
         """The layout of the exported pool."""
         return self.identity.layout
+
+    @property
+    def ticket_key(self) -> bytes:
+        """What tickets are sealed with: for other hosts of this node only."""
+        return self._sealer.key
 
     @property
     def reaches(self) -> list[TransportReach]:
@@ -148,13 +177,13 @@ class Exporter:
         Raises:
             OSError: the address cannot be bound.
         """
-        last_port = port + len(self._sources) * PORTS_OF_A_PART - 1
+        last_port = port + self._num_parts * PORTS_OF_A_PART - 1
         if port and last_port > MAX_PORT:
             raise OSError(f"ports {port} to {last_port} are for KV, and the last one is {MAX_PORT}")
         try:
-            num_parts = len(self._sources)
+            num_parts = self._num_parts
             num_stages = min(num_parts, self.identity.num_stages)  # private pools have one part
-            for index, source in enumerate(self._sources):
+            for index, source in self._sources.items():
                 first_port = port and port + index * PORTS_OF_A_PART
                 part = part_number(index, num_parts, num_stages)
                 for kind in self._kinds:
@@ -246,6 +275,7 @@ class Exporter:
         """As Source.open_ticket."""
         ticket = self._sealer.open(sealed)
         ticket.check(self.pool.num_blocks, self.layout)
+        self._on_ticket(ticket)
         return ticket
 
     def check_access(self, token: bytes) -> None:
@@ -256,9 +286,28 @@ class Exporter:
             self.statistics.refused += 1
             raise
 
+    async def introduce(self, welcome: ExporterWelcome) -> None:
+        """Tell the other hosts of this node of a new session, before its puller comes to them.
+
+        Raises:
+            PeerLost: one of them is lost.
+        """
+        for host in self._hosts:
+            await host.admit(welcome.access)
+
     def dismiss(self, welcome: ExporterWelcome) -> None:
         """The session that began with this welcome has ended: revoke its access."""
         self._access.revoke(welcome.access)
+        for host in self._hosts:
+            host.dismiss(welcome.access)
+
+    def admit(self, token: bytes) -> None:
+        """On another host of the node: let the pullers of a session in."""
+        self._access.add(token)
+
+    def forget(self, token: bytes) -> None:
+        """On another host of the node: the session has ended."""
+        self._access.revoke(token)
 
     def welcome(self) -> ExporterWelcome:
         """The welcome of a new session: what its puller needs to connect. Call after `start`."""
@@ -283,6 +332,7 @@ class Exporter:
             ConfigError: it is of a build that we do not understand, or that does not understand us.
             AccessDenied: it has no introduction by one of our coordinators.
             LayoutMismatch: another model, or an incompatible layout.
+            PeerLost: hosts of this node do not serve their parts yet.
         """
         try:
             if hello.exporter_incarnation != self.incarnation:
@@ -295,14 +345,16 @@ class Exporter:
             ):
                 raise AccessDenied(f"no coordinator of {self.node_id!r} sent {hello.node_id!r}")
             check_protocol(hello.protocol, hello.node_id)
-            if len(self._sources) > 1 and hello.protocol < READS_PARTS:
+            if self._num_parts > 1 and hello.protocol < READS_PARTS:
                 raise ConfigError(
                     f"{hello.node_id} speaks protocol {hello.protocol}, {self.node_id} {PROTOCOL}: "
-                    f"the KV of {self.node_id} is in {len(self._sources)} parts, which takes "
+                    f"the KV of {self.node_id} is in {self._num_parts} parts, which takes "
                     f"protocol {READS_PARTS}: upgrade {hello.node_id}"
                 )
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
-        except (StaleIncarnation, AccessDenied, ConfigError, LayoutMismatch):
+            if self._hosts and len({offer.part for offer in self.offers}) < self._num_parts:
+                raise PeerLost(f"other hosts of {self.node_id} are still loading: try again")
+        except (StaleIncarnation, AccessDenied, ConfigError, LayoutMismatch, PeerLost):
             self.statistics.refused += 1
             raise
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
+from kv_transfer.hosts.far_host import FarHost, FarLink
 from kv_transfer.link import open_link
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_link import (
@@ -31,7 +32,7 @@ from kv_transfer.sharded_link import (
     open_sharded_link,
     part_welcomes,
 )
-from kv_transfer.sharded_pool import parts_of
+from kv_transfer.sharded_pool import parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.spans.shards import common_heads, common_layers
@@ -89,7 +90,8 @@ class _Pulled:
 class Puller:
     """Pulls KV into one pool. Uses the pool, owns its threads; the caller closes the links.
 
-    A pool of several parts is pulled into part by part, at the same time.
+    A pool of several parts is pulled into part by part, at the same time; into those of other hosts
+    by these.
 
     All methods belong to the event loop's thread.
     """
@@ -105,21 +107,35 @@ class Puller:
         num_threads: int = 4,
         simulated: Callable[[str], SimulatedLink | None] = lambda node_id: None,
         tls: NodeTls | None = None,
+        hosts: Sequence[FarHost] = (),
     ) -> None:
-        """`simulated` returns the network to simulate from an exporter, by its node id."""
+        """Nothing is connected yet.
+
+        Args:
+            pool: the destination of all pulls.
+            identity: what its KV is of.
+            host_id: of this host.
+            kinds: of transports, best first.
+            name: unique to this incarnation of the node; empty: a random one.
+            num_threads: that copy, at least.
+            simulated: returns the network to simulate from an exporter, by its node id.
+            tls: how connections are secured.
+            hosts: that have other parts of the pool.
+        """
         self.statistics = PullerStatistics()
         self._pools = parts_of(pool)
-        layouts = identity.check_pools(self._pools)
+        self._layouts = layouts = identity.check_pools(self._pools)
+        self._hosts = hosts
         self._identity = identity
         self._simulated = simulated
         self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
         own_name = name or secrets.token_hex(8)
-        self._parts = []
-        for number, (part, layout) in enumerate(zip(self._pools, layouts, strict=True)):
+        self._parts: list[OwnPart] = []
+        for number, part in parts_here(pool).items():
             part_name = f"{own_name}/{number}" if number else own_name
             reader = Reader(part_name, host_id, part, self._threads, tls)
             clients = [kind.client(reader) for kind in kinds if not kind.obstacle(part)]
-            self._parts.append(OwnPart(layout, clients))
+            self._parts.append(OwnPart(number, layouts[number], clients))
 
     async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> AnyLink:
         """A link to the exporter that sent this welcome.
@@ -133,11 +149,11 @@ class Puller:
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
         simulated = self._simulated(welcome.node_id)
         theirs = part_welcomes(welcome)
-        if len(theirs) == len(self._parts) == 1:
+        if len(theirs) == len(self._pools) == 1:
             transports = self._parts[0].transports
             return await open_link(welcome, transports, timeout_s, self.statistics, simulated)
         return await open_sharded_link(
-            welcome, theirs, self._parts, timeout_s, self.statistics, simulated
+            welcome, theirs, self._parts, timeout_s, self.statistics, simulated, self._hosts
         )
 
     async def pull(
@@ -179,6 +195,10 @@ class Puller:
                     self._pull(link, strand, ticket, opened, box, block_table)
                     for strand, box in zip(strands, boxes, strict=True)
                     if not box.is_empty
+                ]
+                pulls += [
+                    _far_pull(far, ticket, block_table, from_token, timeout_s)
+                    for far in _far_links(link)
                 ]
                 if len(pulls) == 1:  # as of most nodes, whose small pulls cost what Python does
                     pulled = await pulls[0]
@@ -274,7 +294,7 @@ class Puller:
         block_ids = np.array(block_table, dtype=np.int64)
         if len(block_ids) and not 0 <= min(block_table) <= max(block_table) < num_blocks:
             raise ValueError(f"the block table names blocks outside of 0..{num_blocks}")
-        return BlockRun(self._parts[part].layout, block_ids)
+        return BlockRun(self._layouts[part], block_ids)
 
     async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         plan = partial(plan_spans, source, destination, box)
@@ -310,6 +330,21 @@ def _box_of(ticket: Ticket, strand: Strand, from_token: int) -> KvBox:
         strand.heads.start,
         strand.heads.stop,
     )
+
+
+def _far_links(link: AnyLink) -> Sequence[FarLink]:
+    return link.far if isinstance(link, ShardedLink) else ()
+
+
+async def _far_pull(
+    link: FarLink,
+    ticket: bytes,
+    block_table: Sequence[int],
+    from_token: int,
+    timeout_s: float,
+) -> _Pulled:
+    pulled = await link.pull(ticket, block_table, from_token, timeout_s)
+    return _Pulled(pulled.num_bytes, pulled.read_s)
 
 
 def _in_all(strands: Sequence[_Pulled]) -> _Pulled:

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
+from kv_transfer.hosts.far_host import FarHost, FarLink
 from kv_transfer.in_flight import Pulling, PullsInFlight
 from kv_transfer.link import Link, open_link
 from kv_transfer.sharded_pool import MAX_RANKS, part_number
@@ -22,7 +23,7 @@ from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Transport
 from pdserve.errors import PeerLost
 from pdserve.kv_layout import KvLayout
-from pdserve.protocol import ExporterWelcome
+from pdserve.protocol import ExporterWelcome, TransportOffer
 from pdserve.simulated_link import SimulatedLink
 
 MAX_STAGES: Final = 64  # of an exporter's node
@@ -42,6 +43,7 @@ class Strand:
 class OwnPart:
     """One part of the puller's pool, as links to it need it."""
 
+    number: int
     layout: KvLayout
     transports: Sequence[Transport]  # best first
 
@@ -49,16 +51,21 @@ class OwnPart:
 class ShardedLink:
     """Owns its strands' links. `close` ends the pulls in flight. Elsewhere used like a Link."""
 
-    def __init__(self, welcome: ExporterWelcome, strands: Sequence[Strand]) -> None:
+    def __init__(
+        self, welcome: ExporterWelcome, strands: Sequence[Strand], far: Sequence[FarLink] = ()
+    ) -> None:
         """Use `open_sharded_link`."""
         self.welcome = welcome
         self.strands = strands
+        self.far = far  # of our parts on other hosts
         self._pulls = PullsInFlight(welcome.node_id, lambda: self.transport)
 
     @property
     def transport(self) -> str:
         """The name of the transport in use; of several, joined."""
-        return "+".join(sorted({strand.link.transport for strand in self.strands}))
+        names = {strand.link.transport for strand in self.strands}
+        names.update(name for link in self.far for name in link.transport.split("+"))
+        return "+".join(sorted(names))
 
     @property
     def reason(self) -> str:
@@ -78,6 +85,8 @@ class ShardedLink:
         """As Link.close."""
         await self._pulls.close()
         async with AsyncExitStack() as closing:  # closes all, even if one fails
+            for far in self.far:
+                closing.push_async_callback(far.close)
             for strand in self.strands:
                 closing.push_async_callback(strand.link.close)
 
@@ -101,13 +110,16 @@ def part_welcomes(welcome: ExporterWelcome) -> list[ExporterWelcome]:
         return [welcome]
     layouts = welcome.layout.parts(num_parts // num_stages, num_stages)
     return [
-        replace(
-            welcome,
-            layout=layout,
-            offers=[offer for offer in welcome.offers if offer.part == part],
-        )
+        _part_welcome(welcome, layout, [offer for offer in welcome.offers if offer.part == part])
         for part, layout in zip(parts, layouts, strict=True)
     ]
+
+
+def _part_welcome(
+    welcome: ExporterWelcome, layout: KvLayout, offers: list[TransportOffer]
+) -> ExporterWelcome:
+    host_id = offers[0].host_id or welcome.host_id  # it may be on another host of the node
+    return replace(welcome, layout=layout, offers=offers, host_id=host_id)
 
 
 async def open_sharded_link(
@@ -117,16 +129,18 @@ async def open_sharded_link(
     timeout_s: float,
     statistics: PullerStatistics,
     simulated: SimulatedLink | None = None,
+    hosts: Sequence[FarHost] = (),
 ) -> ShardedLink:
     """A link between all parts that have heads of the same layers in common.
 
     Args:
         welcome: the exporter's.
         theirs: the same of its parts.
-        own: our parts.
+        own: our parts on this host.
         timeout_s: for all of them.
         statistics: as Link.
         simulated: as Link.
+        hosts: that have our other parts.
 
     Raises:
         TransferTimeout, PeerLost, LayoutMismatch: as Puller.connect.
@@ -136,14 +150,18 @@ async def open_sharded_link(
     layouts = [part.layout for part in theirs]
     strands: list[Strand] = []
     async with AsyncExitStack() as undo:
-        for number, part in enumerate(own):
-            for index, heads in choose_shards(layouts, part.layout, number):
+        for part in own:
+            for index, heads in choose_shards(layouts, part.layout, part.number):
                 left_s = max(0.0, end_s - loop.time())
                 link = await open_link(
                     theirs[index], part.transports, left_s, statistics, simulated
                 )
                 undo.push_async_callback(link.close)
                 layers = common_layers(layouts[index], part.layout)
-                strands.append(Strand(number, heads, layers, link))
+                strands.append(Strand(part.number, heads, layers, link))
+        far: list[FarLink] = []
+        for host in hosts:
+            far.append(await host.connect(welcome, max(0.0, end_s - loop.time())))
+            undo.push_async_callback(far[-1].close)
         undo.pop_all()
-    return ShardedLink(welcome, strands)
+    return ShardedLink(welcome, strands, far)

@@ -1,6 +1,6 @@
 """Tickets: they name the KV of a token range in an exporter's pool.
 
-A sealed ticket is a msgpack body and a MAC under a key that only the exporter's process has. The
+A sealed ticket is a msgpack body and a MAC under a key that only the exporter's node has. The
 exporter verifies its own tickets. A puller reads the body, which it got over its session with the
 exporter, but cannot verify it. So it checks the ids against the pool's size, and the generations
 tell whether the data that it has read is what the ticket names.
@@ -138,10 +138,11 @@ _DECODER = msgspec.msgpack.Decoder(Ticket)
 class TicketSealer:
     """Seals and verifies the tickets of one incarnation of an exporter."""
 
-    def __init__(self, incarnation: str, clock: Clock) -> None:
+    def __init__(self, incarnation: str, clock: Clock, key: bytes = b"") -> None:
+        """`key`: of the exporter on another host of the node; empty: a new one."""
         self._incarnation = incarnation
         self._clock = clock
-        self._key = secrets.token_bytes(32)
+        self.key = key or secrets.token_bytes(32)
 
     def seal(self, ticket: Ticket) -> bytes:
         """Encode a ticket and append its MAC.
@@ -178,7 +179,7 @@ class TicketSealer:
         return ticket
 
     def _mac(self, body: bytes) -> bytes:
-        return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
+        return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self.key).digest()
 
 
 def read_ticket(sealed: bytes) -> Ticket:

@@ -9,7 +9,8 @@ slot was reused meanwhile fails with StaleTicket. The tier has threads of its ow
 the file may have to be read from disk.
 
 A pool in CPU memory has its tier in a file, one on GPUs in pinned memory (`cuda/pinned.py`). A slot
-has a place in each part of the pool, and all are copied at the same time.
+has a place in each part of the pool, and all are copied at the same time, each by the host that has
+the part.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.generations import check_generations
+from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import ExportedPool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
@@ -38,15 +40,16 @@ NUM_THREADS = 2  # for each part of the pool: what is stored and what is loaded 
 
 
 class FileBlocks:
-    """Blocks in an unnamed file, which disappears with the process.
+    """Blocks in an unnamed file, which disappears with the process: a region for each part.
 
     Raises:
         ConfigError: the file cannot be created, or there is no room; says where and how much.
     """
 
-    def __init__(self, num_blocks: int, block_bytes: int, directory: str) -> None:
+    def __init__(self, num_blocks: int, block_sizes: Sequence[int], directory: str) -> None:
+        """`block_sizes` are bytes of a block in each part of the pool."""
         self.num_blocks = num_blocks
-        size = num_blocks * block_bytes
+        size = num_blocks * sum(block_sizes)
         where = directory or tempfile.gettempdir()
         try:
             with tempfile.TemporaryFile(dir=where, prefix="pdserve-tier-") as file:
@@ -57,7 +60,9 @@ class FileBlocks:
             raise ConfigError(
                 f"tier_dir {where!r}: a file of {size} bytes cannot be made there: {error}"
             ) from error
-        self.flat: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        ends = np.cumsum([num_blocks * block_bytes for block_bytes in block_sizes])
+        flat: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        self.regions = np.split(flat, ends[:-1])
 
 
 class TierCopies(Protocol):
@@ -85,12 +90,12 @@ class TierCopies(Protocol):
 
 
 class CpuCopies:
-    """Copies between a CPU pool and a file."""
+    """Copies between a CPU pool, or a part of one, and a file."""
 
-    def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
+    def __init__(self, pool: ExportedPool, blocks: FileBlocks, part: int = 0) -> None:
         self.block_bytes = pool.block_bytes
         self._pool = pool.flat
-        self._tier = blocks.flat
+        self._tier = blocks.regions[part]
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
         """As TierCopies.store."""
@@ -127,16 +132,66 @@ class TierStatistics:
     bytes: int = 0
 
 
+class SlotCopies:
+    """Copies between blocks and slots, in all parts of the pool that are on this host."""
+
+    def __init__(self, parts: Sequence[TierCopies]) -> None:
+        """`parts`: the copies of each, which this owns."""
+        self.block_bytes = sum(part.block_bytes for part in parts)
+        self._parts = tuple(parts)
+        self._threads = CopyThreads(NUM_THREADS * len(parts), "kv-tier")
+
+    async def store(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks to slots.
+
+        Once this has returned or raised, also by cancellation, nothing of it is copied any more.
+        """
+        stores = [(part.store, part.block_bytes) for part in self._parts]
+        await self._copy(stores, block_ids, slots)
+
+    async def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots to blocks; ends as `store`."""
+        loads = [(part.load, part.block_bytes) for part in self._parts]
+        await self._copy(loads, slots, block_ids)
+
+    def close(self) -> None:
+        """End the threads. Nothing may be being stored or loaded.
+
+        Everything is closed, even if one part fails.
+        """
+        with ExitStack() as closing:
+            for part in self._parts:
+                closing.callback(part.close)
+            self._threads.close()
+
+    async def _copy(
+        self,
+        parts: Sequence[tuple[Callable[[Spans, CancelFlag], None], int]],
+        from_ids: Sequence[int],
+        to_ids: Sequence[int],
+    ) -> None:
+        """Copy whole blocks of all parts: (how, bytes of a block)."""
+        source, destination = (np.array(ids, dtype=np.int64) for ids in (from_ids, to_ids))
+        copies = []
+        for copy, block_bytes in parts:
+            spans = _native.block_spans(source, destination, block_bytes, 0, block_bytes)
+            cancel = CancelFlag()
+            copies.append(self._threads.run(partial(copy, spans, cancel), cancel))
+        await together(copies)
+
+
 class HostTier:
     """Maps hashes to slots 0..num_blocks-1. All methods belong to the event loop's thread."""
 
-    def __init__(self, num_blocks: int, parts: Sequence[TierCopies]) -> None:
-        """`parts`: the copies of each part of the pool, which this owns."""
+    def __init__(
+        self, num_blocks: int, parts: Sequence[TierCopies], hosts: Sequence[FarHost] = ()
+    ) -> None:
+        """`parts`: the copies of each part here, which this owns; `hosts` have the other parts."""
         self.num_blocks = num_blocks
-        self.block_bytes = sum(part.block_bytes for part in parts)
         self.statistics = TierStatistics()
-        self._parts = tuple(parts)
-        self._threads = CopyThreads(NUM_THREADS * len(parts), "kv-tier")
+        self._here = SlotCopies(parts)
+        self._copies: tuple[SlotCopies | FarHost, ...] = (self._here, *hosts)
+        self.block_bytes = sum(copies.block_bytes for copies in self._copies)
         self._generations = np.zeros(num_blocks, dtype=np.uint64)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # held, least recently used first
@@ -181,8 +236,8 @@ class HostTier:
         slots = [slot for _, _, slot in chosen]
         is_complete = False
         try:
-            stores = [(part.store, part.block_bytes) for part in self._parts]
-            await self._copy(stores, [block_id for _, block_id, _ in chosen], slots)
+            ids = [block_id for _, block_id, _ in chosen]
+            await together([copies.store(ids, slots) for copies in self._copies])
             is_complete = True
         finally:
             self._writing.difference_update(block_hash for block_hash, _, _ in chosen)
@@ -210,8 +265,7 @@ class HostTier:
             self._slot_of.move_to_end(block_hash)
         ids = np.array(slots, dtype=np.int64)
         expected = self._generations[ids]
-        loads = [(part.load, part.block_bytes) for part in self._parts]
-        await self._copy(loads, slots, block_ids)
+        await together([copies.load(slots, block_ids) for copies in self._copies])
         try:
             check_generations(self._generations, ids, expected)
         except StaleTicket:
@@ -221,14 +275,8 @@ class HostTier:
         self.statistics.bytes += len(slots) * self.block_bytes
 
     def close(self) -> None:
-        """End the threads. Nothing may be being stored or loaded.
-
-        Everything is closed, even if one part fails.
-        """
-        with ExitStack() as closing:
-            for part in self._parts:
-                closing.callback(part.close)
-            self._threads.close()
+        """End what copies. Nothing may be being stored or loaded."""
+        self._here.close()
 
     def _take_slot(self) -> int | None:
         """A slot to write to, evicting its content if need be; None: all are being written."""
@@ -243,18 +291,3 @@ class HostTier:
             return None
         _native.bump_generations(self._generations, np.array([slot], dtype=np.int64))
         return slot
-
-    async def _copy(
-        self,
-        parts: Sequence[tuple[Callable[[Spans, CancelFlag], None], int]],
-        from_ids: Sequence[int],
-        to_ids: Sequence[int],
-    ) -> None:
-        """Copy whole blocks of all parts: (how, bytes of a block)."""
-        source, destination = (np.array(ids, dtype=np.int64) for ids in (from_ids, to_ids))
-        copies = []
-        for copy, block_bytes in parts:
-            spans = _native.block_spans(source, destination, block_bytes, 0, block_bytes)
-            cancel = CancelFlag()
-            copies.append(self._threads.run(partial(copy, spans, cancel), cancel))
-        await together(copies)

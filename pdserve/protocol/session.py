@@ -15,6 +15,7 @@ class TransportOffer(Message, frozen=True):
     metadata: bytes = b""  # anything else that the transport needs to connect
     unavailable: str = ""  # why the exporter cannot serve it; empty: it can
     part: int = 0  # of the exporter's pool, if each rank has one: 64 * its stage + rank in that
+    host_id: str = ""  # as that of the welcome, where the part is on another host of the node
 
 
 class PullerHello(Message, frozen=True):

@@ -520,18 +520,20 @@ class LegFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TransportOffer(_message.Message):
-    __slots__ = ("name", "endpoint", "metadata", "unavailable", "part")
+    __slots__ = ("name", "endpoint", "metadata", "unavailable", "part", "host_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     metadata: bytes
     unavailable: str
     part: int
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
+    host_id: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ..., part: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class PullerHello(_message.Message):
     __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction", "protocol")

@@ -62,7 +62,7 @@ def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
         )
     log.info("host tier: %d blocks in %d MiB", num_blocks, budget_bytes >> 20)
     if model.device.type == "cpu":
-        return FileBlocks(num_blocks, sum(sizes), prefix.tier_dir)
+        return FileBlocks(num_blocks, [sum(sizes)], prefix.tier_dir)
     return _pinned_blocks(prefix, num_blocks, sizes, model.device.index or 0)
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
 from pdserve.clock import Clock
-from pdserve.errors import MalformedMessage, PdserveError
+from pdserve.errors import MalformedMessage, PdserveError, PeerLost
 from pdserve.node.prefixes.exports import PrefixExports, PrefixHolds
 from pdserve.protocol import (
     Announcement,
@@ -120,8 +120,11 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         else:
             welcome = self._exporter.welcome()
             try:
+                await self._exporter.introduce(welcome)
                 await context.write(FROM_EXPORTER.wrap(replace(welcome, answers_pings=True)))
                 await self._serve(hello, context)
+            except PeerLost as error:  # another host of this node, with which it ends
+                await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
             finally:
                 self._exporter.dismiss(welcome)
 

@@ -81,7 +81,7 @@ class Memory:
 def in_file(num_slots: int) -> Memory:
     """A pool in CPU memory, and a file."""
     pool = make_pool(SMALL, NUM_BLOCKS)
-    blocks = FileBlocks(num_slots, SMALL.block_bytes, "")
+    blocks = FileBlocks(num_slots, [SMALL.block_bytes], "")
     return Memory([pool.data], [CpuCopies(pool, blocks)], pool.close)
 
 
@@ -298,14 +298,15 @@ def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
 
 def test_a_tier_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be made there"):
-        FileBlocks(1 << 30, 1 << 30, str(tmp_path))  # an exbibyte
+        FileBlocks(1 << 30, [1 << 30], str(tmp_path))  # an exbibyte
     with pytest.raises(ConfigError, match="nowhere"):
-        FileBlocks(1, 4096, str(tmp_path / "nowhere"))
+        FileBlocks(1, [4096], str(tmp_path / "nowhere"))
 
 
 def test_the_file_has_no_name_and_all_its_blocks(tmp_path: Path) -> None:
-    blocks = FileBlocks(8, 1 << 16, str(tmp_path))
+    blocks = FileBlocks(8, [1 << 16], str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    assert blocks.flat.shape == (8 << 16,)
-    blocks.flat[:] = 7
-    assert (blocks.flat == 7).all()
+    (region,) = blocks.regions
+    assert region.shape == (8 << 16,)
+    region[:] = 7
+    assert (region == 7).all()

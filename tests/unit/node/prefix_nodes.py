@@ -125,7 +125,7 @@ class PrefixNode:
         block_bytes = self.layout.block_bytes
         blocks: TierBlocks
         if self.gpus is None:
-            blocks = FileBlocks(num_blocks, block_bytes, "")
+            blocks = FileBlocks(num_blocks, [block_bytes], "")
         else:
             blocks = PinnedBlocks(num_blocks, [block_bytes], self.gpus.driver())
         return make_tier(blocks, self.memory, self.pool)

@@ -170,7 +170,7 @@ async def test_a_copy_that_fails_costs_only_its_own_blocks(
         raise OSError("an odd fault")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tier_of(node).tier._parts[0], "store", fail)
+        patch.setattr(tier_of(node).tier._here._parts[0], "store", fail)
         node.compute(PROMPT)
         await until(lambda: len(failed) >= 2 and node.pool.num_free == NUM_BLOCKS)
         await until(lambda: not tier_of(node)._freed)

@@ -1,0 +1,336 @@
+"""The agent of a node's later host: it does with the parts here what the node says.
+
+It runs in a thread with an event loop of its own, as long as the node has a connection to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.hosts.conversation import Conversation, encoded, framed
+from kv_transfer.hosts.messages import (
+    Admit,
+    Answer,
+    Begin,
+    Bumped,
+    Call,
+    Cancel,
+    Connect,
+    Connected,
+    Disconnect,
+    Dismiss,
+    Load,
+    Pull,
+    Pulled,
+    Refused,
+    Said,
+    Serves,
+    Store,
+)
+from kv_transfer.puller import Puller
+from kv_transfer.sharded_link import AnyLink
+from kv_transfer.sharded_pool import ShardedPool, parts_here
+from kv_transfer.ticket import Ticket
+from kv_transfer.tier import SlotCopies, TierCopies
+from kv_transfer.transports.catalog import choose_kinds
+from kv_transfer.transports.sockets import receive_exactly, send_all
+from kv_transfer.transports.tls import NodeTls
+from pdserve import _native
+from pdserve.clock import Clock, SystemClock
+from pdserve.errors import ConfigError, PdserveError, PeerLost, TransferCancelled
+from pdserve.simulated_link import link_between, parse_link
+
+log = logging.getLogger(__name__)
+
+SECRET_BYTES: Final = 32
+FIRST_S: Final = 10.0  # from a connection to its secret
+_SOME_BYTES: Final = 64 << 10
+_BUSY: Final = "this host serves a node already"
+_SAID: Final = msgspec.msgpack.Decoder(Said)
+
+MakeTier = Callable[[int], Sequence[TierCopies]]  # slots |-> the copies of each part here
+
+
+class Agent:
+    """The KV of one later host, from the node's connection to its end."""
+
+    def __init__(
+        self,
+        pool: ShardedPool,
+        host: str,
+        advertised: str,
+        make_tier: MakeTier,
+        tls: NodeTls | None = None,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            pool: the node's; it outlives this.
+            host: to listen on.
+            advertised: where pullers reach it.
+            make_tier: makes the host tier of the parts here.
+            tls: how connections are secured.
+        """
+        self._pool = pool
+        self._host = host
+        self._advertised = advertised
+        self._make_tier = make_tier
+        self._tls = tls
+        self._num_bumps = 0
+        self._has_bumped = threading.Condition()
+        self._is_over = False
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._links: dict[int, AnyLink] = {}
+        self._exporter: Exporter | None = None
+        self._puller: Puller | None = None
+        self._tier: SlotCopies | None = None
+
+    def wait_bumps(self, num_bumps: int) -> None:
+        """Wait until so many messages about generations have come. For another thread.
+
+        Raises:
+            PeerLost: there is no connection any more.
+        """
+        with self._has_bumped:
+            self._has_bumped.wait_for(lambda: self._num_bumps >= num_bumps or self._is_over)
+            if self._num_bumps < num_bumps:
+                raise PeerLost("the connection for KV broke")
+
+    async def serve(self, listener: socket.socket, secret: bytes) -> None:
+        """Wait for the node's connection, and do what it says until it breaks.
+
+        Raises:
+            PeerLost: it broke.
+        """
+        conversation = Conversation(await self._let_in(listener, secret), _SAID)
+        try:
+            while True:
+                self._heed(conversation, await conversation.hear())
+        finally:
+            await self._end(conversation)
+
+    def over(self) -> None:
+        """Nothing is heard any more: whoever waits for bumps need not. For any thread."""
+        with self._has_bumped:
+            self._is_over = True
+            self._has_bumped.notify_all()
+
+    # ---- the connection ------------------------------------------------------------------------
+
+    async def _let_in(self, listener: socket.socket, secret: bytes) -> socket.socket:
+        """The first connection that shows the secret; all others are closed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, (peer, *_) = await loop.sock_accept(listener)
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(FIRST_S):
+                    if self._tls is not None:
+                        sock = await self._tls.accept(sock)
+                    shown = await receive_exactly(sock, SECRET_BYTES)
+                if hmac.compare_digest(shown, secret):
+                    return sock
+                log.warning("refused %s: %s", peer, _BUSY)
+                async with asyncio.timeout(FIRST_S):
+                    await _refuse(sock)
+            except (PdserveError, OSError) as error:  # a TimeoutError, too
+                log.warning("refused %s: %s", peer, error)
+            sock.close()
+
+    def _heed(self, conversation: Conversation[Said], said: Said) -> None:
+        match said:
+            case Bumped():
+                self._bumped(said)
+            case Dismiss(token=token):
+                if self._exporter is not None:
+                    self._exporter.forget(token)
+            case Cancel(call=call):
+                if call in self._calls:
+                    self._calls[call].cancel()
+            case _:
+                task = asyncio.create_task(self._answer(conversation, said))
+                self._calls[said.call] = task
+                task.add_done_callback(partial(self._answered, conversation, said.call))
+
+    async def _answer(self, conversation: Conversation[Said], call: Call) -> None:
+        answer = Answer(call.call)
+        try:
+            answer = Answer(call.call, encoded(await self._do(call)))
+        except asyncio.CancelledError:
+            answer = Answer(call.call, code=TransferCancelled.code, message="it was cancelled")
+        except PdserveError as error:
+            answer = Answer(call.call, code=error.code, message=error.message)
+        except Exception as error:
+            log.exception("%s failed", type(call).__name__)
+            answer = Answer(call.call, code=PdserveError.code, message=repr(error))
+        conversation.say(answer)
+
+    def _answered(
+        self, conversation: Conversation[Said], call: int, task: asyncio.Task[None]
+    ) -> None:
+        del self._calls[call]
+        if task.cancelled():  # before it had begun
+            code, message = TransferCancelled.code, "it was cancelled"
+            conversation.say(Answer(call, code=code, message=message))
+
+    async def _end(self, conversation: Conversation[Said]) -> None:
+        """End all that runs here; afterwards nothing here touches the pool."""
+        self.over()
+        calls = list(self._calls.values())
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        async with AsyncExitStack() as closing:  # closes all, even if one fails
+            closing.push_async_callback(conversation.close)
+            if self._tier is not None:
+                closing.callback(self._tier.close)
+            if self._puller is not None:
+                closing.push_async_callback(self._puller.close)
+            if self._exporter is not None:
+                closing.push_async_callback(self._exporter.close)
+            for link in self._links.values():
+                closing.push_async_callback(link.close)
+
+    # ---- what is said --------------------------------------------------------------------------
+
+    async def _do(self, call: Call) -> msgspec.Struct | None:
+        """Do it; raises what the node is to be told."""
+        match call:
+            case Begin():
+                return await self._begin(call)
+            case Admit(token=token):
+                self._begun[0].admit(token)
+            case Connect():
+                return await self._connect(call)
+            case Disconnect(link=number):
+                with suppress(KeyError):
+                    await self._links.pop(number).close()
+            case Pull():
+                return await self._pull(call)
+            case Store(block_ids=block_ids, slots=slots):
+                await self._slots.store(_ids(block_ids).tolist(), _ids(slots).tolist())
+            case Load(slots=slots, block_ids=block_ids):
+                await self._slots.load(_ids(slots).tolist(), _ids(block_ids).tolist())
+        return None
+
+    async def _begin(self, said: Begin) -> Serves:
+        """Serve the parts here, and prepare to pull into them."""
+        if self._exporter is not None:
+            raise PeerLost("the node has begun already")
+        identity = KvIdentity(said.model_id, said.revision, said.layout, said.num_stages)
+        kinds = choose_kinds(said.transports, self._pool)
+        system = SystemClock()
+        self._exporter = exporter = Exporter(
+            said.node_id,
+            said.incarnation,
+            identity,
+            self._pool,
+            _ShiftedClock(system, said.now_s - system.now()),
+            kinds,
+            tls=self._tls,
+            ticket_key=said.ticket_key,
+            on_ticket=self._catch_up,
+        )
+        links = [parse_link(text) for text in said.links]
+        self._puller = Puller(
+            self._pool,
+            identity,
+            host_id(),
+            kinds,
+            name=exporter.name,
+            simulated=lambda other: link_between(links, other, said.node_id),
+            tls=self._tls,
+        )
+        if said.tier_blocks:
+            copies = await asyncio.to_thread(self._make_tier, said.tier_blocks)
+            self._tier = SlotCopies(copies)
+        try:
+            await exporter.start(self._host, self._advertised, said.kv_port)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {self._host}: {error}") from error
+        return Serves([replace(offer, host_id=host_id()) for offer in exporter.offers])
+
+    @property
+    def _begun(self) -> tuple[Exporter, Puller]:
+        if self._exporter is None or self._puller is None:
+            raise PeerLost("the node has not begun")
+        return self._exporter, self._puller
+
+    @property
+    def _slots(self) -> SlotCopies:
+        if self._tier is None:
+            raise PeerLost("the node has no host tier")
+        return self._tier
+
+    async def _connect(self, said: Connect) -> Connected:
+        link = await self._begun[1].connect(said.welcome, said.timeout_s)
+        self._links[said.link] = link
+        return Connected(link.transport, link.reason)
+
+    async def _pull(self, said: Pull) -> Pulled:
+        link = self._links.get(said.link)
+        if link is None:
+            raise TransferCancelled("the link is closed")
+        table = _ids(said.block_table).tolist()
+        pull = partial(self._begun[1].pull, link, said.ticket, table)
+        result = await pull(said.from_token, said.timeout_s)
+        return Pulled(result.bytes, result.read_s)
+
+    # ---- generations ---------------------------------------------------------------------------
+
+    def _bumped(self, said: Bumped) -> None:
+        self._raise(_ids(said.block_ids), np.frombuffer(said.generations, np.uint64))
+        with self._has_bumped:
+            self._num_bumps += 1
+            self._has_bumped.notify_all()
+
+    def _catch_up(self, ticket: Ticket) -> None:
+        """A ticket may come before what the node says of its blocks, which it has sealed in."""
+        ids = np.array(ticket.block_ids, np.int64)
+        self._raise(ids, np.array(ticket.generations, np.uint64))
+
+    def _raise(self, ids: NDArray[np.int64], generations: NDArray[np.uint64]) -> None:
+        """Make tickets for earlier generations of these blocks stale."""
+        for part in parts_here(self._pool).values():
+            while len(behind := ids[part.generations[ids] < generations]):
+                _native.bump_generations(part.generations, behind)
+
+
+class _ShiftedClock:
+    """Another host's clock, as far as the time that a message takes."""
+
+    def __init__(self, clock: Clock, ahead_s: float) -> None:
+        self._clock = clock
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        """As Clock.now."""
+        return self._clock.now() + self._ahead_s
+
+
+async def _refuse(sock: socket.socket) -> None:
+    """Say that this host is busy. What is not read may keep that from arriving: so all is."""
+    await send_all(sock, framed(Refused(_BUSY)))
+    sock.shutdown(socket.SHUT_WR)
+    while await receive_exactly(sock, _SOME_BYTES):
+        pass
+
+
+def _ids(sent: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(sent, np.int64)

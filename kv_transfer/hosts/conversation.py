@@ -1,0 +1,95 @@
+"""Messages over a socket, with TLS or without, on the event loop: sent at once, read one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from kv_transfer.transports.sockets import receive_exactly, send_all
+from pdserve.errors import PeerLost
+
+M = TypeVar("M")
+
+_LENGTH: Final = struct.Struct("!I")
+_MOST_BYTES: Final = 256 << 20  # of a message: generations of all blocks
+# A host that has lost its power says nothing: after these seconds of silence the kernel asks.
+_IDLE_S, _BETWEEN_S, _TIMES = 2, 1, 3
+
+
+class Conversation(Generic[M]):
+    """One end. `M` is what the other end says. Belongs to the event loop."""
+
+    def __init__(self, sock: socket.socket, heard: msgspec.msgpack.Decoder[M]) -> None:
+        """Use a connected socket, which belongs to this from now on."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
+        milliseconds = 1000 * (_IDLE_S + _BETWEEN_S * _TIMES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        self._sock = sock
+        self._heard = heard
+        self._unsent: deque[bytes] = deque()
+        self._has_unsent = asyncio.Event()
+        self._sending = asyncio.create_task(self._send())
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Send a message, behind those before it. If the connection broke, `hear` says so."""
+        self._unsent.append(framed(message))
+        self._has_unsent.set()
+
+    async def hear(self) -> M:
+        """Wait for the next message.
+
+        Raises:
+            PeerLost: the connection broke, or this is no message.
+        """
+        try:
+            head = await receive_exactly(self._sock, _LENGTH.size)
+            if len(head) < _LENGTH.size:
+                raise PeerLost("the other end closed the connection")
+            (length,) = _LENGTH.unpack(head)
+            if length > _MOST_BYTES:
+                raise PeerLost(f"a message of {length} bytes: not the other end of a node's host")
+            encoded = await receive_exactly(self._sock, length)
+        except OSError as error:
+            raise PeerLost(f"the connection broke: {error}") from error
+        try:
+            return self._heard.decode(encoded)
+        except msgspec.MsgspecError as error:
+            raise PeerLost(f"not a message that is due: {error}") from error
+
+    async def close(self) -> None:
+        """Close the connection; what has not been sent is lost."""
+        self._sending.cancel()
+        await asyncio.gather(self._sending, return_exceptions=True)
+        with suppress(OSError):  # it is broken already
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    async def _send(self) -> None:
+        with suppress(OSError):
+            while True:
+                await self._has_unsent.wait()
+                self._has_unsent.clear()
+                while self._unsent:
+                    await send_all(self._sock, self._unsent.popleft())
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """A message as it is sent: its length, and msgpack."""
+    packed = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(packed)) + packed
+
+
+def encoded(result: Any) -> bytes:
+    """A message that answers a call."""
+    return b"" if result is None else msgspec.msgpack.encode(result)
