@@ -64,8 +64,9 @@ def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[i
 
 
 def gpus_of_node(engine: EngineConfig) -> int:
-    """How many GPUs a node has that computes on GPUs: one for each rank of each stage."""
-    return engine.tensor_parallel * max(1, engine.pipeline_parallel)
+    """How many GPUs a node has on its first host: one for each rank of each stage, shared out."""
+    num_hosts = 1 + len(engine.rank_hosts)
+    return engine.tensor_parallel * (engine.pipeline_parallel or num_hosts) // num_hosts
 
 
 def assign_device(device: str, index: int, num_gpus: int, num_ranks: int = 1) -> str:

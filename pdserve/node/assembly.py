@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
@@ -59,7 +60,10 @@ class ServedModel:
         """As planned; its vocabulary is loaded later."""
         return cls(
             identity=KvIdentity(
-                model.checkpoint.model_id, model.revision, model.layout, model.share.num_stages
+                model.checkpoint.model_id,
+                model.revision,
+                model.layout,
+                model.share.parallelism.pipeline,
             ),
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -83,12 +87,18 @@ def make_parts(
     memory: KvPool,
     tier_blocks: TierBlocks | None,
     state: Callable[[], NodeState],
+    hosts: Sequence[FarHost] = (),
 ) -> NodeParts:
-    """Build a node's parts over its KV memory; nothing runs yet. `role` only names the node."""
+    """Build a node's parts over its KV memory; nothing runs yet.
+
+    `role` only names the node. `hosts` have the parts of the memory that are not here.
+    """
     node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
     incarnation = secrets.token_hex(8)
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
-    exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
+    exporter, puller = _make_transfer_ends(
+        config, node_id, incarnation, identity, memory, clock, hosts
+    )
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     security = Security.of(config.security)
     sessions = Sessions(
@@ -100,7 +110,7 @@ def make_parts(
         prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
     )
-    tier = make_tier(tier_blocks, memory, pool)
+    tier = make_tier(tier_blocks, memory, pool, hosts)
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
@@ -149,6 +159,7 @@ def _make_transfer_ends(
     identity: KvIdentity,
     memory: KvPool,
     clock: Clock,
+    hosts: Sequence[FarHost],
 ) -> tuple[Exporter, Puller]:
     """Both ends of the KV transfer, over the same pool and transports."""
     kinds = choose_kinds(config.transports, memory)
@@ -163,6 +174,7 @@ def _make_transfer_ends(
         with_checksums=config.checksums,
         ticket_lifetime_s=config.timeouts.ticket_s,
         tls=tls,
+        hosts=hosts,
     )
     links = [parse_link(text) for text in config.handoff.links]
     puller = Puller(
@@ -173,6 +185,7 @@ def _make_transfer_ends(
         name=f"{node_id}@{incarnation}",
         simulated=lambda exporter: link_between(links, exporter, node_id),
         tls=tls,
+        hosts=hosts,
     )
     return exporter, puller
 

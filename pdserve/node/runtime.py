@@ -159,10 +159,11 @@ class Node:
         self._certificate = CertificateEnd(self._security.tls_dir)
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
         self._memory = memory = make_kv_memory(config, role, model)
-        self._ranks = start_other_ranks(config, model, cores, memory, self._security)
-        self.loading = Loading(config, cores, model, memory, self._ranks)
+        self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
+        self.loading = Loading(config, cores, model, memory, ranks.others)
+        served, hosts = ServedModel.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
-            config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
+            config, role, served, memory, tier_blocks, lambda: self._state, hosts
         )
         self._services = services = Services(
             parts,
@@ -210,8 +211,7 @@ class Node:
             ConfigError: an address cannot be listened on.
             NodeSick: a rank has not started.
         """
-        if self._ranks is not None:
-            await asyncio.to_thread(self._ranks.wait_mapped)
+        await self._ranks.wait_mapped()
         config, parts, host = self._config, self._parts, self._config.host
         servicer = SessionServer(
             parts.exporter,
@@ -253,7 +253,8 @@ class Node:
             self._parts.pool.on_first_use(growth.used)
         await asyncio.to_thread(self._parts.preparation.compiler.load)
         loading = self._services.engine.in_thread(self.loading.run)
-        runner, known = await unless_rank_lost(loading, self._lost_rank, self._end_sick)
+        runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
+        await self._ranks.share_kv(self._parts)
         self._parts.perf.costs = known.costs
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
@@ -311,11 +312,8 @@ class Node:
             parts.perf,
             parts.clock,
             compiles=compiles,
-            lost_rank=self._lost_rank,
+            lost_rank=self._ranks.lost,
         )
-
-    def _lost_rank(self) -> str:
-        return "" if self._ranks is None else self._ranks.processes.lost
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:
         """Tell everybody, and end the process.
@@ -356,8 +354,7 @@ class Node:
             await self._parts.tier.close()
         await self._parts.exporter.close()
         await self._parts.puller.close()
-        if self._ranks is not None:
-            await asyncio.to_thread(self._ranks.close)
+        await self._ranks.close()
         if self._phases is not None:
             self._phases.close()
         self._memory.close()

@@ -100,7 +100,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     tensor_parallel: Annotated[
         Count,
-        Meta(description="processes that compute each layer together, on this host; a GPU each"),
+        Meta(description="processes that compute each layer together; a GPU each"),
     ] = 1
     pipeline_parallel: Annotated[
         int,
@@ -108,7 +108,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     rank_hosts: Annotated[
         list[str],
-        Meta(description="host:port of each pdserve rank, in the order of their layers"),
+        Meta(description="host:port of each pdserve rank, in the order of their ranks"),
     ] = msgspec.field(default_factory=list)
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
@@ -148,13 +148,13 @@ class EngineConfig(ConfigStruct, frozen=True):
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if the stages cannot be shared out."""
+        """Raise ValueError, which becomes a ConfigError, if the ranks cannot be shared out."""
         check_addresses(self.rank_hosts)
         num_hosts = 1 + len(self.rank_hosts)
-        if self.pipeline_parallel % num_hosts:
+        if self.tensor_parallel * self.pipeline_parallel % num_hosts:
             raise ValueError(
-                f"pipeline_parallel {self.pipeline_parallel}: it must be a multiple of the "
-                f"{num_hosts} hosts, each of which has as many stages as the others"
+                f"pipeline_parallel {self.pipeline_parallel} x tensor_parallel "
+                f"{self.tensor_parallel} is not a multiple of the {num_hosts} hosts"
             )
 
 

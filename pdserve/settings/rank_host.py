@@ -15,7 +15,7 @@ from pdserve.settings.timeouts import NodeTimeouts
 _FLAGS: Final[Groups] = {
     "network": ("host", "port"),
     "model": ("model", "revision"),
-    "performance": ("threads", "cpus"),
+    "performance": ("device", "threads", "cpus"),
 }
 
 

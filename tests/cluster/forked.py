@@ -37,7 +37,7 @@ class ForkedChild(Child):
         command, words = tuple(argv[: len(OWN_COMMAND)]), list(argv[len(OWN_COMMAND) :])
         assert command == OWN_COMMAND, command
         assert not pass_fds
-        process = _Process(words, environment, self._prepare(words))
+        process = ForkedProcess(words, environment, self._prepare(words))
         self._loop.call_soon(process.begin)  # until then it cannot end: somebody has to see it
         return process  # type: ignore[return-value]
 
@@ -57,7 +57,7 @@ class HastyChild(ForkedChild):
         return super()._open([*argv, *hasty], pass_fds, environment)
 
 
-class _Process:
+class ForkedProcess:
     """What Child asks of a subprocess.Popen."""
 
     def __init__(

@@ -104,6 +104,10 @@ VALUES: dict[str, Document] = {
             "autoscaling": SCALED,
         },
     },
+    "hosts with GPUs": {
+        "prefill": {"hosts": 2, "device": "cuda", "tensorParallel": 4},
+        "decode": {"hosts": 2, "device": "cuda", "tensorParallel": 16, "pipelineParallel": 1},
+    },
     "a node on standby": {
         "decode": {"autoscaling": SCALED},
         "standby": {"replicas": 1},
@@ -257,6 +261,21 @@ def test_a_node_asks_for_a_gpu_for_each_of_its_processes(chart: Renderer) -> Non
         assert gpus_of_node(node.engine) == number
         (container,) = pod_of(parts[pool])["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == number
+
+
+def test_the_hosts_of_a_node_share_its_gpus_out(chart: Renderer) -> None:
+    parts = workloads(chart.render(VALUES["hosts with GPUs"]))
+    for pool, ranks, each in (("prefill", (4, 0), 4), ("decode", (16, 1), 8)):
+        node = config_of(pool, parts[pool])
+        assert isinstance(node, NodeConfig)
+        assert (node.engine.tensor_parallel, node.engine.pipeline_parallel) == ranks
+        assert len(node.engine.rank_hosts) == 1
+        assert gpus_of_node(node.engine) == each
+        template = parts[pool]["spec"]["leaderWorkerTemplate"]
+        for host in ("leaderTemplate", "workerTemplate"):
+            (container,) = template[host]["spec"]["containers"]
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == each
+            assert "--device=cuda" in container["args"]
 
 
 def test_processes_of_a_node_on_cpus_need_no_gpu(chart: Renderer) -> None:
@@ -459,7 +478,10 @@ WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
     "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
     "an unknown mode": ({"mode": "split"}, "mode"),
-    "hosts with GPUs": ({"decode": {"hosts": 2, "device": "cuda"}}, "hosts"),
+    "GPUs that hosts cannot share out": (
+        {"decode": {"hosts": 2, "device": "cuda", "tensorParallel": 3, "pipelineParallel": 1}},
+        "hosts",
+    ),
     "stages in two places": (
         {"decode": {"settings": {"engine.pipeline_parallel": 2}}},
         "engine.pipeline_parallel",

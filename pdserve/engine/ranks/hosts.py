@@ -1,4 +1,4 @@
-"""Which stages of a node are on which of its hosts. No torch here."""
+"""Which ranks of a node are on which of its hosts. No torch here."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from pdserve.engine.ranks.sizes import Parallelism
 
 
 class HostShare(msgspec.Struct, frozen=True):
-    """What one host of a node has of it: as many stages as each of the others, one after another.
+    """What one host of a node has of it: as many ranks as each of the others, one after another.
 
-    Its ranks are those that compute, after one that stands for the host before it, if there is one,
-    and before one that stands for the host after it.
+    Of its processes, those that compute come after one that stands for the hosts before, if there
+    are any. On CPUs each host has whole stages, and one more process stands for the host after it.
     """
 
     parallelism: Parallelism = Parallelism()
-    first_stage: int = 0
-    later_hosts: tuple[str, ...] = ()  # addresses, in the order of their stages
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of this host."""
-        return (self.parallelism.pipeline - self.first_stage) // (1 + len(self.later_hosts))
+    num_before: int = 0  # ranks of the hosts before
+    later_hosts: tuple[str, ...] = ()  # addresses, in the order of their ranks
 
     @property
     def num_ranks(self) -> int:
         """Ranks of this host that compute."""
-        return self.num_stages * self.parallelism.tensor
+        return (self.parallelism.num_ranks - self.num_before) // (1 + len(self.later_hosts))
+
+    @property
+    def ranks(self) -> range:
+        """Which ones of the node they are."""
+        return range(self.num_before, self.num_before + self.num_ranks)
 
     @property
     def first_rank(self) -> int:
-        """The first one of them."""
-        return 1 if self.first_stage else 0
+        """The first one of them, among the processes of this host."""
+        return 1 if self.num_before else 0
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """How many ranks each stage has here, those that stand for other hosts included."""
-        own = (self.parallelism.tensor,) * self.num_stages
+        """On CPUs: processes of each stage here, those that stand for other hosts included."""
+        own = (self.parallelism.tensor,) * (self.num_ranks // self.parallelism.tensor)
         return (1,) * self.first_rank + own + (1,) * bool(self.later_hosts)
 
     @property
@@ -46,18 +46,23 @@ class HostShare(msgspec.Struct, frozen=True):
         """Whether there are no other ranks, here or elsewhere."""
         return self.parallelism.num_ranks == 1
 
+    @property
+    def has_all(self) -> bool:
+        """Whether there are no other hosts."""
+        return self.num_ranks == self.parallelism.num_ranks
+
     def shard(self, rank: int) -> Shard:
-        """What a rank of this host has of the model."""
-        before = self.first_stage * self.parallelism.tensor
-        return Shard.of_rank(before + rank - self.first_rank, self.parallelism)
+        """What a process of this host has of the model."""
+        return Shard.of_rank(self.num_before + rank - self.first_rank, self.parallelism)
 
     def first_layer(self, config: ModelConfig) -> int:
-        """The first layer of the model that this host's pool has; it has all behind it, too."""
+        """On CPUs: the first layer of this host's pool, which has all behind it, too."""
         return self.shard(self.first_rank).layers(config).start
 
     def next(self) -> HostShare:
         """The share of the first of the later hosts."""
-        return HostShare(self.parallelism, self.first_stage + self.num_stages, self.later_hosts[1:])
+        before = self.num_before + self.num_ranks
+        return HostShare(self.parallelism, before, self.later_hosts[1:])
 
 
 WHOLE_NODE = HostShare()

@@ -30,6 +30,7 @@ from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
 
 JOIN_S: Final = 60.0  # for all ranks to meet, once each has its weights
+LOAD_S: Final = 3600.0  # for those of other hosts to load theirs; one that has ended is noticed
 COLLECTIVE_S: Final = 60.0  # for one collective; a rank that has ended is noticed at once elsewhere
 _LOOPBACK: Final = "lo"
 
@@ -45,7 +46,7 @@ class _Groups:
 
 
 class GroupCollectives:
-    """Collectives of the ranks of one host, each of which has a device of its own."""
+    """Collectives of the ranks of a node, each of which has a device of its own."""
 
     def __init__(self, groups: _Groups, shard: Shard, device: torch.device) -> None:
         """Use `join_ranks`."""
@@ -101,15 +102,20 @@ class GroupCollectives:
 
 
 def join_ranks(
-    store: Store, shard: Shard, device: torch.device, check: Callable[[], None]
+    store: Store,
+    shard: Shard,
+    device: torch.device,
+    check: Callable[[], None],
+    own_host: str = "",
 ) -> GroupCollectives:
-    """Meet the other ranks, all of which do the same now.
+    """Meet the other ranks, all of which do the same now; on several hosts, when they have loaded.
 
     Args:
         store: through which all of them can tell where they are.
         shard: this rank.
         device: its device.
         check: called now and then; raises if it is in vain.
+        own_host: the address of this host for ranks on others; empty: there are none.
 
     Raises:
         NodeSick: a rank has not come in time.
@@ -119,7 +125,9 @@ def join_ranks(
 
     def join() -> None:
         try:
-            joined.append(_groups(store, shard, device))
+            if own_host:
+                _wait_for_all(store, shard)
+            joined.append(_groups(store, shard, device, own_host))
         except RuntimeError as error:
             failed.append(error)
 
@@ -134,27 +142,40 @@ def join_ranks(
     return GroupCollectives(joined[0], shard, device)
 
 
-def _groups(store: Store, shard: Shard, device: torch.device) -> _Groups:
+def _wait_for_all(store: Store, shard: Shard) -> None:
+    """Wait until the ranks of all hosts are here."""
+    ranks = range(shard.num_ranks * shard.num_stages)
+    store.set(_here(shard.stage * shard.num_ranks + shard.rank), "")
+    store.wait([_here(rank) for rank in ranks], timedelta(seconds=LOAD_S))
+
+
+def _here(rank: int) -> str:
+    return f"rank {rank} is here"
+
+
+def _groups(store: Store, shard: Shard, device: torch.device, own_host: str) -> _Groups:
     """All ranks join that of their stage first, so nobody waits for somebody who waits for it."""
     store.set_timeout(timedelta(seconds=JOIN_S))
     stage: ProcessGroup | None = None
     ring: ProcessGroup | None = None
     if shard.num_ranks > 1:
         own = PrefixStore(f"stage {shard.stage}", store)
-        stage = _group(own, shard.rank, shard.num_ranks, device)
+        stage = _group(own, shard.rank, shard.num_ranks, device, own_host)
     if shard.num_stages > 1:
         own = PrefixStore(f"rank {shard.rank}", store)
-        ring = _group(own, shard.stage, shard.num_stages, device)
+        ring = _group(own, shard.stage, shard.num_stages, device, own_host)
     return _Groups(stage, ring)
 
 
-def _group(store: Store, rank: int, num_ranks: int, device: torch.device) -> ProcessGroup:
+def _group(
+    store: Store, rank: int, num_ranks: int, device: torch.device, own_host: str
+) -> ProcessGroup:
     group = ProcessGroup(store, rank, num_ranks)
     backend: Backend
     if device.type == "cuda":
         kind, backend = ProcessGroup.BackendType.NCCL, _nccl(store, rank, num_ranks, device)
     else:
-        kind, backend = ProcessGroup.BackendType.GLOO, _gloo(store, rank, num_ranks)
+        kind, backend = ProcessGroup.BackendType.GLOO, _gloo(store, rank, num_ranks, own_host)
     group._set_default_backend(kind)
     group._register_backend(torch.device(device.type), kind, backend)
     return group
@@ -171,10 +192,11 @@ def _nccl(store: Store, rank: int, num_ranks: int, device: torch.device) -> Back
     return backend
 
 
-def _gloo(store: Store, rank: int, num_ranks: int) -> Backend:
+def _gloo(store: Store, rank: int, num_ranks: int, own_host: str) -> Backend:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=COLLECTIVE_S)
-    options._devices = [ProcessGroupGloo.create_device(interface=_LOOPBACK)]
+    where = {"hostname": own_host} if own_host else {"interface": _LOOPBACK}
+    options._devices = [ProcessGroupGloo.create_device(**where)]
     return ProcessGroupGloo(store, rank, num_ranks, options)
 
 

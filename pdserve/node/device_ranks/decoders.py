@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 
 from pdserve import _native
 from pdserve.engine.attention.reference import ReferenceAttention
@@ -19,11 +22,6 @@ from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
-
-
-def open_store(fd: int, num_ranks: int) -> FileStore:
-    """The store of the file that all ranks have inherited. It has no name to clean up."""
-    return FileStore(f"/proc/self/fd/{fd}", num_ranks)
 
 
 def make_decoder(
@@ -54,15 +52,41 @@ def make_decoder(
     )
 
 
+class StepFollowers(Protocol):
+    """The later hosts of a node (`device_hosts.LaterHosts`)."""
+
+    def begin_step(self, step: NDArray[np.uint8]) -> None:
+        """Send them a step, as it is in the step memory. Raises NodeSick: one is lost."""
+        ...
+
+    def end_step(self) -> NDArray[np.float32]:
+        """Wait until they have computed it. Raises NodeSick: one is lost.
+
+        Returns:
+            [num_states, hidden_size], if the first rank of the last stage is on one of them; else
+            none.
+        """
+        ...
+
+
 class LeadingDecoder:
     """Rank 0's decoder, which has the other ranks compute each of its steps."""
 
-    def __init__(self, decoder: Decoder, steps: StepMemory, *, has_stages: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        steps: StepMemory,
+        hosts: StepFollowers | None = None,
+        *,
+        has_stages: bool = False,
+    ) -> None:
+        """Lead the other ranks of this host, and those of the later `hosts`, if there are any."""
         self.config = decoder.config
         self.sampler = decoder.sampler
         self.most_ahead = 0  # the tokens of a step are on this rank alone
         self._decoder = decoder
         self._steps = steps
+        self._hosts = hosts
         self._has_stages = has_stages
 
     @property
@@ -86,6 +110,8 @@ class LeadingDecoder:
                 computed any more.
         """
         self._steps.write(batch, reports_layers=progress is not None)
+        if self._hosts is not None:  # first, as they are further away
+            self._hosts.begin_step(self._steps.step.numpy())
         self._steps.group.begin_step()
         try:
             logits = self._decoder.logits(batch, kv_pool, progress)
@@ -101,6 +127,11 @@ class LeadingDecoder:
 
     def _take_states(self, batch: Batch) -> None:
         """States of a step are made in the last stage, which may be another one than this."""
-        if batch.states is not None and self._has_stages:
+        from_hosts = None if self._hosts is None else self._hosts.end_step()
+        if batch.states is None or not self._has_stages:
+            return
+        if from_hosts is not None and len(from_hosts):
+            batch.states.out.copy_(torch.from_numpy(from_hosts))
+        else:
             sizes = self.config.hidden_size, self.config.vocab_size
             batch.states.out.copy_(self._steps.states(*sizes))

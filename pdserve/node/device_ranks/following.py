@@ -18,14 +18,14 @@ from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.ranks.process_group import join_ranks
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.weights.load import load_torch_weights
 from pdserve.errors import NodeSick
 from pdserve.model_files.checkpoint import Checkpoint
-from pdserve.node.device_ranks.decoders import make_decoder, open_store
+from pdserve.node.device_ranks.decoders import make_decoder
 from pdserve.node.device_ranks.order import DeviceRankOrder
+from pdserve.node.device_ranks.rendezvous import meet
 
 _NOBODY: Final = LayerProgress((), lambda _: None)
 
@@ -91,7 +91,7 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
     check = partial(_check, steps.group)
     while not steps.group.wait_ready(1.0):
         pass  # the others still load; raises RanksLost
-    ranks = join_ranks(open_store(order.store_fd, order.num_ranks), order.shard, device, check)
+    ranks = meet(order.rendezvous, order.shard, device, check)
     return make_decoder(
         config,
         weights,

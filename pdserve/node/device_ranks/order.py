@@ -9,15 +9,24 @@ from pdserve.engine.steps.worst import WorstStep
 from pdserve.kv_layout import KvLayout
 
 
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks of a node meet: on one host in a file, on several at a server of rank 0's."""
+
+    num_ranks: int  # of the node
+    store_fd: int = -1  # on one host: of the file, which all have inherited
+    store: str = ""  # on several: host:port of the server
+    own_host: str = ""  # on several: the address at which other hosts reach this one
+
+
 class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one rank needs; descriptors are inherited."""
 
-    rank: int  # of the node
-    num_ranks: int
+    rank: int  # among the processes of this host
+    num_processes: int  # of this host, which share the step memory
     shard: Shard  # what it has of the model
-    parent: int  # process id of rank 0
+    parent: int  # process id of this host's first process
     memory_fd: int
-    store_fd: int  # a file through which the ranks tell each other how they are reached
+    rendezvous: Rendezvous
     device: str  # "cuda:N", or "cpu"
     pool_fd: int = -1  # on a CPU: its KV
     pool_handle: bytes = b""  # on a GPU: CUDA IPC's of its KV; empty: it allocates it
@@ -34,5 +43,5 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """As RankProcesses.stages: in the step memory all ranks are alike."""
-        return (self.num_ranks,)
+        """As RankProcesses.stages: in the step memory all processes are alike."""
+        return (self.num_processes,)

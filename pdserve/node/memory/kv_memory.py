@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.cuda.driver import DeviceError, open_driver
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
+from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import ShardedPool, parts_of
 from pdserve.engine.kv.cache import DeviceBuffer
@@ -27,20 +28,15 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
         ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
             an option requires KV transfer.
     """
-    num_blocks, sizes = model.num_blocks, [layout.block_bytes for layout in model.rank_layouts]
     if model.device.type == "cpu":
-        is_sealed = model.share.is_alone
-        return _joined([ExportedPool(num_blocks, size, is_sealed=is_sealed) for size in sizes])
+        return parts_memory(model)
     if config.checksums:
         raise ConfigError(
             f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "
             "out, or use --device cpu"
         )
     try:
-        # A device without an index is torch's current device, which is always 0 here.
-        drivers = [open_driver(model.device_of_rank(n).index or 0) for n in range(len(sizes))]
-        parts = zip(sizes, drivers, strict=True)
-        return _joined([DevicePool(num_blocks, size, driver) for size, driver in parts])
+        return parts_memory(model)
     except TransportUnavailable as error:
         if role is NodeRole.PREFILL:
             raise ConfigError(
@@ -48,14 +44,34 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
                 "cpu, or --mode colocated, where no KV moves"
             ) from error
         log.warning("no KV can move to or from this node: %s", error)
-        return PrivatePool(num_blocks, model.layout.block_bytes)
+        return PrivatePool(model.num_blocks, model.layout.block_bytes)
+
+
+def parts_memory(model: NodeModel) -> KvPool:
+    """Allocate the parts of a node's pool that this host has; there may be parts elsewhere.
+
+    Raises:
+        ConfigError: there is no room for them.
+        TransportUnavailable: a GPU lacks what KV transfer takes.
+    """
+    num_blocks, here, is_cpu = model.num_blocks, model.parts_here, model.device.type == "cpu"
+    parts: list[KvPool] = []
+    try:
+        for number, layout in enumerate(model.rank_layouts):
+            size = layout.block_bytes
+            if number not in here:
+                parts.append(PartElsewhere("cpu" if is_cpu else "cuda", num_blocks, size))
+            elif is_cpu:
+                is_sealed = model.share.is_alone
+                parts.append(ExportedPool(num_blocks, size, is_sealed=is_sealed))
+            else:
+                # A device without an index is torch's current device, which is always 0 here.
+                device = model.device_of_rank(number - here.start).index or 0
+                parts.append(DevicePool(num_blocks, size, open_driver(device)))
     except DeviceError as error:
         raise ConfigError(
             f"no KV pool of {num_blocks} blocks on {model.device}: {error}; lower kv_memory"
         ) from error
-
-
-def _joined(parts: list[KvPool]) -> KvPool:
     return parts[0] if len(parts) == 1 else ShardedPool(parts)
 
 

@@ -19,15 +19,16 @@ from typing import TypeAlias
 from kv_transfer.cuda.driver import DeviceError, open_driver
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import device_pool
+from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.sharded_pool import parts_of
+from kv_transfer.sharded_pool import parts_here
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import ConfigError, StaleTicket, TransportUnavailable
 from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
-from pdserve.settings.config import NodeConfig, PrefixConfig
+from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,14 @@ TierBlocks: TypeAlias = FileBlocks | PinnedBlocks  # the memory of a tier
 
 
 def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
-    """The memory of the configured tier; None if there is none.
+    """The memory of the configured tier on this host; None if there is none.
 
     Reserving much takes seconds, so this must not run on the event loop.
 
     Raises:
         ConfigError: the memory cannot be had, is smaller than a block, or would never be used.
     """
-    prefix, sizes = config.prefix, [layout.block_bytes for layout in model.rank_layouts]
+    prefix, sizes = config.prefix, model.part_sizes
     budget_bytes = parse_bytes(prefix.tier_memory)
     if budget_bytes == 0:
         return None
@@ -61,46 +62,50 @@ def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
             f"tier_memory {prefix.tier_memory!r} is less than a block, {sum(sizes)} bytes"
         )
     log.info("host tier: %d blocks in %d MiB", num_blocks, budget_bytes >> 20)
-    if model.device.type == "cpu":
-        return FileBlocks(num_blocks, [sum(sizes)], prefix.tier_dir)
-    return _pinned_blocks(prefix, num_blocks, sizes, model.device.index or 0)
-
-
-def _pinned_blocks(
-    prefix: PrefixConfig, num_blocks: int, sizes: Sequence[int], device: int
-) -> PinnedBlocks:
-    """Raises ConfigError: see make_tier_blocks."""
-    if prefix.tier_dir:
+    if prefix.tier_dir and model.device.type != "cpu":
         raise ConfigError(
             f"tier_dir {prefix.tier_dir!r} is for CPUs: a GPU's tier is in pinned memory and not "
             "in a file, so leave it out"
         )
-    available = available_bytes()
-    if num_blocks * sum(sizes) > available:  # what pinning does then is up to the kernel: it kills
+    return slots_of(model, num_blocks, prefix.tier_dir)
+
+
+def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlocks:
+    """Memory for so many blocks of the parts that this host has. Raises as make_tier_blocks."""
+    sizes = model.part_sizes
+    if model.device.type == "cpu":
+        return FileBlocks(num_blocks, sizes, tier_dir)
+    wanted, available = num_blocks * sum(sizes), available_bytes()
+    if wanted > available:  # what pinning does then is up to the kernel: it kills
         raise ConfigError(
-            f"tier_memory {prefix.tier_memory!r} is pinned when the node starts, and "
+            f"tier_memory: {wanted >> 20}MiB are pinned when the node starts, and "
             f"{available >> 20}MiB of memory are available: lower it"
         )
     try:
-        return PinnedBlocks(num_blocks, sizes, open_driver(device))
+        return PinnedBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
     except TransportUnavailable as error:
         raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
     except DeviceError as error:
-        raise ConfigError(f"tier_memory {prefix.tier_memory!r}: {error}; lower it") from error
+        raise ConfigError(f"tier_memory of {wanted >> 20}MiB: {error}; lower it") from error
 
 
-def make_tier(blocks: TierBlocks | None, memory: KvPool, pool: BlockPool) -> NodeTier | None:
-    """A tier in this memory for a node's pool, not started yet; None without memory."""
+def make_tier(
+    blocks: TierBlocks | None, memory: KvPool, pool: BlockPool, hosts: Sequence[FarHost] = ()
+) -> NodeTier | None:
+    """A tier in this memory for a node's pool, not started yet; None without memory.
+
+    `hosts` have the slots of the parts that they have.
+    """
     if blocks is None:
         return None
-    return NodeTier(pool, HostTier(blocks.num_blocks, _copies(blocks, memory)))
+    return NodeTier(pool, HostTier(blocks.num_blocks, slot_copies(blocks, memory), hosts))
 
 
-def _copies(blocks: TierBlocks, memory: KvPool) -> list[TierCopies]:
-    """The copies of each part of the pool."""
+def slot_copies(blocks: TierBlocks, memory: KvPool) -> list[TierCopies]:
+    """The copies of each part of the pool that is here."""
+    parts = enumerate(parts_here(memory).values())
     if isinstance(blocks, FileBlocks):
-        return [CpuCopies(cpu_pool(memory), blocks)]
-    parts = enumerate(parts_of(memory))
+        return [CpuCopies(cpu_pool(part), blocks, number) for number, part in parts]
     return [PinnedCopies(device_pool(part), blocks, number) for number, part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Nodes over several hosts: each has some of the pipeline's stages, and all talk in one chain.
+"""Nodes over several hosts of CPUs: each has some of the stages, and all talk in one chain.
 
 The first host is the node; the others run `pdserve rank`, which `server.py` is. What stands for the
 next host among a host's own ranks is `carrier.py`, and `stand_in.py` for the one before.

@@ -9,27 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
-import time
 from functools import partial
-from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from kv_transfer.memory import map_own_pool
-from kv_transfer.transports.tls import NodeTls
 from pdserve import _native
-from pdserve.addresses import split_address
 from pdserve.engine.ranks.process import MAPPED, be_rank
 from pdserve.engine.ranks.sizes import memory_bytes
-from pdserve.errors import PeerLost
+from pdserve.node.rank_hosts.connecting import connect
 from pdserve.node.rank_hosts.messages import CarrierOrder, HostAnswer
 from pdserve.node.rank_hosts.stream import HostStream
-
-CONNECT_S: Final = 60.0  # until the next host must listen
-_AGAIN_S: Final = 0.2
 
 
 def run_carrier(order: CarrierOrder, mapped_fd: int) -> None:
@@ -48,34 +39,12 @@ def run_carrier(order: CarrierOrder, mapped_fd: int) -> None:
     os.close(order.pool_fd)
     os.write(mapped_fd, MAPPED)
     os.close(mapped_fd)
-    stream = asyncio.run(connect(order.address, order.tls_dir))
+    stream = HostStream(asyncio.run(connect(order.address, order.tls_dir)))
     stream.send(order.to_next)
     stream.receive(HostAnswer).check()
     from pdserve.node.rank_hosts.carrying import carry_steps  # imports torch
 
     carry_steps(order, stream, memory, *pool)
-
-
-async def connect(address: str, tls_dir: str) -> HostStream:
-    """Connect to a host of this node as soon as it listens.
-
-    Raises:
-        PeerLost: it does not within CONNECT_S, or shows no certificate that is trusted.
-    """
-    host, port = split_address(address)
-    tls = NodeTls(Path(tls_dir)) if tls_dir else None
-    end_s = time.monotonic() + CONNECT_S
-    while True:
-        try:
-            sock = socket.create_connection((host, port), timeout=CONNECT_S)
-            if tls is not None:
-                sock.setblocking(False)
-                sock = await tls.connect(sock)
-            return HostStream(sock)
-        except OSError as error:
-            if time.monotonic() > end_s:
-                raise PeerLost(f"no pdserve rank at {address}: {error}") from error
-            await asyncio.sleep(_AGAIN_S)
 
 
 if __name__ == "__main__":

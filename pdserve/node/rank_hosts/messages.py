@@ -5,9 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from pdserve.engine.ranks.hosts import HostShare
+from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import PeerLost
 from pdserve.kv_layout import KvLayout
-from pdserve.settings.config import Quantization
+from pdserve.settings.config import AttentionName, Quantization
+
+
+class DevicesOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a later host is to load, if each rank has a device of its own."""
+
+    kind: str  # of these devices: "cuda"
+    attention: AttentionName
+    has_graphs: bool
+    worst_step: WorstStep
+    store: str  # host:port where the ranks meet
+    advertised: str  # where pullers reach the later host
+    secret: bytes  # what the node shows on its connection for KV; empty: no KV moves
 
 
 class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,11 +30,12 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     token: str  # join token; empty: none is in use
     model_id: str
     revision: str
-    share: HostShare
+    part: HostShare
     layout: KvLayout  # of the whole model
     num_blocks: int
     quantization: Quantization
-    kernels: str  # digest of the build's arithmetic
+    kernels: str  # digest of the build's arithmetic, on CPUs
+    devices: DevicesOrder | None = None  # None: it computes on CPUs
 
 
 class HostAnswer(msgspec.Struct, frozen=True):

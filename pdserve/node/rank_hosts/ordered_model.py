@@ -7,33 +7,26 @@ import torch
 
 from pdserve import _native
 from pdserve.engine.kv.cache import TORCH_DTYPES
-from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.choice import EMULATED, KernelChoice, digest_of
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.memory.meminfo import total_bytes
-from pdserve.node.rank_hosts.messages import HostOrder
-from pdserve.node.start.model import NodeModel
+from pdserve.node.rank_hosts.messages import DevicesOrder, HostOrder
+from pdserve.node.start.model import NodeModel, check_devices
 
 
 def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
-    """Plan this host's part of a node.
+    """Plan this host's part of a node on CPUs.
 
     Raises:
         ConfigError: the checkpoint is another one, no build of the kernels here computes as the
             node's does, or its KV does not fit; says what would be right.
     """
-    if checkpoint.revision != order.revision:
-        raise ConfigError(
-            f"the node serves {order.model_id}, revision {order.revision}, and here is "
-            f"{checkpoint.model_id}, revision {checkpoint.revision}: start pdserve rank with the "
-            "same --model"
-        )
-    config = load_model_config(checkpoint)
-    check_ranks(config, order.share.parallelism)
-    num_layers = config.num_layers - order.share.first_layer(config)
+    config = _config(order, checkpoint)
+    num_layers = config.num_layers - order.part.first_layer(config)
     layout = msgspec.structs.replace(order.layout, num_layers=num_layers)
     if order.num_blocks * layout.block_bytes > total_bytes():
         raise ConfigError(
@@ -49,8 +42,58 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
         order.num_blocks * order.layout.block_size,
         order.quantization,
         kernels=_kernels(order),
-        share=order.share,
+        share=order.part,
     )
+
+
+def device_model_of(
+    order: HostOrder, devices: DevicesOrder, checkpoint: Checkpoint, device: torch.device
+) -> NodeModel:
+    """Plan this host's part of a node whose ranks have a device each.
+
+    Args:
+        order: what is to be loaded.
+        devices: its part about devices.
+        checkpoint: the one that is here.
+        device: the first one of this host.
+
+    Raises:
+        ConfigError: the checkpoint is another one, or there are no such devices, or too few.
+    """
+    config, part = _config(order, checkpoint), order.part
+    if device.type != devices.kind:
+        raise ConfigError(
+            f"the node computes on {devices.kind}, and this host on {device.type}: start both with "
+            f"--device {devices.kind}"
+        )
+    if device.type != "cpu":
+        check_devices(device, part.num_ranks, torch.cuda.device_count())
+    return NodeModel(
+        checkpoint,
+        config,
+        device,
+        order.layout,
+        order.num_blocks,
+        order.num_blocks * order.layout.block_size,
+        order.quantization,
+        devices.attention,
+        devices.has_graphs,
+        share=part,
+        worst_step=devices.worst_step,
+    )
+
+
+def _config(order: HostOrder, checkpoint: Checkpoint) -> ModelConfig:
+    """Raises ConfigError: the checkpoint is another one."""
+    if checkpoint.revision != order.revision:
+        raise ConfigError(
+            f"the node serves {order.model_id}, revision {order.revision}, and here is "
+            f"{checkpoint.model_id}, revision {checkpoint.revision}: start pdserve rank with the "
+            "same --model"
+        )
+    config = load_model_config(checkpoint)
+    check_ranks(config, order.part.parallelism)
+    return config
 
 
 def _kernels(order: HostOrder) -> KernelChoice:

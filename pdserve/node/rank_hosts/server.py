@@ -6,6 +6,7 @@ That kills it, whatever it waits for: it has nothing to put in order, and its ra
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import logging
 import os
@@ -22,6 +23,7 @@ from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.errors import ConfigError, PdserveError, PeerLost
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.node.device_hosts.serving import serve_devices
 from pdserve.node.rank_hosts.messages import HostAnswer, HostOrder
 from pdserve.node.rank_hosts.ordered_model import model_of
 from pdserve.node.rank_hosts.stand_in import StandIn
@@ -51,6 +53,7 @@ def run(config: RankHostConfig) -> None:
     listener = _listen(config)
     tls = None if security.tls_dir is None else NodeTls(security.tls_dir)
     while True:
+        gc.collect()  # the last node's KV, which the next one needs the memory for
         sock, (peer, *_) = listener.accept()
         try:
             stream = HostStream(asyncio.run(_secured(sock, tls)))
@@ -58,7 +61,7 @@ def run(config: RankHostConfig) -> None:
             log.warning("refused %s: %s", peer, error)
             continue
         try:
-            _serve(config, security, checkpoint, stream)
+            _serve(config, security, checkpoint, stream, listener, tls)
         except PeerLost as error:
             log.info("the node at %s has ended: %s", peer, error)
         except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
@@ -88,16 +91,24 @@ async def _secured(sock: socket.socket, tls: NodeTls | None) -> socket.socket:
 
 
 def _serve(
-    config: RankHostConfig, security: Security, checkpoint: Checkpoint, stream: HostStream
+    config: RankHostConfig,
+    security: Security,
+    checkpoint: Checkpoint,
+    stream: HostStream,
+    listener: socket.socket,
+    tls: NodeTls | None,
 ) -> None:
     """Load what the node asks for, and compute its steps until it ends."""
     order = stream.receive(HostOrder, within_s=_FIRST_S)
     if not hmac.compare_digest(order.token.encode(), security.token.encode()):
         raise ConfigError("the join token is not the one here: compare security.join_token_file")
     check_protocol(order.protocol, "the node")
+    if order.devices is not None:
+        serve_devices(config, order, order.devices, checkpoint, stream, listener, tls)
+        return
     model = model_of(order, checkpoint)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
-    log.info("stages from %d on: %s", order.share.first_stage, cores.describe())
+    log.info("ranks from %d on: %s", order.part.num_before, cores.describe())
     use_service_cores(cores)
     pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
     cache = packed_cache(config.engine, config.timeouts)

@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -36,6 +37,11 @@ class HostStream:
         milliseconds = 1000 * (_IDLE_S + _BETWEEN_S * _TIMES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._sock = sock
+
+    @property
+    def own_host(self) -> str:
+        """The address of this end, without a port."""
+        return str(self._sock.getsockname()[0])
 
     def send(self, message: msgspec.Struct, *arrays: NDArray[Any]) -> None:
         """Send a message, and arrays behind it.
@@ -91,7 +97,9 @@ class HostStream:
         poll.poll()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; `wait_hung_up` returns."""
+        with suppress(OSError):  # it is broken already
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _send(self, data: bytes | memoryview) -> None:

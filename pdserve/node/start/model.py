@@ -25,7 +25,7 @@ from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
-from pdserve.engine.ranks.shard import check_ranks
+from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.load import load_decoder
@@ -75,14 +75,28 @@ class NodeModel:
 
     @property
     def rank_layouts(self) -> list[KvLayout]:
-        """The layouts of the pool's parts, of which only ranks with devices have several."""
+        """The layouts of the pool's parts, of which only ranks with devices have several.
+
+        There is one for each rank of the node, those of other hosts included.
+        """
         if not self.has_device_ranks:
             return [self.layout]
         parallelism = self.share.parallelism
         return self.layout.parts(parallelism.tensor, parallelism.pipeline)
 
+    @property
+    def parts_here(self) -> range:
+        """Which of them this host has."""
+        return self.share.ranks if self.has_device_ranks else range(1)
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """Bytes of a block in each of those."""
+        layouts = self.rank_layouts
+        return [layouts[number].block_bytes for number in self.parts_here]
+
     def device_of_rank(self, rank: int) -> torch.device:
-        """The GPU of a rank: they are in a row, from that of the node on."""
+        """The GPU of a rank of this host: they are in a row, from the first one's on."""
         return device_of_rank(self.device, rank)
 
     @property
@@ -124,7 +138,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     max_model_len = _max_model_len(engine, model)
-    device = _device(engine.device)
+    device = named_device(engine.device)
     dtype = _dtype(engine, model, device)
     block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
     layout = model.kv_layout(block_size, dtype)
@@ -184,19 +198,25 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
     """Raises ConfigError: the model cannot be divided among the ranks, or not on this device."""
     share = share_of(engine)
     parallelism = share.parallelism
-    if device.type != "cpu":
-        if share.later_hosts:
-            raise ConfigError(
-                f"rank_hosts are for CPUs, and this node computes on {device}: leave them out, and "
-                "have the model divided among this host's GPUs with tensor_parallel and "
-                "pipeline_parallel; or ask for device cpu"
-            )
-        _check_devices(device, parallelism.num_ranks, torch.cuda.device_count())
+    if device.type == "cpu":
+        check_host_stages(share)
+    else:
+        check_devices(device, share.num_ranks, torch.cuda.device_count())
     check_ranks(model, parallelism)
     return share
 
 
-def _check_devices(first: torch.device, num_ranks: int, num_devices: int) -> None:
+def check_host_stages(share: HostShare) -> None:
+    """Raises ConfigError: on CPUs, each host has whole stages, and as many as the others."""
+    num_stages, num_hosts = share.parallelism.pipeline, 1 + len(share.later_hosts)
+    if num_stages % num_hosts:
+        raise ConfigError(
+            f"pipeline_parallel {num_stages}: on CPUs it must be a multiple of the {num_hosts} "
+            "hosts, since the ranks of a stage are on one host"
+        )
+
+
+def check_devices(first: torch.device, num_ranks: int, num_devices: int) -> None:
     """Raises ConfigError: there are too few GPUs."""
     last = device_of_rank(first, num_ranks - 1)
     if last.index < num_devices:
@@ -342,7 +362,10 @@ def _kv_budget(
     dtype: torch.dtype,
     share: HostShare,
 ) -> int:
-    """Bytes of the KV pool, on all GPUs. Pages of a CPU pool cost nothing until they are used."""
+    """Bytes of the KV pool, on all GPUs. Pages of a CPU pool cost nothing until they are used.
+
+    Those of other hosts are taken to have as much room as this host's.
+    """
     kv_memory = engine.kv_memory
     if kv_memory != "auto":
         budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
@@ -355,8 +378,10 @@ def _kv_budget(
     if device.type == "cuda":
         devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
         free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
-        stages = [share.shard(rank) for rank in range(0, share.num_ranks, share.parallelism.tensor)]
-        return share.num_ranks * gpu_kv_bytes(
+        parallelism = share.parallelism
+        first_ranks = range(0, parallelism.num_ranks, parallelism.tensor)
+        stages = [Shard.of_rank(rank, parallelism) for rank in first_ranks]
+        return parallelism.num_ranks * gpu_kv_bytes(
             free_bytes,
             all_bytes,
             engine.kv_utilization,
@@ -375,7 +400,8 @@ def _max_model_len(engine: EngineConfig, model: ModelConfig) -> int:
     return engine.max_model_len or model.max_model_len
 
 
-def _device(name: str) -> torch.device:
+def named_device(name: str) -> torch.device:
+    """The device that is to compute, or the first one. Raises ConfigError: there is none such."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -32,6 +32,11 @@ class Ranks:
         self.processes = processes
         self._pool = pool
 
+    @property
+    def lost(self) -> str:
+        """As RankProcesses.lost."""
+        return self.processes.lost
+
     def wait_mapped(self) -> None:
         """Wait until they have mapped the KV pool, and seal it: other nodes may have it then.
 
@@ -157,7 +162,7 @@ def _carrier_order(
             token=security.token,
             model_id=model.checkpoint.model_id,
             revision=model.checkpoint.revision,
-            share=later,
+            part=later,
             layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
             num_blocks=model.num_blocks,
             quantization=model.quantization,

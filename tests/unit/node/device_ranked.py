@@ -8,20 +8,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.sharded_pool import parts_of
+from kv_transfer.sharded_pool import parts_here
+from pdserve.node.device_ranks import start as device_start
 from pdserve.node.device_ranks.order import DeviceRankOrder
 from pdserve.node.device_ranks.process import run_device_rank
 from pdserve.node.device_ranks.start import DeviceRanks, start_device_ranks
 from pdserve.node.memory.kv_memory import engine_buffer, make_kv_memory
+from pdserve.node.rank_hosts import server
+from pdserve.node.start import model as start_model
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, load_runner, plan_model
 from pdserve.process.parent_death import die_with_parent
 from pdserve.protocol import NodeRole
-from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
+from pdserve.settings.rank_host import RankHostConfig
+from pdserve.wire.security import OPEN, Security
 from tests.unit.engine_model.harness import Node
 
 BLOCK_SIZE = 16
@@ -49,6 +55,35 @@ class ForkedRank:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+class ForkedHost:
+    """A `pdserve rank` for nodes whose ranks have devices, which it forks."""
+
+    def __init__(self, config: RankHostConfig) -> None:
+        parent = os.getpid()
+        self.address = f"{config.host}:{config.port}"
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                die_with_parent(parent)
+                device_start._python = ForkedRank
+                server.run(config)
+            finally:
+                os._exit(1)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def host_config(path: Path, port: int, **settings: object) -> RankHostConfig:
+    return RankHostConfig(
+        port=port,
+        checkpoint=WeightsConfig(model=str(path)),
+        engine=EngineConfig(device="cpu", threads=1),
+        **settings,
+    )
+
+
 @dataclass
 class DeviceRanked:
     """A node as its parts see it."""
@@ -60,7 +95,11 @@ class DeviceRanked:
 
 
 def model_of(
-    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE, num_stages: int = 1
+    path: Path,
+    num_ranks: int,
+    block_size: int = BLOCK_SIZE,
+    num_stages: int = 1,
+    hosts: Sequence[str] = (),
 ) -> NodeModel:
     """As planned for a GPU, but on CPUs: without native kernels."""
     engine = EngineConfig(
@@ -71,30 +110,39 @@ def model_of(
         block_size=block_size,
         kv_memory="4MiB",
         max_model_len=512,
+        rank_hosts=list(hosts),
     )
-    planned = plan_model(NodeConfig(engine=engine, checkpoint=CheckpointConfig(model=str(path))))
+    config = NodeConfig(engine=engine, checkpoint=CheckpointConfig(model=str(path)))
+    with patch.object(start_model, "check_host_stages"):  # which is for CPUs
+        planned = plan_model(config)
     return replace(planned, kernels=None)
 
 
 @contextmanager
 def device_ranked(
-    path: Path, num_ranks: int, block_size: int = BLOCK_SIZE, num_stages: int = 1
+    path: Path,
+    num_ranks: int,
+    block_size: int = BLOCK_SIZE,
+    num_stages: int = 1,
+    hosts: Sequence[str] = (),
+    security: Security = OPEN,
 ) -> Iterator[DeviceRanked]:
     """A node of this process and the other ranks, made as one on GPUs is.
 
     That of one rank has the native decoder.
     """
-    model = model_of(path, num_ranks, block_size, num_stages)
+    model = model_of(path, num_ranks, block_size, num_stages, hosts)
     memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
     ranks: DeviceRanks | None = None
     if model.has_device_ranks:
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        ranks = start_device_ranks(model, CorePlan(num_ranks, cores, cores), memory, ForkedRank)
+        plan = CorePlan(model.share.num_ranks, cores, cores)  # a thread each
+        ranks = start_device_ranks(model, plan, memory, ForkedRank, security=security)
     try:
         if ranks is not None:
             ranks.wait_mapped()
         runner = load_runner(model, engine_buffer(memory), lambda _: None, None, ranks)
-        for part in parts_of(memory):  # what a block held before must never matter
+        for part in parts_here(memory).values():  # what a block held before must never matter
             cpu_pool(part).flat.view(np.float32)[:] = np.nan
         node = Node(runner._model, runner._kv_cache, runner, list(range(model.num_blocks)))
         yield DeviceRanked(model, memory, ranks, node)

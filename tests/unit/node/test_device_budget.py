@@ -113,7 +113,7 @@ def test_without_graphs_their_memory_is_for_kv(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "_device", torch.device)
+    monkeypatch.setattr(start_model, "named_device", torch.device)
     pools = [
         model.num_blocks * model.layout.block_bytes
         for model in (
@@ -155,7 +155,7 @@ def test_larger_steps_leave_less() -> None:
 def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "_device", torch.device)
+    monkeypatch.setattr(start_model, "named_device", torch.device)
     engine = EngineConfig(device="cuda", kv_utilization=0.5)
     model = plan_model(NodeConfig(engine=engine))
     assert 30 * GIB < model.num_blocks * model.layout.block_bytes < 40 * GIB
@@ -168,7 +168,7 @@ def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     free = {"cuda:1": 40 * GIB, "cuda:2": 10 * GIB}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 80 * GIB))
-    monkeypatch.setattr(start_model, "_device", torch.device)
+    monkeypatch.setattr(start_model, "named_device", torch.device)
     model = plan_model(NodeConfig(engine=EngineConfig(device="cuda:1", tensor_parallel=2)))
     assert model.has_device_ranks
     assert [str(model.device_of_rank(rank)) for rank in range(2)] == ["cuda:1", "cuda:2"]
@@ -181,7 +181,7 @@ def test_the_stage_with_most_layers_decides(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "_device", torch.device)
+    monkeypatch.setattr(start_model, "named_device", torch.device)
     engine = EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=3)
     model = plan_model(NodeConfig(engine=engine))
     layers = [layout.num_layers for layout in model.rank_layouts]
@@ -200,7 +200,10 @@ def test_the_stage_with_most_layers_decides(monkeypatch: pytest.MonkeyPatch) -> 
             {"tensor_parallel": 2, "pipeline_parallel": 2},
             "4 ranks take cuda:0 to cuda:3, and there are 2 GPUs",
         ),
-        ({"rank_hosts": ["10.0.0.2:1"]}, "rank_hosts are for CPUs"),
+        (
+            {"tensor_parallel": 6, "pipeline_parallel": 1, "rank_hosts": ["10.0.0.2:1"]},
+            "3 ranks take cuda:0 to cuda:2, and there are 2 GPUs",
+        ),
     ],
     ids=str,
 )
@@ -208,6 +211,6 @@ def test_ranks_that_gpus_cannot_have_are_refused(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(start_model, "_device", torch.device)
+    monkeypatch.setattr(start_model, "named_device", torch.device)
     with pytest.raises(ConfigError, match=says):
         plan_model(NodeConfig(engine=EngineConfig(**{"device": "cuda"} | options)))

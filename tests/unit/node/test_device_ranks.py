@@ -25,7 +25,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.node.device_ranks.following import with_places
 from pdserve.node.engine_watch import unless_rank_lost
-from pdserve.node.start.model import _check_devices, device_of_rank
+from pdserve.node.start.model import check_devices, device_of_rank
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
 from tests.requests import make_request
@@ -140,7 +140,7 @@ async def move(
 ) -> None:
     """Pull the prompt's KV."""
     identities = [
-        KvIdentity("a-model", "main", each.model.layout, each.model.share.num_stages)
+        KvIdentity("a-model", "main", each.model.layout, each.model.share.parallelism.pipeline)
         for each in (source, destination)
     ]
     kinds = choose_kinds([kind], source.memory)
@@ -179,6 +179,6 @@ def test_ranks_have_gpus_in_a_row() -> None:
     cuda, second = torch.device("cuda"), torch.device("cuda:2")
     assert [str(device_of_rank(cuda, rank)) for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert [str(device_of_rank(second, rank)) for rank in range(2)] == ["cuda:2", "cuda:3"]
-    _check_devices(second, 2, 4)
+    check_devices(second, 2, 4)
     with pytest.raises(ConfigError, match="3 ranks take cuda:2 to cuda:4, and there are 4 GPUs"):
-        _check_devices(second, 3, 4)
+        check_devices(second, 3, 4)

@@ -157,10 +157,10 @@ def test_a_tier_that_cannot_be_pinned_is_refused(
     host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.most_pinned = 0
-    with pytest.raises(ConfigError, match=r"tier_memory '1MiB': cannot pin .* lower it"):
+    with pytest.raises(ConfigError, match=r"tier_memory of 1MiB: cannot pin .* lower it"):
         make_tier_blocks(tiered("1MiB"), on_gpu)
     monkeypatch.setattr(host_tier, "available_bytes", lambda: 100 << 20)
-    with pytest.raises(ConfigError, match=r"'1GiB' is pinned .* 100MiB of memory are available"):
+    with pytest.raises(ConfigError, match=r"1024MiB are pinned .* 100MiB of memory are available"):
         make_tier_blocks(tiered("1GiB"), on_gpu)
 
 

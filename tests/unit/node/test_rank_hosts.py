@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.errors import PeerLost
+from pdserve.errors import ConfigError, PeerLost
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.rank_hosts.lacking import KnownBlocks, slots_of_step
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView
 from pdserve.node.rank_hosts.stream import HostStream
+from pdserve.node.start.model import check_host_stages
 from pdserve.settings.config import EngineConfig
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
@@ -197,6 +198,16 @@ def test_who_says_nothing_is_not_waited_for(ends: tuple[socket.socket, socket.so
         HostStream(ends[1]).receive(HostStep, within_s=0.01)
 
 
+def test_the_ranks_of_a_stage_are_shared_out_as_well() -> None:
+    """As on GPUs."""
+    first = HostShare(Parallelism(6, 1), 0, ("b:1", "c:1"))
+    second, third = first.next(), first.next().next()
+    assert [share.ranks for share in (first, second, third)] == [range(2), range(2, 4), range(4, 6)]
+    assert first.shard(1) == Shard(1, 6)
+    assert second.shard(1) == Shard(2, 6)
+    assert third.shard(2) == Shard(5, 6)
+
+
 def test_hosts_share_the_stages_and_stand_for_each_other() -> None:
     first = HostShare(Parallelism(2, 6), 0, ("b:1", "c:1"))
     second, third = first.next(), first.next().next()
@@ -212,10 +223,11 @@ def test_hosts_share_the_stages_and_stand_for_each_other() -> None:
     assert third.later_hosts == ()
 
 
-def test_stages_that_cannot_be_shared_out_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="pipeline_parallel 3: it must be a multiple of the 2 hosts"
-    ):
+def test_ranks_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"pipeline_parallel 3 .* a multiple of the 2 hosts"):
         EngineConfig(pipeline_parallel=3, rank_hosts=["10.0.0.2:7100"])
+    EngineConfig(tensor_parallel=2, pipeline_parallel=1, rank_hosts=["10.0.0.2:7100"])
+    with pytest.raises(ConfigError, match="on CPUs it must be a multiple of the 2 hosts"):
+        check_host_stages(HostShare(Parallelism(2, 1), 0, ("10.0.0.2:7100",)))
     with pytest.raises(ValueError, match="is not an address"):
         EngineConfig(pipeline_parallel=2, rank_hosts=["10.0.0.2"])

@@ -1,0 +1,84 @@
+"""Has the ranks of a later host compute the steps that the first host sends: it stands for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from pdserve import _native
+from pdserve.engine.ranks.processes import RankProcesses, wait_ready
+from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.errors import NodeSick, PeerLost
+from pdserve.node.device_hosts.messages import HostResult, HostStep
+from pdserve.node.rank_hosts.stream import HostStream
+
+_LOOK_S: Final = 0.1  # how often it looks whether a rank is lost, while no step comes
+
+
+class DeviceStandIn:
+    """The hosts before, among the processes of this one."""
+
+    def __init__(
+        self,
+        stream: HostStream,
+        processes: RankProcesses,
+        hidden_size: int,
+        vocab_size: int,
+        wait_bumps: Callable[[int], None],
+    ) -> None:
+        """Compute for the node.
+
+        Args:
+            stream: to it.
+            processes: the ranks of this host.
+            hidden_size, vocab_size: of the model.
+            wait_bumps: wait until so many messages about generations of KV have come.
+        """
+        self._stream = stream
+        self._wait_bumps = wait_bumps
+        self._processes = processes
+        self._steps = StepMemory(processes.memory, 0, processes.stages)
+        self._sizes = hidden_size, vocab_size
+        self._node_has_ended = False
+
+    def run(self, *, has_states: bool) -> None:
+        """Compute steps until the node has ended; with `has_states`, their states are made here.
+
+        Raises:
+            PeerLost: it has.
+            NodeSick, RanksLost: a rank of this host has.
+        """
+        group = self._steps.group
+        threading.Thread(target=self._give_up_with_node, daemon=True).start()
+        try:
+            group.say_ready()
+            wait_ready(group, lambda: None, self._processes)
+            while True:
+                self._await_step()
+                group.begin_step()
+                group.end_step()
+                states = self._steps.states(*self._sizes).numpy()
+                if not has_states:
+                    states = states[:0]
+                self._stream.send(HostResult(len(states)), states)
+        except (_native.RanksLost, NodeSick) as error:
+            if self._node_has_ended:  # and the ranks here with it
+                raise PeerLost("it closed the connection") from error
+            raise
+
+    def _await_step(self) -> None:
+        """Receive the next step's memory."""
+        stream = self._stream
+        while stream.is_silent(_LOOK_S):
+            if self._processes.lost:
+                raise _native.RanksLost(self._processes.lost)
+        head = stream.receive(HostStep)
+        stream.receive_array(self._steps.step_to_be(head.num_bytes).numpy())
+        self._wait_bumps(head.num_bumps)
+
+    def _give_up_with_node(self) -> None:
+        """Notice its end also while ranks compute, which may wait for it for ever."""
+        self._stream.wait_hung_up()
+        self._node_has_ended = True
+        self._steps.group.give_up()

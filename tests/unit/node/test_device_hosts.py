@@ -1,0 +1,316 @@
+"""Nodes whose ranks have devices on two hosts, here two processes: steps, deaths, KV, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.puller import Puller
+from kv_transfer.sharded_pool import ShardedPool
+from kv_transfer.tier import HostTier
+from kv_transfer.transports.catalog import choose_kinds
+from kv_transfer.transports.tls import NodeTls
+from pdserve.clock import ManualClock
+from pdserve.cluster.ports import ReservedPort
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.steps.batch import WantedStates
+from pdserve.errors import NodeSick
+from pdserve.node.device_hosts.later_hosts import KvSettings
+from pdserve.node.prefixes.host_tier import slot_copies, slots_of
+from pdserve.settings.security import SecurityConfig
+from pdserve.wire.security import Security
+from tests.checkpoints import make_checkpoint
+from tests.plain_batch import build_batch
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, make_prompt
+from tests.unit.engine_model.harness import Node as Alone
+from tests.unit.node.device_ranked import DeviceRanked, ForkedHost, device_ranked, host_config
+
+LENGTHS = (1, 16, 60)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("ranked") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    """Ten tokens for each length, of one rank."""
+    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
+    Alone.load(checkpoint, DecoderKind.TORCH).generate(requests, 10)
+    return [request.output_token_ids for request in requests]
+
+
+@contextmanager
+def later_host(checkpoint: Path, **settings: object) -> Iterator[ForkedHost]:
+    reserved = ReservedPort("127.0.0.1")
+    host = ForkedHost(host_config(checkpoint, reserved.port, **settings))
+    try:
+        yield host
+    finally:
+        reserved.close()
+        host.kill()
+
+
+@pytest.fixture(scope="module")
+def host(checkpoint: Path) -> Iterator[ForkedHost]:
+    """Serves one node after the other."""
+    with later_host(checkpoint) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def other_host(checkpoint: Path) -> Iterator[ForkedHost]:
+    with later_host(checkpoint) as host:
+        yield host
+
+
+@pytest.mark.parametrize("divided", [(2, 1), (1, 2), (4, 1)], ids=str)  # ranks, and stages
+def test_tokens_are_those_of_one_rank(
+    checkpoint: Path, host: ForkedHost, expected: list[list[int]], divided: tuple[int, int]
+) -> None:
+    num_ranks, num_stages = divided
+    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
+    with device_ranked(
+        checkpoint, num_ranks, num_stages=num_stages, hosts=[host.address]
+    ) as ranked:
+        ranked.node.generate(requests, 10, chunk=23)
+    assert [request.output_token_ids for request in requests] == expected
+
+
+def test_a_host_keeps_nothing_of_a_node_that_has_ended(checkpoint: Path, host: ForkedHost) -> None:
+    def has_kv() -> bool:
+        return "pdserve-kv" in Path(f"/proc/{host.pid}/maps").read_text()
+
+    with device_ranked(checkpoint, 2, hosts=[host.address]) as ranked:
+        asyncio.run(computed_after_a_load(ranked, make_request(make_prompt(20))))
+        assert has_kv()
+    end_s = time.monotonic() + 5.0
+    while has_kv() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not has_kv()
+
+
+def test_final_states_come_from_where_the_last_stage_is(checkpoint: Path, host: ForkedHost) -> None:
+    prompt = make_prompt(19, seed=3)
+    alone = Alone.load(checkpoint, DecoderKind.TORCH)
+    want = states_of(alone, prompt)
+    with device_ranked(checkpoint, 1, num_stages=2, hosts=[host.address]) as ranked:
+        found = states_of(ranked.node, prompt)
+    torch.testing.assert_close(found, want)
+
+
+def states_of(node: Alone, prompt: list[int]) -> torch.Tensor:
+    """[num_tokens, hidden_size] behind the last norm."""
+    request = make_request(prompt)
+    num_blocks = node.kv_cache.layout.blocks_for(len(prompt))
+    request.block_table = [node.free.pop() for _ in range(num_blocks)]
+    rows = [Scheduled(request, len(prompt))]
+    batch = build_batch(rows, node.kv_cache.layout.block_size, torch.device("cpu"))
+    out = torch.empty(len(prompt), node.model.config.hidden_size)
+    wanted = WantedStates(torch.arange(len(prompt)), out)
+    with torch.inference_mode():
+        node.model.logits(replace(batch, states=wanted), node.kv_cache.pool)
+    return out
+
+
+def compute_for_ever(ranked: DeviceRanked) -> NoReturn:
+    while True:
+        request = make_request(make_prompt(9))
+        ranked.node.generate([request], 2)
+        ranked.node.free += request.block_table
+
+
+@pytest.mark.parametrize("is_computing", [False, True], ids=["idle", "in steps"])
+def test_a_killed_host_ends_the_node(checkpoint: Path, is_computing: bool) -> None:
+    with (
+        later_host(checkpoint) as host,
+        device_ranked(checkpoint, 2, hosts=[host.address]) as ranked,
+    ):
+        assert ranked.ranks is not None
+        ranked.node.logits(make_prompt(9))
+        timer = threading.Timer(0.05, os.kill, (host.pid, 9))
+        timer.start()
+        started_s = time.monotonic()
+        if is_computing:
+            with pytest.raises(NodeSick, match="rank_lost"):
+                compute_for_ever(ranked)
+        while not ranked.ranks.lost and time.monotonic() < started_s + 5.0:
+            timer.join(0.01)
+        assert f"host {host.address}" in ranked.ranks.lost
+        with pytest.raises(NodeSick, match="rank_lost"):
+            ranked.node.logits(make_prompt(9))
+        assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
+
+
+WAYS = [((2, 1), (1, 2)), ((1, 1), (2, 1))]
+
+
+@pytest.mark.parametrize(("from_node", "to_node"), WAYS, ids=str)  # ranks, and stages
+def test_a_request_goes_on_at_a_node_of_other_hosts(
+    checkpoint: Path,
+    host: ForkedHost,
+    other_host: ForkedHost,
+    expected: list[list[int]],
+    from_node: tuple[int, int],
+    to_node: tuple[int, int],
+) -> None:
+    """Prefilled here and decoded there, as in a handoff, a migration, or a prefix pull."""
+
+    def node(divided: tuple[int, int], host: ForkedHost) -> AbstractContextManager[DeviceRanked]:
+        hosts = [] if divided == (1, 1) else [host.address]
+        return device_ranked(checkpoint, divided[0], num_stages=divided[1], hosts=hosts)
+
+    with node(from_node, host) as source, node(to_node, other_host) as destination:
+        assert prefilled_and_decoded(source, destination) == expected[-1]
+
+
+def prefilled_and_decoded(
+    source: DeviceRanked, destination: DeviceRanked, tls: NodeTls | None = None
+) -> list[int]:
+    prompt = make_prompt(LENGTHS[-1], seed=LENGTHS[-1])
+    first, then = make_request(prompt), make_request(prompt)
+    num_blocks = destination.model.layout.blocks_for(len(prompt))
+    then.block_table = [destination.node.free.pop() for _ in range(num_blocks)]
+    asyncio.run(move(source, destination, first, then, tls))
+    return then.output_token_ids
+
+
+async def move(
+    source: DeviceRanked,
+    destination: DeviceRanked,
+    first: Request,
+    then: Request,
+    tls: NodeTls | None,
+) -> None:
+    """Compute a prompt, pull its KV, and go on."""
+    prompt = first.prompt_token_ids
+    async with AsyncExitStack() as stack:
+        exporter, _ = await ends(stack, source, "p0", tls)
+        _, puller = await ends(stack, destination, "d0", tls)
+        source.memory.bump(range(source.model.num_blocks))
+        await asyncio.to_thread(source.node.step, [Scheduled(first, len(prompt))])
+        welcome = exporter.welcome()
+        await exporter.introduce(welcome)
+        link = await puller.connect(welcome, 5.0)
+        stack.push_async_callback(link.close)
+        ticket = exporter.issue("r", 0, len(prompt), first.block_table)
+        await puller.pull(link, ticket, then.block_table, 0, 5.0)
+        then.output_token_ids += first.output_token_ids
+        then.num_computed_tokens = len(prompt)
+        await asyncio.to_thread(destination.node.generate, [then], 10)
+
+
+def test_kv_comes_back_from_the_host_tier_of_every_host(
+    checkpoint: Path, host: ForkedHost, expected: list[list[int]]
+) -> None:
+    with device_ranked(checkpoint, 2, hosts=[host.address]) as ranked:
+        request = make_request(make_prompt(LENGTHS[-1], seed=LENGTHS[-1]))
+        asyncio.run(computed_after_a_load(ranked, request))
+    assert request.output_token_ids == expected[-1]
+
+
+async def computed_after_a_load(ranked: DeviceRanked, request: Request) -> None:
+    """Compute a prompt, have its KV stored and loaded into other blocks, and go on with these."""
+    node, prompt = ranked.node, request.prompt_token_ids
+    assert ranked.ranks is not None
+    assert ranked.ranks.hosts is not None
+    async with AsyncExitStack() as stack:
+        await ends(stack, ranked, "n0", tier_blocks=8)
+        slots = slot_copies(slots_of(ranked.model, 8), ranked.memory)
+        tier = HostTier(8, slots, ranked.ranks.hosts.kv)
+        stack.callback(tier.close)
+        await asyncio.to_thread(node.step, [Scheduled(request, len(prompt))])
+        hashes = [bytes([number]) * 16 for number in range(len(request.block_table))]
+        await tier.store(hashes, request.block_table)
+        request.block_table = [node.free.pop() for _ in hashes]
+        await tier.load(hashes, request.block_table)
+        await asyncio.to_thread(node.generate, [request], 10)
+
+
+async def ends(
+    stack: AsyncExitStack,
+    node: DeviceRanked,
+    name: str,
+    tls: NodeTls | None = None,
+    tier_blocks: int = 0,
+) -> tuple[Exporter, Puller]:
+    """The exporter and the puller of a node, and what its hosts have of them."""
+    model, clock, kinds = node.model, ManualClock(100.0), choose_kinds(["tcp"], node.memory)
+    hosts = None if node.ranks is None else node.ranks.hosts
+    far = [] if hosts is None else hosts.kv
+    num_stages = model.share.parallelism.pipeline
+    identity = KvIdentity("a-model", "main", model.layout, num_stages)
+    exporter = Exporter(name, "life-1", identity, node.memory, clock, kinds, tls=tls, hosts=far)
+    puller = Puller(node.memory, identity, host_id(), kinds, tls=tls, hosts=far)
+    stack.push_async_callback(exporter.close)
+    stack.push_async_callback(puller.close)
+    await exporter.start("127.0.0.1")
+    if hosts is not None:
+        assert isinstance(node.memory, ShardedPool)
+        stack.push_async_callback(hosts.leave_kv)
+        settings = KvSettings(["tcp"], kv_port=0, links=[], tier_blocks=tier_blocks)
+        await hosts.share_kv(exporter, node.memory, settings, clock)
+    return exporter, puller
+
+
+def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_path: Path) -> None:
+    """Steps and what is done with KV; gloo's own connections are in clear text."""
+    pytest.importorskip("cryptography", reason="the certs extra is not installed")
+    from pdserve.cli.certs import make
+
+    make(tmp_path, "node", [], datetime.timedelta(days=1))
+    keys = tmp_path / "node"
+    with (
+        later_host(checkpoint, security=SecurityConfig(tls_dir=str(keys))) as host,
+        device_ranked(
+            checkpoint, 2, hosts=[host.address], security=Security(tls_dir=keys)
+        ) as source,
+        device_ranked(checkpoint, 1) as destination,
+    ):
+        assert prefilled_and_decoded(source, destination, NodeTls(keys)) == expected[-1]
+
+
+def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> None:
+    stranger = Security(token="x" * 16)
+    with (
+        pytest.raises(NodeSick, match="the join token is not the one here"),
+        device_ranked(checkpoint, 2, hosts=[host.address], security=stranger),
+    ):
+        pass
+
+
+def test_a_host_that_serves_a_node_says_so_to_another(checkpoint: Path, host: ForkedHost) -> None:
+    with (
+        device_ranked(checkpoint, 2, hosts=[host.address]) as first,
+        pytest.raises(NodeSick, match="this host serves a node already"),
+        device_ranked(checkpoint, 2, hosts=[host.address]),
+    ):
+        pass
+    assert first.ranks is not None
+    assert not first.ranks.lost
+
+
+def test_a_host_with_other_weights_refuses(checkpoint: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", "qwen3", seed=1)
+    with (
+        later_host(other) as host,
+        pytest.raises(NodeSick, match="start pdserve rank with the same --model"),
+        device_ranked(checkpoint, 2, hosts=[host.address]),
+    ):
+        pass
