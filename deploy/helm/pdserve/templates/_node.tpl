@@ -78,6 +78,7 @@ containers:
       - --host=$(POD_IP)
       - --port={{ $pool.rankPort }}
       - --set=security.join_token_file=/etc/pdserve/join/token
+      - --device={{ $pool.device }}
       {{- include "pdserve.tlsArguments" $root.Values.auth.nodeTlsSecret | nindent 6 }}
       {{- include "pdserve.modelArguments" $root | nindent 6 }}
     env:
@@ -114,7 +115,12 @@ resources:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- if eq $pool.device "cuda" }}
-    nvidia.com/gpu: {{ mul $pool.tensorParallel (max 1 (int $pool.pipelineParallel)) }}
+    {{- $hosts := int $pool.hosts }}
+    {{- $ranks := mul $pool.tensorParallel (default $hosts (int $pool.pipelineParallel)) }}
+    {{- if mod $ranks $hosts }}
+    {{- fail (printf "hosts: %d GPUs of a node cannot be shared out among %d hosts" $ranks $hosts) }}
+    {{- end }}
+    nvidia.com/gpu: {{ div $ranks $hosts }}
     {{- end }}
     {{- with $pool.rdma }}
     {{ . }}: 1
