@@ -11,11 +11,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from pdserve.engine.cuda.capture.graphs import Recorder
-from pdserve.engine.cuda.capture.recorder import CudaRecorder
-
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+from pdserve.engine.cuda.capture.graphs import Recorder
+from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.cuda.copies.staging import CudaCopies, Staging
 from pdserve.engine.cuda.decoder import CudaDecoder
 from pdserve.engine.cuda.load import cuda_decoder

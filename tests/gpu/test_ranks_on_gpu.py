@@ -13,10 +13,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from torch.distributed import HashStore
 
 from kv_transfer.cuda.driver import missing
+from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.ranks.process_group import GroupCollectives, _group, _Groups
 from pdserve.engine.ranks.shard import WHOLE
 from pdserve.node.device_ranks.start import start_device_ranks

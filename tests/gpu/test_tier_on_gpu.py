@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import torch
-from pdserve.engine.cuda.capture.recorder import CudaRecorder
 
 from kv_transfer.cuda.copier import HOST_COPIES
 from kv_transfer.cuda.driver import DeviceError, Driver, missing, open_driver
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.tier import HostTier
+from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
 from pdserve.kv_layout import KvDtype, KvLayout
 

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from pdserve.engine.cuda.capture.recorder import CudaRecorder
 
 from kv_transfer.cuda.copier import CopySizes, SpanCopier
 from kv_transfer.cuda.driver import Driver, Region, missing, nccl_missing, open_driver
@@ -26,6 +25,7 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds
+from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
 from pdserve.errors import PeerLost, StaleTicket
 from tests.gpu.gpu_exporter_process import (

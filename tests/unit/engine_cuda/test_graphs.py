@@ -18,7 +18,6 @@ from pdserve.engine.cuda.capture.graphs import (
     DecodeInputs,
     buckets_for,
 )
-
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers.forward import StepInputs
 from pdserve.engine.steps.batch import Batch, Cargo

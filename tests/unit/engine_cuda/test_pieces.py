@@ -13,10 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from pdserve.engine.cuda.capture.piece_sizes import MOST_PIECE_ROWS, piece_sizes
 from pdserve.engine.cuda.capture.pieces import Buffers, Pieces
-
-from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers.forward import Forward, StepInputs
 from pdserve.engine.kv.cache import KvCache

@@ -20,10 +20,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from pdserve.engine.cuda.capture.graphs import Recorder, Recording
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.cuda.capture.graphs import Recorder, Recording
 from pdserve.engine.cuda.layers.forward import Forward, Stream
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
