@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,8 +23,10 @@ from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.models.stage_ends import Finals
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.parts import LEAST_PART
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class CudaDecoder:
         ranks: Collectives = ALONE,
         piece_sizes: tuple[int, ...] = (),
         most_draws: int = BUCKETS[-1],
+        least_part: int = LEAST_PART,
     ) -> None:
         """Assemble a decoder.
 
@@ -57,6 +61,7 @@ class CudaDecoder:
             ranks: this rank and the others.
             piece_sizes: numbers of rows of the pieces of other steps, ascending; (): none.
             most_draws: there is memory to sample so many tokens at a time.
+            least_part: rows that a part of a step has at least, if there are other stages.
         """
         self.config = config
         self._weights = weights
@@ -66,7 +71,7 @@ class CudaDecoder:
         self._recorder = recorder
         self._buckets = buckets
         self._ranks = ranks
-        self._forward = Forward(config, weights, ranks)
+        self._forward = Forward(config, weights, ranks, least_part)
         self.sampler = CudaSampler(staging, config.vocab_size, most_draws)
         self._piece_sizes = piece_sizes
         self._graphs: DecodeGraphs | None = None
@@ -122,22 +127,27 @@ class CudaDecoder:
     ) -> Tensor | None:
         if self._recorder is not None and self._graphs_pool != kv_pool.data_ptr():
             self._capture(self._recorder, kv_pool)
-        graphs, pieces = self._graphs, self._pieces
+        graphs = self._graphs
         if progress is None and graphs is not None and graphs.takes(batch):
             return graphs.logits(batch, self._staging)
+        compute = partial(self._part, kv_pool)
+        logits = self._forward.ends.step(batch, compute, progress)
+        return None if logits is None else logits.float()
+
+    def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
+        """Launch a step, or a part of one."""
+        pieces = self._pieces
         if pieces is not None and not pieces.takes(batch):
             pieces = None
         batch = self._staging.upload(batch if pieces is None else pieces.filled(batch))
         if batch.sampled_before is not None:
             take_sampled(batch.token_ids, batch.sampled_before)
         if pieces is not None:
-            logits = pieces.logits(batch, kv_pool, self._attention, progress)
-        else:
-            inputs = StepInputs(
-                batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
-            )
-            logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
-        return None if logits is None else logits.float()
+            return pieces.part(batch, kv_pool, self._attention, progress)
+        inputs = StepInputs(
+            batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
+        )
+        return self._forward.part(inputs, kv_pool, self._attention.attend, progress)
 
     def _capture(self, recorder: Recorder, kv_pool: Tensor) -> None:
         """Capture the graphs over this pool, in place of those over another one."""

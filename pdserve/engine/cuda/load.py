@@ -14,6 +14,7 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.engine.steps.parts import largest_part
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.errors import ConfigError
 
@@ -94,7 +95,7 @@ def cuda_decoder(
             buckets_for(worst_step.num_requests),
             chosen.decodes,
             ranks,
-            piece_sizes(worst_step.num_tokens),
+            piece_sizes(largest_part(worst_step.num_tokens, ranks.shard.num_stages)),
             worst_step.num_requests,
         )
         decoder.warm_up()

@@ -1,11 +1,19 @@
 """What comes before the layers of a pipeline stage, and behind them: the vocabulary, or a stage.
 
-The residual stream goes from each rank of a stage to the same rank of the next one. Rank 0 of the
-last stage sends logits to rank 0 of the first, which samples; if there are none, it sends a sign:
-once that has come, all stages have written the step's KV.
+The residual stream goes from each rank of a stage to the same rank of the next one, part by part
+(`steps/parts.py`). Behind all parts, rank 0 of the last stage sends logits to rank 0 of the first,
+which samples; if there are none, it sends a sign: once that has come, all stages have written the
+step's KV.
+
+A send may wait for the receiver, and none waits in a circle: every stage takes part p before it
+hands it on, and takes part p + 1 only then; the answer goes back when the first stage has handed on
+all parts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +23,18 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.vocabulary import Vocabulary
 from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.steps.parts import LEAST_PART, in_parts, num_parts
+
+
+class Finals(NamedTuple):
+    """Of a part of a step: states after the last norm, in the model's dtype. Of the last stage."""
+
+    sampled: Tensor | None = None  # [num_sampled, hidden_size]; None: no row is sampled
+    wanted: Tensor | None = None  # [num_states, hidden_size]; None: of no row
+
+
+ComputePart: TypeAlias = Callable[[Batch, LayerProgress | None], Finals]  # also of a whole step
 
 
 class StageEnds:
@@ -26,6 +46,7 @@ class StageEnds:
         weights: DecoderWeights,
         residual_dtype: torch.dtype,
         ranks: Collectives = ALONE,
+        least_part: int = LEAST_PART,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of this rank."""
         self._config = config
@@ -33,6 +54,7 @@ class StageEnds:
         self._vocabulary = Vocabulary(config, weights, ranks)
         self._residual_dtype = residual_dtype
         self._ranks = ranks
+        self._least_part = least_part
         self._leads = ranks.shard.rank == 0 and ranks.shard.is_first_stage
         self.is_last = ranks.shard.is_last_stage
 
@@ -54,12 +76,38 @@ class StageEnds:
         """Send the residual stream behind the layers to the next stage. Not of the last stage."""
         self._ranks.send(residual)
 
-    def answer(self, num_sampled: int, progress: LayerProgress | None) -> Tensor | None:
-        """Take what the last stage has made of it. Not of the last stage.
+    def step(
+        self, batch: Batch, compute: ComputePart, progress: LayerProgress | None
+    ) -> Tensor | None:
+        """Compute a step that is on the host, part by part; return its results."""
+        num_stages = self._ranks.shard.num_stages
+        count = num_parts(len(batch.token_ids), num_stages, self._least_part)
+        *others, last = in_parts(batch, count)
+        # A layer's keys and values are written when those of the last part are.
+        parts = [*(compute(part, None) for part in others), compute(last, progress)]
+        return self.results(parts, len(batch.sampled_rows), batch.states, progress)
+
+    def results(
+        self,
+        parts: Sequence[Finals],
+        num_sampled: int,
+        states: WantedStates | None,
+        progress: LayerProgress | None,
+    ) -> Tensor | None:
+        """Make the results of a step of its parts; before the last stage: take what that makes.
 
         Returns:
             [num_sampled, num_columns] in the model's dtype; None if nothing is sampled.
         """
+        if not self.is_last:
+            return self._answer(num_sampled, progress)
+        wanted = _joined(part.wanted for part in parts)
+        if states is not None and wanted is not None:
+            states.out.copy_(wanted)  # waits for a GPU
+        return self._logits(_joined(part.sampled for part in parts))
+
+    def _answer(self, num_sampled: int, progress: LayerProgress | None) -> Tensor | None:
+        """Take what the last stage has made of it. Returns the same as `results`."""
         if not self._leads:
             return self._empty(num_sampled, 0)
         logits = self._ranks.receive(self._empty(max(num_sampled, 1), self._width(num_sampled)))
@@ -68,10 +116,10 @@ class StageEnds:
                 progress.reached(end)
         return logits if num_sampled else None
 
-    def logits(self, states: Tensor | None) -> Tensor | None:
+    def _logits(self, states: Tensor | None) -> Tensor | None:
         """[num_sampled, hidden_size] after the last norm -> [num_sampled, num_columns].
 
-        Of the last stage only, which sends them to the first, too. None is for nothing sampled.
+        The last stage sends them to the first, too. None is for nothing sampled.
         """
         logits = None if states is None else self._vocabulary.logits(states)
         shard = self._ranks.shard
@@ -84,3 +132,8 @@ class StageEnds:
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self._weights.final_norm.new_empty(shape, dtype=dtype)
+
+
+def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if len(there) > 1 else next(iter(there), None)

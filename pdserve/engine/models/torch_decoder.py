@@ -6,6 +6,8 @@ alike. Only attention knows which rows belong to which request.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,12 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
-from pdserve.engine.models.stage_ends import StageEnds
+from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.parts import LEAST_PART
 
 
 class TorchDecoder:
@@ -30,6 +33,7 @@ class TorchDecoder:
         weights: DecoderWeights,
         attention: WritingAttention,
         ranks: Collectives = ALONE,
+        least_part: int = LEAST_PART,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of this rank."""
         self.config = config
@@ -37,7 +41,7 @@ class TorchDecoder:
         self.most_ahead = 0
         self._own = ranks.shard.of(config)
         self._weights = weights
-        self._ends = StageEnds(config, weights, weights.embedding.dtype, ranks)
+        self._ends = StageEnds(config, weights, weights.embedding.dtype, ranks, least_part)
         layers = ranks.shard.layers(config)
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._attention = attention
@@ -59,18 +63,21 @@ class TorchDecoder:
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """See Decoder.logits."""
+        compute = partial(self._part, kv_pool)
+        logits = self._ends.step(batch, compute, progress)
+        return None if logits is None else logits.float()
+
+    def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
         batch = batch.to(self.device)
         hidden = self._forward(batch, kv_pool, progress)
         if not self._ends.is_last:
             self._ends.hand_on(hidden)
-            answer = self._ends.answer(len(batch.sampled_rows), progress)
-            return None if answer is None else answer.float()
-        if batch.states is not None:
-            batch.states.out.copy_(self._normed(hidden, batch.states.rows.to(self.device)))
-        if len(batch.sampled_rows) == 0:
-            return self._ends.logits(None)
-        logits = self._ends.logits(self._normed(hidden, batch.sampled_rows))
-        return None if logits is None else logits.float()
+            return Finals()
+        states = batch.states
+        return Finals(
+            self._normed(hidden, batch.sampled_rows) if len(batch.sampled_rows) else None,
+            None if states is None else self._normed(hidden, states.rows.to(self.device)),
+        )
 
     def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)

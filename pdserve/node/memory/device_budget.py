@@ -11,6 +11,7 @@ from pdserve.engine.cuda.capture.piece_sizes import MOST_PIECE_ROWS
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.ranks.shard import WHOLE, Shard
+from pdserve.engine.steps.parts import largest_part
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
 
@@ -43,21 +44,21 @@ def step_bytes(
     their product. With experts, a token has those of each that it chooses, and float32 results of
     each besides.
     """
-    own = shard.of(model)
+    own, most_rows = shard.of(model), largest_part(step.num_tokens, shard.num_stages)
     heads = (2 * own.num_heads + 2 * own.num_kv_heads) * model.head_dim
     inner = 3 * max(own.inner_widths)
     if own.experts is not None:
         results = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
-    activations = step.num_tokens * widest * dtype.itemsize
+    activations = most_rows * widest * dtype.itemsize
     attention = partial_bytes(step.num_requests, own.num_heads, model.head_dim)
     graphs = 0
     if has_graphs:
         # Captured pieces of steps have memory of their own for as much, and what they hand on.
         residual = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
         carried = residual + 2 * own.num_heads * model.head_dim
-        pieces = min(step.num_tokens, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
+        pieces = min(most_rows, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
         graphs = GRAPH_BYTES + pieces
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES
     contexts = 0 if shard.is_whole else FIXED_BYTES  # NCCL, and rank 0 on the others' devices

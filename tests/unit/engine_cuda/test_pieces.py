@@ -56,7 +56,8 @@ class Model:
         assert self.pieces.takes(batch)
         self.poison()
         there = Staging(PromptCopies()).upload(self.pieces.filled(batch))
-        return self.pieces.logits(there, self.pool, TritonAttention(), progress)
+        part = self.pieces.part(there, self.pool, TritonAttention(), progress)
+        return self.forward.ends.results([part], len(batch.sampled_rows), batch.states, progress)
 
     def launch(self, batch: Batch, pool: Tensor) -> Tensor | None:
         """The same without pieces."""

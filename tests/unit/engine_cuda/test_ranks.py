@@ -36,20 +36,32 @@ def checkpoint(path: Path, family: str, **overrides: int) -> Path:
 
 
 def cuda_decoders(
-    recorders: list[Recorded], buckets: tuple[int, ...] = BUCKETS, pieces: tuple[int, ...] = ()
+    recorders: list[Recorded] | None,
+    buckets: tuple[int, ...] = BUCKETS,
+    pieces: tuple[int, ...] = (),
+    least_part: int = 256,
 ) -> Callable[..., Decoder]:
-    """What makes a rank's decoder, with a recorder of its own."""
+    """What makes a rank's decoder, with a recorder of its own; or without graphs."""
 
     def make(config: ModelConfig, weights: DecoderWeights, ranks: Collectives) -> Decoder:
         from pdserve.engine.cuda.attention.triton_attention import TritonAttention
         from pdserve.engine.cuda.copies.staging import Staging
         from pdserve.engine.cuda.decoder import CudaDecoder
 
-        recorders.append(Recorded())
-        staging = Staging(PromptCopies())
-        attention, recorder = TritonAttention(), recorders[-1]
+        recorder = None if recorders is None else Recorded()
+        if recorder is not None and recorders is not None:
+            recorders.append(recorder)
         return CudaDecoder(
-            config, weights, attention, staging, recorder, buckets, attention, ranks, pieces
+            config,
+            weights,
+            TritonAttention(),
+            Staging(PromptCopies()),
+            recorder,
+            buckets,
+            TritonAttention(),
+            ranks,
+            pieces,
+            least_part=least_part,
         )
 
     return make
@@ -61,24 +73,44 @@ def cuda_decoders(
         ("llama", 2, 1, {"vocab_size": 319, "intermediate_size": 99}),
         ("qwen3", 4, 1, {}),  # 2 KV heads, each on two ranks
         ("llama", 2, 2, {"vocab_size": 319}),
+        ("qwen3", 1, 2, {"num_hidden_layers": 3}),
     ],
 )
 def test_tokens_are_those_of_one_rank(
     tmp_path: Path, family: str, num_ranks: int, num_stages: int, overrides: dict[str, int]
 ) -> None:
-    path = checkpoint(tmp_path, family, num_hidden_layers=num_stages, **overrides)
+    """Steps of 5 rows and of 3 are computed by pieces, and by several stages in parts."""
+    path = checkpoint(tmp_path, family, **({"num_hidden_layers": num_stages} | overrides))
     expected, found = (
         [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 6)] for _ in range(2)
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 2)
     recorders: list[Recorded] = []
-    make = cuda_decoders(recorders, (2,), (4, 8))
+    pieces = (4, 8) if num_stages == 1 else (2, 4)
+    make = cuda_decoders(recorders, (2,), pieces, least_part=2)
     with threaded_node(path, num_ranks, make, num_stages=num_stages, num_blocks=40) as (node, _):
         node.generate(found, 2, chunk=4)
     assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
     replays = [[recording.num_replays for recording in r.recordings] for r in recorders]
-    assert replays == [replays[0]] * num_ranks * num_stages, "all ranks replay the same graphs"
-    assert all(replays[0]), "one of decodes, and the pieces of both sizes"
+    used = [all(each) for each in replays]
+    assert used == [True] * num_ranks * num_stages, "one of decodes, and the pieces of both sizes"
+    for stage in range(num_stages):
+        own = replays[stage * num_ranks : (stage + 1) * num_ranks]
+        assert own == [own[0]] * num_ranks, "all ranks replay the same graphs"
+
+
+def test_stages_launch_parts_too(tmp_path: Path) -> None:
+    """Without graphs; with a window, and uneven stages."""
+    path = checkpoint(tmp_path, "mistral", num_hidden_layers=3, sliding_window=3)
+    expected, found = (
+        [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 6)] for _ in range(2)
+    )
+    Node.load(path, DecoderKind.TORCH).generate(expected, 2)
+    make = cuda_decoders(None, least_part=2)
+    with threaded_node(path, 1, make, num_stages=2, num_blocks=40) as (node, ranks):
+        node.generate(found, 2)
+        assert ranks[0].calls.count("send") == 3 + 1, "of a step with 7 rows, and of one with 2"
+    assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
 
 
 def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> None:

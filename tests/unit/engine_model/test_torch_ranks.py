@@ -38,11 +38,12 @@ DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated b
     "mixtral": (4, 1),
     "qwen3 moe with MLPs": (2, 2),
 }
+LEAST_PART = 8  # rows: stages compute all but the smallest steps in parts
 Make = Callable[..., Path]
 
 
 def torch_decoder(config, weights, ranks):
-    return TorchDecoder(config, weights, writing_attention(CPU), ranks)
+    return TorchDecoder(config, weights, writing_attention(CPU), ranks, LEAST_PART)
 
 
 @pytest.mark.parametrize(("case", "divided"), DIVIDED.items(), ids=str)
@@ -113,6 +114,16 @@ def test_stages_hand_on_what_they_compute_and_the_last_one_answers(checkpoint_of
     first, last = [*embedding, *layer, "send"], ["receive", *layer]
     assert found == [[*first, "receive"], first, [*last, "gather", "send"], [*last, "gather"]]
     assert signed == [[*first, "receive"], first, [*last, "send"], last]
+
+
+def test_stages_compute_different_parts_of_a_step(checkpoint_of: Make) -> None:
+    """Each is handed on as soon as it is computed, and the answer comes behind all of them."""
+    path = checkpoint_of("llama", num_hidden_layers=2)
+    with threaded_node(path, 1, torch_decoder, num_stages=2) as (node, ranks):
+        node.step([Scheduled(make_request(make_prompt(30)), 30)])
+    layer = ["all_reduce"] * 2  # of one rank, so there is nothing to add
+    first, last = [*layer, "send"] * 3, ["receive", *layer] * 3
+    assert [rank.calls for rank in ranks] == [[*first, "receive"], [*last, "send"]]
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -22,6 +22,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import ManualClock
 from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.steps.parts import num_parts
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.node.device_ranks.following import with_places
 from pdserve.node.engine_watch import unless_rank_lost
@@ -58,6 +59,15 @@ def test_tokens_are_those_of_one_rank(
     with device_ranked(checkpoint, num_ranks, num_stages=num_stages) as ranked:
         ranked.node.generate(requests, 10, chunk=23)
     assert [request.output_token_ids for request in requests] == expected
+
+
+def test_stages_compute_a_large_step_in_parts(checkpoint: Path, expected: list[list[int]]) -> None:
+    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS * 5]
+    num_rows = sum(len(request.prompt_token_ids) for request in requests)
+    assert num_parts(num_rows, 2) == 2
+    with device_ranked(checkpoint, 1, num_stages=2) as ranked:
+        ranked.node.generate(requests, 10)
+    assert [request.output_token_ids for request in requests] == expected * 5
 
 
 @pytest.mark.parametrize("divided", [(4, 1), (2, 2), (1, 2)], ids=str)

@@ -27,6 +27,7 @@ from pdserve.engine.cuda.capture.graphs import Recorder, Recording
 from pdserve.engine.cuda.layers.forward import Forward, Stream
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.stage_ends import Finals
 from pdserve.engine.steps.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -125,14 +126,14 @@ class Pieces:
         """Return a batch on the host with as many rows as the pieces that will compute it."""
         return _filled(batch, self._sizes[bisect_left(self._sizes, len(batch.token_ids))])
 
-    def logits(
+    def part(
         self,
         batch: Batch,
         kv_pool: Tensor,
         attention: AttentionBackend,
         progress: LayerProgress | None = None,
-    ) -> Tensor | None:
-        """Launch a step. Returns the same as Forward.logits.
+    ) -> Finals:
+        """Launch a step, or a part of one. Returns the same as Forward.part.
 
         Args:
             batch: as `filled`, and then uploaded.
@@ -157,8 +158,8 @@ class Pieces:
             if progress is not None and not is_alone:
                 progress.reached(layer + 1)
         if not forward.ends.is_last:
-            return forward.answer(batch.token_ids, batch.sampled_rows, progress)
-        return forward.results(buffers.stream.residual, None, batch.sampled_rows, batch.states)
+            return Finals()
+        return forward.finals(buffers.stream.residual, None, batch.sampled_rows, batch.states)
 
     def _works(self, buffers: Buffers, kv_pool: Tensor) -> list[Callable[[], None]]:
         """Return what is captured: what is before the first attention, and behind each one."""

@@ -20,15 +20,16 @@ from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
-from pdserve.engine.models.stage_ends import StageEnds
+from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope
 from pdserve.engine.steps.batch import WantedStates
+from pdserve.engine.steps.parts import LEAST_PART
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step's tensors, all on the GPU."""
+    """The tensors of a step, or of a part of one, all on the GPU."""
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
@@ -50,12 +51,16 @@ class Forward:
     """The layers of one model. Only launches kernels; waits for the GPU only to return states."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, ranks: Collectives = ALONE
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        ranks: Collectives = ALONE,
+        least_part: int = LEAST_PART,
     ) -> None:
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
-        self.ends = StageEnds(config, weights, torch.float32, ranks)
+        self.ends = StageEnds(config, weights, torch.float32, ranks, least_part)
         layers = ranks.shard.layers(config)
         self.num_layers = len(layers)  # of this stage
         self._windows = config.sliding_windows[layers.start : layers.stop]
@@ -74,11 +79,19 @@ class Forward:
         attend: Attend,
         progress: LayerProgress | None = None,
     ) -> Tensor | None:
-        """Launch one step.
+        """Launch a step in one part.
 
         Returns:
-            [num_sampled, num_columns] in the model's dtype; None if nothing is sampled.
+            As StageEnds.results.
         """
+        rows = inputs.token_ids if inputs.sampled_rows is None else inputs.sampled_rows
+        part = self.part(inputs, kv_pool, attend, progress)
+        return self.ends.results([part], len(rows), inputs.states, progress)
+
+    def part(
+        self, inputs: StepInputs, kv_pool: Tensor, attend: Attend, progress: LayerProgress | None
+    ) -> Finals:
+        """Launch a part of a step, of which `ends.results` makes results when all are launched."""
         stream = self.begin(inputs.token_ids, inputs.positions)
         delta: Tensor | None = None  # what the part before adds to the residual
         for layer in range(self.num_layers):
@@ -91,8 +104,8 @@ class Forward:
         if not self.ends.is_last:
             assert delta is not None, "a stage has layers"
             self.ends.hand_on(stream.residual.add_(delta))
-            return self.answer(inputs.token_ids, inputs.sampled_rows, progress)
-        return self.results(stream.residual, delta, inputs.sampled_rows, inputs.states)
+            return Finals()
+        return self.finals(stream.residual, delta, inputs.sampled_rows, inputs.states)
 
     def begin(self, token_ids: Tensor, positions: Tensor) -> Stream:
         """Return what enters the first layer."""
@@ -137,20 +150,14 @@ class Forward:
             made = weights.mlp.down(silu_mul(weights.mlp.gate_up(normed)))
         return self.ranks.all_reduce(made)
 
-    def answer(
-        self, token_ids: Tensor, sampled_rows: Tensor | None, progress: LayerProgress | None
-    ) -> Tensor | None:
-        """Return the logits as `logits` does, where a later stage makes them."""
-        return self.ends.answer(len(token_ids if sampled_rows is None else sampled_rows), progress)
-
-    def results(
+    def finals(
         self,
         residual: Tensor,
         delta: Tensor | None,
         sampled_rows: Tensor | None,
         states: WantedStates | None,
-    ) -> Tensor | None:
-        """Return the logits as `logits` does, and write the wanted states. Of the last stage.
+    ) -> Finals:
+        """Return what results are made of. Of the last stage.
 
         Args:
             residual: behind the last layer: [num_rows, hidden_size].
@@ -158,12 +165,12 @@ class Forward:
             sampled_rows: as StepInputs.
             states: likewise.
         """
+        wanted = sampled = None
         if states is not None:
-            rows = states.rows.to(residual.device)
-            states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
-        if sampled_rows is not None and len(sampled_rows) == 0:
-            return self.ends.logits(None)
-        return self.ends.logits(self._final(residual, delta, sampled_rows))
+            wanted = self._final(residual, delta, states.rows.to(residual.device))
+        if sampled_rows is None or len(sampled_rows):
+            sampled = self._final(residual, delta, sampled_rows)
+        return Finals(sampled, wanted)
 
     def _final(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         """Return the states after the last norm: [num rows, hidden_size] in the model's dtype."""

@@ -1,0 +1,69 @@
+"""A step in parts, each a step of its own: pipeline stages compute different ones at a time.
+
+A part has some of the step's rows, in their order, so what they attend to is in the pool by then: a
+request that has rows before and after them has only those before in its context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+
+from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.steps.batch import Batch
+
+# With fewer rows a layer of a GPU takes as long as reading its weights, which parts would repeat:
+# so smaller steps, as those of decodes that graphs replay, stay whole.
+LEAST_PART: Final = 256
+
+
+def num_parts(num_rows: int, num_stages: int, least: int = LEAST_PART) -> int:
+    """Return in how many parts of at least so many rows stages compute a step. All agree on it."""
+    return 1 if num_stages == 1 else max(1, num_rows // least)
+
+
+def largest_part(most_rows: int, num_stages: int, least: int = LEAST_PART) -> int:
+    """Return the most rows of a part of any step of up to `most_rows`."""
+    return most_rows if num_stages == 1 else min(most_rows, 2 * least - 1)
+
+
+def in_parts(batch: Batch, count: int) -> list[Batch]:
+    """Return the parts of a step that is on the host, whose rows differ by at most one.
+
+    What else goes to the device does so with the last one.
+    """
+    if count == 1:
+        return [batch]
+    total = len(batch.token_ids)
+    edges = [number * total // count for number in range(count + 1)]
+    parts = [_rows(batch, first, end) for first, end in pairwise(edges)]
+    return [*(replace(part, cargo=None) for part in parts[:-1]), parts[-1]]
+
+
+def _rows(batch: Batch, first: int, end: int) -> Batch:
+    """Return the rows [first, end) of a batch, of which there is at least one."""
+    whole = batch.attention
+    starts = whole.query_start.numpy()
+    begin, stop = np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, end)
+    ends = np.minimum(starts[begin + 1 : stop + 1], end)
+    later = starts[begin + 1 : stop + 1] - ends  # rows of each request that are behind the part
+    sampled = slice(*np.searchsorted(batch.sampled_rows.numpy(), [first, end]))
+    attention = AttentionBatch(
+        query_start=torch.from_numpy(np.concatenate([starts.dtype.type([0]), ends - first])),
+        context_lens=torch.from_numpy(whole.context_lens.numpy()[begin:stop] - later),
+        block_tables=whole.block_tables[begin:stop],
+        slot_mapping=whole.slot_mapping[first:end],
+    )
+    return replace(
+        batch,
+        token_ids=batch.token_ids[first:end],
+        positions=batch.positions[first:end],
+        attention=attention,
+        sampled_rows=batch.sampled_rows[sampled] - first,
+        sampled_requests=batch.sampled_requests[sampled],
+        states=None if batch.states is None else batch.states.within(first, end),
+    )
