@@ -90,11 +90,8 @@ class CudaDecoder:
 
     @property
     def most_ahead(self) -> int:
-        """See Decoder.most_ahead: what replays a whole graph; attention may wait, if launched.
-
-        Not yet with other ranks, which would need the tokens, too.
-        """
-        if self._recorder is None or not self._ranks.shard.is_whole:
+        """See Decoder.most_ahead: what replays a whole graph; attention may wait, if launched."""
+        if self._recorder is None:
             return 0
         return self._buckets[-1] if self._graphs is None else self._graphs.largest
 

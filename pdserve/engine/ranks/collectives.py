@@ -35,6 +35,12 @@ class Collectives(Protocol):
         On its rank 0; the others get an empty list. Raises as all_reduce.
         """
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Make a contiguous tensor that of the stage's rank 0, in place; returns it.
+
+        Raises as all_reduce.
+        """
+
     def largest(self, number: int) -> int:
         """Return the largest of all ranks' numbers, and wait for it. Raises as all_reduce."""
 
@@ -63,6 +69,10 @@ class Alone:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """As Collectives.gather."""
         return [tensor]
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """As Collectives.broadcast."""
+        return tensor
 
     def largest(self, number: int) -> int:
         """As Collectives.largest."""

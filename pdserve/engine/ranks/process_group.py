@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (  # what torch.distributed itself consists of
     Backend,
+    BroadcastOptions,
     GatherOptions,
     PrefixStore,
     ProcessGroup,
@@ -70,6 +71,13 @@ class GroupCollectives:
         with _together():
             self._groups.stage.gather([parts] if is_root else [], [tensor], GatherOptions()).wait()
         return parts
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """As Collectives.broadcast. On a GPU the current stream waits, not the caller."""
+        if self._groups.stage is not None:
+            with _together():
+                self._groups.stage.broadcast([tensor], BroadcastOptions()).wait()
+        return tensor
 
     def close(self) -> None:
         """Leave the others, which do not have to answer. Nothing may be computing."""

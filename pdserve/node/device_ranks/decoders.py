@@ -83,7 +83,6 @@ class LeadingDecoder:
         """Lead the other ranks of this host, and those of the later `hosts`, if there are any."""
         self.config = decoder.config
         self.sampler = decoder.sampler
-        self.most_ahead = 0  # the tokens of a step are on this rank alone
         self._decoder = decoder
         self._steps = steps
         self._hosts = hosts
@@ -98,6 +97,11 @@ class LeadingDecoder:
     def dtype(self) -> torch.dtype:
         """As Decoder.dtype."""
         return self._decoder.dtype
+
+    @property
+    def most_ahead(self) -> int:
+        """As Decoder.most_ahead. The others launch their steps, too, and get the tokens in them."""
+        return self._decoder.most_ahead
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

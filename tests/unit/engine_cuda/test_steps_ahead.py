@@ -23,12 +23,15 @@ from pdserve.engine.model_runner import ModelRunner, ModelStep
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues, StepRuns
 from pdserve.errors import UnusableLogits
+from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
 from tests.unit.engine.fakes import Observer, PlainRunner, decode_policy
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_launch_counts import Launches, cuda_node
-from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_cuda.test_ranks import cuda_decoders
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.threaded_ranks import threaded_node
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 BLOCK = 8
@@ -83,10 +86,10 @@ class Outputs(Observer):
         super().step_done(report)
 
 
-def outputs_of(node: Node, runner: Runner) -> Outputs:
+def outputs_of(node: Node, runner: Runner, requests: list[Request]) -> Outputs:
     async def scenario() -> Outputs:
         queues = Queues(BlockPool(node.kv_cache.num_blocks, BLOCK), ManualClock())
-        engine, outputs, requests = Engine(queues, decode_policy(64, 4), EOS), Outputs(), several()
+        engine, outputs = Engine(queues, decode_policy(64, 4), EOS), Outputs()
         task = asyncio.create_task(engine.run(runner, outputs))
         for request in requests:
             engine.submit(request)
@@ -109,13 +112,28 @@ def test_tokens_are_those_of_one_step_after_the_other(
     """Also where steps of three rows have no graph, or are sampled in rounds."""
     node = cuda_node(tmp_path, 1, PromptCopies(), has_graphs=True, **limits)
     node.runner = ModelRunner(node.model, node.kv_cache, eos_token_ids=EOS)
-    expected = outputs_of(node, Whole(node.runner))
+    expected = outputs_of(node, Whole(node.runner), several())
     node.kv_cache.pool.fill_(float("nan"))
-    found = outputs_of(node, node.runner)
+    found = outputs_of(node, node.runner, several())
     assert (found.token_ids, found.top_ids) == (expected.token_ids, expected.top_ids)
     # Rows that are computed in vain change the last bits of the others.
     assert found.logprobs == pytest.approx(expected.logprobs, rel=1e-5)
     assert [len(tokens) for tokens in found.token_ids] == [2, 5, 4]
+
+
+def test_all_ranks_run_ahead(tmp_path: Path) -> None:
+    """The host has no tokens for any of them: only rank 0's device has, and both stages wait."""
+    path = make_checkpoint(tmp_path, "llama", num_hidden_layers=2, max_position_embeddings=64)
+    expected, found = (
+        [make_request(make_prompt(n), max_tokens=4, ignore_eos=True) for n in (1, 3)]
+        for _ in range(2)
+    )
+    Node.load(path, DecoderKind.TORCH, block_size=BLOCK).generate(expected, 4)
+    make = cuda_decoders([], (2,))
+    with threaded_node(path, 2, make, num_stages=2, num_blocks=40, block_size=BLOCK) as (node, _):
+        outputs_of(node, node.runner, found)
+        assert node.model.num_ahead == 2, "behind the prompts come one step and two ahead"
+    assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
 
 
 class TwoSteps:

@@ -55,6 +55,10 @@ class InTurn:
         self.calls.append("gather")
         return self._meet(lambda: self._ranks.gather(tensor))
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        self.calls.append("broadcast")
+        return self._meet(lambda: self._ranks.broadcast(tensor))
+
     def send(self, tensor: Tensor) -> None:
         self.calls.append("send")
         self._meet(lambda: self._ranks.send(tensor))
@@ -82,21 +86,28 @@ class ThreadedRanks:
         self, decoders: list[Decoder], pools: list[KvCache], computing: threading.Lock
     ) -> None:
         self.config, self.dtype = decoders[0].config, decoders[0].dtype
-        self.device, self.sampler, self.most_ahead = CPU, decoders[0].sampler, 0
+        self.device, self.sampler = CPU, decoders[0].sampler
+        self.num_ahead = 0  # steps that take their tokens from the one before
         self._decoders = decoders
         self._pools = pools
         self._computing = computing
         self._threads = ThreadPoolExecutor(len(decoders), "rank")
 
+    @property
+    def most_ahead(self) -> int:
+        return self._decoders[0].most_ahead
+
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         assert kv_pool is self._pools[0].pool
+        self.num_ahead += batch.sampled_before is not None
         silent = None if progress is None else LayerProgress([], lambda _: None)
 
         def compute(rank: int) -> Tensor | None:
             pool, heard = self._pools[rank].pool, silent if rank else progress
-            own = batch if rank == 0 else replace(batch, cargo=None)  # only rank 0 samples
+            # Only rank 0 samples, and knows what it has sampled.
+            own = batch if rank == 0 else replace(batch, cargo=None, sampled_before=None)
             with self._computing, torch.inference_mode():
                 return self._decoders[rank].logits(own, pool, heard)
 

@@ -158,7 +158,8 @@ class DecodeGraphs:
             block_size: tokens in a block of the pool.
             buckets: numbers of rows, ascending.
             max_bytes: once captured graphs take this much memory, no larger ones are captured.
-            ranks: agree on which are captured, since they replay the same ones.
+            ranks: agree on which are captured, since they replay the same ones. Those of the first
+                stage take rank 0's tokens, which may be known to its device alone.
         """
         self._recorder = recorder
         self._inputs = inputs
@@ -217,6 +218,8 @@ class DecodeGraphs:
         inputs = self._inputs.rows(bucket)
 
         def work() -> None:
+            if self._ranks.shard.is_first_stage:  # others look nothing up
+                self._ranks.broadcast(inputs.token_ids)
             self._inputs.spread(bucket, self._block_size)
             self._logits[:bucket].copy_(step(inputs))
 
