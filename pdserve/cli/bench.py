@@ -129,7 +129,9 @@ def _add_transfer_end(parser: FlagParser) -> None:
     """One of the two processes of `pdserve bench transfer`."""
     parser.set_defaults(command=_run_transfer_end, name="bench transfer-end")
     parser.add_argument("role", choices=["exporter", "puller"])
-    for flag in ("--fd", "--num-blocks", "--block-bytes", "--num-parts", "--die-with-parent"):
+    for flag in ("--fd", "--num-blocks", "--block-bytes", "--die-with-parent"):
+        parser.add_argument(flag, type=int, required=True)
+    for flag in ("--tensor-parallel", "--pipeline-parallel"):
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--commit", action="store_true")
@@ -138,12 +140,13 @@ def _add_transfer_end(parser: FlagParser) -> None:
 def _run_transfer_end(arguments: argparse.Namespace) -> int:
     die_with_parent(arguments.die_with_parent)
     from pdserve.bench.transfer.ends import PoolPlan, run_end
+    from pdserve.engine.ranks.sizes import Parallelism
 
     plan = PoolPlan(
         num_blocks=arguments.num_blocks,
         block_bytes=arguments.block_bytes,
         device=arguments.device,
-        num_parts=arguments.num_parts,
+        parallelism=Parallelism(arguments.tensor_parallel, arguments.pipeline_parallel),
         commit=arguments.commit,
     )
     with socket.socket(fileno=arguments.fd) as sock:

@@ -34,6 +34,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
         Devices(
             memory_bytes=parse_bytes(config.device_memory),
             number=config.devices,
+            stages=config.pipeline_parallel,
             utilization=config.kv_utilization,
         ),
         WorstStep(config.token_budget, config.max_batch_size),

@@ -13,7 +13,7 @@ from pdserve.settings.struct import ConfigStruct, Count, Size
 
 _FLAGS: Final[Groups] = {
     "model": ("model", "dtype", "max_model_len", "context"),
-    "devices": ("device_memory", "devices", "kv_utilization"),
+    "devices": ("device_memory", "devices", "pipeline_parallel", "kv_utilization"),
     "node": ("block_size", "token_budget", "max_batch_size"),
     "answer": ("json",),
 }
@@ -34,6 +34,9 @@ class KvConfig(ConfigStruct, frozen=True):
     context: Annotated[Count, Meta(description="tokens of a usual request, output included")] = 8192
     device_memory: Annotated[Size, Meta(description="of each device")] = "80GB"
     devices: Annotated[Count, Meta(description="devices that share a model")] = 1
+    pipeline_parallel: Annotated[
+        Count, Meta(description="stages, which share out the layers and the devices")
+    ] = 1
     kv_utilization: Annotated[
         float, Meta(gt=0, le=1, description="share of a device's memory that a node may take")
     ] = 0.9

@@ -41,6 +41,9 @@ class TransferConfig(ConfigStruct, frozen=True):
         int,
         Meta(ge=1, le=8, description="parts of each pool, as of nodes with so many ranks on GPUs"),
     ] = 1
+    pipeline_parallel: Annotated[
+        Count, Meta(description="stages of these nodes, each with such parts of its own layers")
+    ] = 1
     block_kib: Annotated[list[Count], Meta(description="block sizes, KiB")] = msgspec.field(
         default_factory=lambda: [64, 256, 1024, 2048]
     )

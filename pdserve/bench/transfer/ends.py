@@ -44,6 +44,7 @@ from pdserve.bench.transfer.wire import (
     Verify,
 )
 from pdserve.clock import SystemClock
+from pdserve.engine.ranks.sizes import ONE_RANK, Parallelism
 from pdserve.errors import (
     ClusterError,
     ConfigError,
@@ -90,12 +91,20 @@ class PoolPlan:
     num_blocks: int
     block_bytes: int
     device: str = CPU  # of the first part
-    num_parts: int = 1
+    parallelism: Parallelism = ONE_RANK  # of the node, whose ranks have a part each
     commit: bool  # whether they allocate all memory at once
+
+    @property
+    def identity(self) -> KvIdentity:
+        """Of what is in them."""
+        layout = layout_of(self.block_bytes)
+        return KvIdentity("benchmark", "", layout, self.parallelism.pipeline)
 
     def filled(self) -> BenchPool:
         """Make one. Raises as filled_pool."""
-        return filled_pool(self.num_blocks, self.block_bytes, self.device, self.num_parts)
+        layout = layout_of(self.block_bytes)
+        parts = layout.parts(self.parallelism.tensor, self.parallelism.pipeline)
+        return filled_pool(self.num_blocks, [part.block_bytes for part in parts], self.device)
 
 
 def run_end(role: Role, sock: socket.socket, plan: PoolPlan) -> None:
@@ -128,7 +137,7 @@ class ExporterEnd:
     """The exporter, by one transport at a time."""
 
     def __init__(self, plan: PoolPlan) -> None:
-        self._identity = KvIdentity("benchmark", "", layout_of(plan.block_bytes))
+        self._identity = plan.identity
         self._pool = plan.filled()
         self.pools = [self._pool]
         self._exporter: Exporter | None = None
@@ -182,7 +191,7 @@ class PullerEnd:
     """The puller, by one transport at a time."""
 
     def __init__(self, plan: PoolPlan) -> None:
-        self._identity = KvIdentity("benchmark", "", layout_of(plan.block_bytes))
+        self._identity = plan.identity
         self._expected, self._pool = self.pools = [plan.filled() for _ in range(2)]
         self._puller: Puller | None = None
         self._link: AnyLink | None = None

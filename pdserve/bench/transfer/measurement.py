@@ -34,6 +34,7 @@ from pdserve.bench.transfer.wire import (
     Verified,
     Verify,
 )
+from pdserve.engine.ranks.sizes import ONE_RANK, Parallelism
 from pdserve.errors import ConfigError
 
 MIN_PULLS = 5
@@ -87,7 +88,7 @@ class PullCase:
     pull_s: float  # deadline of one pull
     commit: bool  # whether pools allocate all memory at once, in huge pages if available
     devices: tuple[str, str] = ("cpu", "cpu")  # of the exporter's and the puller's pools
-    parts: int = 1  # of each pool
+    parallelism: Parallelism = ONE_RANK  # of nodes with such pools: a part for each rank
 
 
 class End(Protocol):
@@ -205,5 +206,5 @@ def make_row(
         cpu_s_per_gb=cpu_s / (pull_gb * len(measured.pull_s)),
         huge_pages=huge_pages,
         devices=case.devices,
-        parts=case.parts,
+        parts=case.parallelism.num_ranks,
     )

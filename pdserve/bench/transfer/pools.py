@@ -54,24 +54,25 @@ class BenchPool(Protocol):
         ...
 
 
-def filled_pool(
-    num_blocks: int, block_bytes: int, device: str = CPU, num_parts: int = 1
-) -> BenchPool:
+def filled_pool(num_blocks: int, part_bytes: Sequence[int], device: str = CPU) -> BenchPool:
     """Return a pool with every page touched: the same in both processes, no two pages equal.
 
     Args:
         num_blocks: of the pool.
-        block_bytes: of a block, with all its parts.
+        part_bytes: of a block, in each part; as many as a node has ranks.
         device: of the first part; GPUs of the others are behind it.
-        num_parts: as many as a node has ranks.
 
     Raises:
         ConfigError: a device cannot be used, or has no room.
     """
-    if num_parts > 1:
-        part_bytes = block_bytes // num_parts
-        devices = [device_of_part(device, part) for part in range(num_parts)]
-        return ShardedBenchPool([filled_pool(num_blocks, part_bytes, each) for each in devices])
+    if len(part_bytes) > 1:
+        return ShardedBenchPool(
+            [
+                filled_pool(num_blocks, [own_bytes], device_of_part(device, part))
+                for part, own_bytes in enumerate(part_bytes)
+            ]
+        )
+    (block_bytes,) = part_bytes
     if device == CPU:
         return CpuBenchPool(num_blocks, block_bytes)
     number = _number(device)

@@ -22,6 +22,7 @@ from pdserve.bench.transfer.measurement import (
 from pdserve.bench.transfer.network import NETWORKS
 from pdserve.bench.transfer.pools import CPU
 from pdserve.bench.transfer.processes import start_ends
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
 from pdserve.kv_layout import KvLayout
 from pdserve.process.exit_codes import OK
@@ -72,8 +73,9 @@ async def measure(config: TransferConfig) -> TransferReport:
 
 
 def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
+    parallelism = Parallelism(config.tensor_parallel, config.pipeline_parallel)
     for block_bytes in config.block_sizes:
-        _check_parts(layout_of(block_bytes), config.tensor_parallel)  # raises here, not in a child
+        _check_parts(layout_of(block_bytes), parallelism)  # raises here, not in a child
         pool_blocks, counts = count_blocks(config.counts, block_bytes, config.memory_bytes)
         yield PullCase(
             network,
@@ -83,16 +85,21 @@ def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
             _PULL_S,
             not config.small_pages,
             config.both_devices,
-            config.tensor_parallel,
+            parallelism,
         )
 
 
-def _check_parts(layout: KvLayout, num_parts: int) -> None:
-    """Raises ConfigError: the heads of a block cannot be divided so."""
-    if layout.num_kv_heads % num_parts:
+def _check_parts(layout: KvLayout, parallelism: Parallelism) -> None:
+    """Raises ConfigError: the heads or the layers of a block cannot be divided so."""
+    if layout.num_kv_heads % parallelism.tensor:
         raise ConfigError(
-            f"--tensor-parallel {num_parts}: blocks have {layout.num_kv_heads} heads: give 1, 2, 4 "
-            "or 8"
+            f"--tensor-parallel {parallelism.tensor}: blocks have {layout.num_kv_heads} heads: "
+            "give 1, 2, 4 or 8"
+        )
+    if layout.num_layers < parallelism.pipeline:
+        raise ConfigError(
+            f"--pipeline-parallel {parallelism.pipeline}: blocks of {layout.block_bytes >> 10} KiB "
+            f"have {layout.num_layers} layers: give larger ones by --block-kib, or fewer stages"
         )
 
 

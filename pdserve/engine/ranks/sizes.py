@@ -22,6 +22,9 @@ class Parallelism(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
 
+ONE_RANK = Parallelism()
+
+
 def memory_bytes(stages: tuple[int, ...]) -> int:
     """All memory that the ranks of a host share but for KV; what is never written takes none."""
     return _native.RankGroup.memory_bytes(stages) + STEP_BYTES + RESULT_BYTES

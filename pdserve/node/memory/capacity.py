@@ -9,20 +9,25 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import WorstStep
+from pdserve.errors import ConfigError
 from pdserve.kv_layout import KvDtype
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is to run on: its parts on `number` devices are of one size."""
+    """What a model is to run on."""
 
     memory_bytes: int  # of each
-    number: int = 1  # tensor-parallel
+    number: int = 1
+    stages: int = 1  # which share out the layers; those of a stage are tensor-parallel
     utilization: float = 0.9  # share of the memory that may be taken
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What fits, in bytes of each device and requests of all of them together."""
+    """What fits, in bytes of each device and requests of all of them together.
+
+    Parts of a model need not be of one size: the largest ones count, as when a node starts.
+    """
 
     weight_bytes: int
     step_bytes: int  # activations and logits of the largest step, graphs, libraries
@@ -57,13 +62,21 @@ def capacity(
     Raises:
         ConfigError: the model cannot be divided so, or nothing is left for KV.
     """
-    check_ranks(model, Parallelism(devices.number))
-    torch_dtype, shard = TORCH_DTYPES[dtype], Shard(0, devices.number)
-    weights = weight_bytes(model, torch_dtype, shard)
-    step = step_bytes(model, torch_dtype, worst, shard)
+    num_ranks, rest = divmod(devices.number, devices.stages)
+    if rest:
+        raise ConfigError(
+            f"{devices.number} devices cannot be divided among {devices.stages} stages: give each "
+            "as many as the others"
+        )
+    check_ranks(model, Parallelism(num_ranks, devices.stages))
+    torch_dtype = TORCH_DTYPES[dtype]
+    shards = [Shard(0, num_ranks, stage, devices.stages) for stage in range(devices.stages)]
+    weights = max(weight_bytes(model, torch_dtype, shard) for shard in shards)
+    step = step_bytes(model, torch_dtype, worst, shards[0])
     memory = devices.memory_bytes
     kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
-    block_bytes = shard.of(model).kv_layout(block_size, dtype).block_bytes
+    parts = model.kv_layout(block_size, dtype).parts(num_ranks, devices.stages)
+    block_bytes = max(part.block_bytes for part in parts)
     num_blocks = kv_bytes // block_bytes
     return Capacity(
         weight_bytes=weights,

@@ -119,14 +119,16 @@ class Constant:
 
 
 @pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
 def test_steps_of_ranks_that_have_a_device_each(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_stages: int
 ) -> None:
     """Here each has a CPU, and torch computes, as on GPUs."""
     start = partial(start_device_ranks, start=ForkedRank)
     monkeypatch.setattr(model_bench, "start_device_ranks", start)
     cores = CorePlan(2, *[tuple(sorted(os.sched_getaffinity(0)))] * 2)
-    with closing(StepBench(model_of(folder, 2), cores, Constant())) as steps:
+    model = model_of(folder, num_ranks, num_stages=num_stages)
+    with closing(StepBench(model, cores, Constant())) as steps:
         for case in (StepCase("decode", 2, 20), StepCase("prefill", 1, 30)):
             found = steps.step(case.rows)
             assert 0 < found.model_s < found.total_s

@@ -18,6 +18,7 @@ from pdserve.bench.transfer.ends import LAYER_BYTES, ExporterEnd, PoolPlan, Pull
 from pdserve.bench.transfer.measurement import PullCase, measure_transport
 from pdserve.bench.transfer.pools import BenchPool, content, filled_pool
 from pdserve.bench.transfer.wire import BenchMessage, Request
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError, CorruptTransfer
 from tests.fake_gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC
@@ -41,9 +42,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
 @pytest.fixture(params=["cpu", "cuda:1", "parts"])
 def pool(request: pytest.FixtureRequest, host: FakeHost) -> Iterator[BenchPool]:
     if request.param == "parts":  # of which each is as large as the others' pools
-        pool = filled_pool(NUM_BLOCKS, 2 * BLOCK_BYTES, "cuda", num_parts=2)
+        pool = filled_pool(NUM_BLOCKS, [BLOCK_BYTES] * 2, "cuda")
     else:
-        pool = filled_pool(NUM_BLOCKS, BLOCK_BYTES, request.param)
+        pool = filled_pool(NUM_BLOCKS, [BLOCK_BYTES], request.param)
     yield pool
     pool.close()
 
@@ -64,7 +65,7 @@ def test_cleared_blocks_are_zeros_and_others_are_not_touched(pool: BenchPool) ->
 
 def test_a_plain_copy_moves_as_many_bytes(host: FakeHost) -> None:
     for device in ("cpu", "cuda:0"):
-        source, into = (filled_pool(NUM_BLOCKS, BLOCK_BYTES, device) for _ in range(2))
+        source, into = (filled_pool(NUM_BLOCKS, [BLOCK_BYTES], device) for _ in range(2))
         into.clear(range(NUM_BLOCKS))
         assert into.copy_from(source, [4, 2], [1, 0]) > 0
         assert sum(into.block(number).any() for number in range(NUM_BLOCKS)) == 2
@@ -74,7 +75,7 @@ def test_a_plain_copy_moves_as_many_bytes(host: FakeHost) -> None:
 
 def test_a_gpu_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match=r"--devices cuda:3: .*pip install 'pdserve\[cuda\]'"):
-        filled_pool(1, BLOCK_BYTES, "cuda:3")
+        filled_pool(1, [BLOCK_BYTES], "cuda:3")
 
 
 def test_one_device_is_for_both() -> None:
@@ -96,20 +97,23 @@ class Direct:
         return found
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize(
+    "parallelism", [Parallelism(), Parallelism(2), Parallelism(1, 2), Parallelism(2, 2)], ids=str
+)
 async def test_pulls_between_gpus_are_verified_and_measured(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, num_parts: int
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, parallelism: Parallelism
 ) -> None:
     monkeypatch.setattr(ends, "KINDS", [CUDA_IPC])
-    devices = ("cuda:0", "cuda:2")
-    case = PullCase("loopback", LAYER_BYTES, 6, [2, 4], 5.0, False, devices, num_parts)
+    """Of three layers, which two stages cannot divide evenly."""
+    devices, num_parts = ("cuda:0", "cuda:4"), parallelism.num_ranks
+    case = PullCase("loopback", 3 * LAYER_BYTES, 6, [2, 4], 5.0, False, devices, parallelism)
     exporter, puller = (
         end(
             PoolPlan(
                 num_blocks=6,
-                block_bytes=LAYER_BYTES,
+                block_bytes=3 * LAYER_BYTES,
                 device=device,
-                num_parts=num_parts,
+                parallelism=parallelism,
                 commit=False,
             )
         )

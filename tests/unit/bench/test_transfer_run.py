@@ -185,3 +185,15 @@ def test_a_quick_run_leaves_out_what_is_large() -> None:
 def test_a_block_size_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "transfer", "--block-kib=33"]) == 2
     assert "must be a multiple" in capsys.readouterr().err
+    assert main(["bench", "transfer", "--block-kib=64", "--pipeline-parallel=3"]) == 2
+    assert "blocks of 64 KiB have 2 layers" in capsys.readouterr().err
+
+
+def test_pools_of_ranks_and_stages_have_a_part_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--transports=shm", "--networks=loopback", "--block-kib=96", "--blocks=2"]
+    divided = ["--tensor-parallel=2", "--pipeline-parallel=2"]
+    assert main(["bench", "transfer", "--json", "--memory=1MiB", *flags, *divided]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["blocks"], row["parts"]) for row in report["rows"]] == [(2, 4)]

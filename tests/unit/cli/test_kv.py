@@ -29,6 +29,13 @@ def test_heads_beyond_their_number_are_replicated(capsys: pytest.CaptureFixture[
     assert "40960 bytes a token" in shown(capsys, "--model=70b", "--devices=16")
 
 
+def test_stages_have_some_of_the_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest ones count: 27 of 80 layers of 855.7e6 weights, and 1050.7e6 of the output."""
+    told = shown(capsys, "--model=70b", "--devices=3", "--pipeline-parallel=3")
+    assert f"weights          {2 * (27 * 0.8557 + 1.0507):.2f} GB of each device" in told
+    assert f"{27 * 2 * 8 * 128 * 2} bytes a token of each device" in told
+
+
 def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(capsys, "--model=8b", "--context=1000", "--max-model-len=1000", "--block-size=1")
     paged, preallocated = (int(line.split(":")[1]) for line in told.splitlines()[-2:])
@@ -40,6 +47,8 @@ def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[
     [
         (("--model=70b",), "no GPU memory is left for KV"),
         (("--model=8b", "--devices=3"), "can be divided among 1, 2, 4, 8, 16, 32 ranks"),
+        (("--model=8b", "--devices=3", "--pipeline-parallel=2"), "among 2 stages"),
+        (("--model=8b", "--devices=40", "--pipeline-parallel=40"), "the model has 32 layers"),
         (("--model=9b",), "9b"),
         (("--device-memory=much",), "is not a size"),
     ],
