@@ -60,9 +60,10 @@ def test_a_graph_has_nccl_in_it() -> None:
 def test_tokens_of_two_gpus_are_those_of_one(
     tmp_path: Path, num_ranks: int, num_stages: int
 ) -> None:
+    """The prompts are one step of 518 rows, which stages compute in parts."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")
     expected, found = (
-        [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 17, 60)]
+        [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 17, 60, 440)]
         for _ in range(2)
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 10)
@@ -74,7 +75,7 @@ def test_tokens_of_two_gpus_are_those_of_one(
         ranks.wait_mapped()
         runner = load_runner(model, engine_buffer(memory), lambda _: None, None, ranks)
         free = list(range(model.num_blocks))
-        Node(runner._model, runner._kv_cache, runner, free).generate(found, 10, chunk=23)
+        Node(runner._model, runner._kv_cache, runner, free).generate(found, 10)
     finally:
         ranks.close()
         memory.close()

@@ -50,9 +50,7 @@ class StepBench:
 
     def step(self, rows: Sequence[StepRow]) -> StepTime:
         """As StepRunner.step."""
-        before_s = self._runner.model_s
-        total_s = self._timer.seconds(tuple(rows))
-        return StepTime(total_s, self._runner.model_s - before_s)
+        return StepTime(*self._timer.timed(tuple(rows)))
 
     def close(self) -> None:
         """End the ranks, and release the pool."""

@@ -8,10 +8,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
-from pdserve.engine.interface import Runner
+from pdserve.engine.interface import Launcher, Runner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.profiling.fit import Sample
@@ -45,6 +46,13 @@ def core_waits() -> Iterator[Callable[[], float]]:
         os.close(file)
 
 
+class Timed(NamedTuple):
+    """A step that was measured."""
+
+    seconds: float
+    model_s: float  # of these, in the model itself, as Runner.model_s
+
+
 class StepTimer:
     """Measures steps. It overwrites blocks of the pool, so use it while the pool is empty.
 
@@ -53,6 +61,10 @@ class StepTimer:
     the event loop, nor waiting for a core that other processes use; the ratio that the node learns
     while it serves covers both. So a profile, which is cached, does not depend on whether a
     neighbour was busy when it was made.
+
+    A device goes from one step of decodes to the next without the host (`Runner.launcher`). So such
+    a step is measured there as it is served: launched behind another one, from whose end on it
+    counts.
     """
 
     def __init__(
@@ -83,17 +95,33 @@ class StepTimer:
         self._before_each = before_each
 
     def seconds(self, step: Step) -> float:
-        """Run a step once; its time."""
+        """Run a step; its time."""
+        return self.timed(step).seconds
+
+    def timed(self, step: Step) -> Timed:
+        """Run a step; its times."""
         self._before_each()
         rows = self._rows(step)
-        if StepShape.of(step).is_decode:
-            self._foresee(rows)
+        if not StepShape.of(step).is_decode:
+            return self._time(lambda: self._runner.prepare(rows)())
+        launcher = self._runner.launcher
+        result = None if launcher is None else self._launched_behind(rows, launcher)
+        if result is not None:
+            return self._time(result)
+        self._foresee(rows)
+        return self._time(lambda: self._runner.prepare(rows)())
+
+    def _time(self, run: Callable[[], object]) -> Timed:
         with self._waits() as waited_s:
+            model_before_s = self._runner.model_s
             started_s = self._now()
             before_s = waited_s()  # after the start, so that no earlier wait is subtracted
-            self._runner.prepare(rows)()
+            run()
             away_s = waited_s() - before_s
-            return max(self._now() - started_s - away_s, LEAST_S)
+            seconds = max(self._now() - started_s - away_s, LEAST_S)
+            # What a device computes is counted from the end of the step before, which is a little
+            # before the clock was started.
+            return Timed(seconds, min(self._runner.model_s - model_before_s, seconds))
 
     def sample(self, steps: Sequence[Step], budget_s: float) -> list[Sample]:
         """Measure as many steps, as often, as there is time for; the first one always.
@@ -148,14 +176,44 @@ class StepTimer:
 
     def _foresee(self, rows: Sequence[Scheduled]) -> None:
         """Lay out the rows as in service: in advance, while the step before is running."""
-        for row in rows:
-            row.request.num_computed_tokens -= 1
-        newest = [row.request.output_token_ids.pop() for row in rows]
+        newest = _step_back(rows)
         self._runner.prepare(rows)  # without running it
         self._runner.foresee(rows)
-        for row, token in zip(rows, newest, strict=True):
-            row.request.output_token_ids.append(token)
-            row.request.num_computed_tokens += 1
+        _step_on(rows, newest)
+
+    def _launched_behind(
+        self, rows: Sequence[Scheduled], launcher: Launcher
+    ) -> Callable[[], object] | None:
+        """Launch the step before and this one; when the first has ended, return how this one does.
+
+        None: such a step cannot be launched behind another one.
+        """
+        newest = _step_back(rows)
+        before = launcher.prepare(rows)
+        before.launch()
+        self._runner.foresee(rows)
+        if not before.can_be_followed:
+            before.result()
+            _step_on(rows, newest)
+            return None
+        _step_on(rows, range(-1, -1 - len(rows), -1))  # the device knows these tokens
+        step = before.prepare_next(rows)
+        step.launch()
+        before.result()
+        return step.result
+
+
+def _step_back(rows: Sequence[Scheduled]) -> list[int]:
+    """Have decodes as they are one token earlier; return that token of each."""
+    for row in rows:
+        row.request.num_computed_tokens -= 1
+    return [row.request.output_token_ids.pop() for row in rows]
+
+
+def _step_on(rows: Sequence[Scheduled], tokens: Sequence[int]) -> None:
+    for row, token in zip(rows, tokens, strict=True):
+        row.request.output_token_ids.append(token)
+        row.request.num_computed_tokens += 1
 
 
 def _request(request_id: str, row: StepRow, tokens: list[int], blocks: list[int]) -> Request:

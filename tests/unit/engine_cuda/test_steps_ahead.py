@@ -23,6 +23,8 @@ from pdserve.engine.model_runner import ModelRunner, ModelStep
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues, StepRuns
 from pdserve.errors import UnusableLogits
+from pdserve.node.profiling.timer import StepTimer
+from pdserve.perf_model import StepRow
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
 from tests.unit.engine.fakes import Observer, PlainRunner, decode_policy
@@ -238,6 +240,23 @@ def test_a_row_without_a_token_harms_only_its_own_request(tmp_path: Path) -> Non
     with pytest.raises(UnusableLogits):
         ahead.result()
     assert two.node.kv_cache.pool[good.block_table[0], :, :, :, :1].isfinite().all()
+
+
+def test_a_profile_has_steps_as_they_are_served(tmp_path: Path) -> None:
+    """Each behind another one, of whose tokens the host knows nothing."""
+    copies = PromptCopies()
+    node = cuda_node(tmp_path, 1, copies, has_graphs=True)
+    node.kv_cache.pool.zero_()
+    timer = StepTimer(node.runner, BLOCK, 256)
+    decodes = tuple(StepRow(1, context, is_decoding=True) for context in (1, 8, 20))
+    timer.seconds(decodes)
+    copies.forget()
+    timed = timer.timed(decodes)
+    assert 0 < timed.model_s <= timed.seconds
+    assert [copy.num_waits for copy in copies.fetched] == [1, 1]
+    copies.forget()
+    timer.seconds((StepRow(5, 0), *decodes))
+    assert [copy.num_waits for copy in copies.fetched] == [1]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])

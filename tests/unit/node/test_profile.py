@@ -232,6 +232,59 @@ def test_it_can_be_ended_between_two_steps() -> None:
     assert len(runner.shapes) == 3
 
 
+class DeviceRunner(TimedRunner):
+    """A device takes as long for a step, and the host needs time before and behind it."""
+
+    GAP_S = 0.01
+
+    def __init__(self, most_ahead: int) -> None:
+        super().__init__()
+        self.most_ahead = most_ahead
+        self.launcher = self
+        self.busy_until_s = 0.0
+
+    def prepare(self, rows: Sequence[Scheduled], progress: LayerProgress | None = None) -> Launched:
+        self.clock.advance(self.GAP_S)
+        return Launched(self, list(rows), shape_of(rows))
+
+
+class Launched:
+    def __init__(self, runner: DeviceRunner, rows: list[Scheduled], shape: StepShape) -> None:
+        self.runner, self.rows, self.shape = runner, rows, shape
+        self.can_be_followed = len(rows) <= runner.most_ahead
+
+    def __call__(self) -> None:
+        self.launch()
+        self.result()
+
+    def launch(self) -> None:
+        runner = self.runner
+        begins_s = max(runner.clock.now(), runner.busy_until_s)
+        self.ends_s = runner.busy_until_s = begins_s + PerfModel(COSTS).step_s(self.shape)
+        runner.shapes.append(self.shape)
+
+    def result(self) -> None:
+        self.runner.clock.advance(max(0.0, self.ends_s - self.runner.clock.now()))
+
+    def prepare_next(self, rows: Sequence[Scheduled]) -> Launched:
+        assert self.can_be_followed
+        assert [row.request.output_token_ids[-1] for row in rows] == [-1, -2, -3]
+        return Launched(self.runner, list(rows), shape_of(rows))
+
+
+@pytest.mark.parametrize("most_ahead", [0, 3])
+def test_steps_of_decodes_on_a_device_follow_each_other(most_ahead: int) -> None:
+    """So the host's work counts only where it is waited for."""
+    runner = DeviceRunner(most_ahead)
+    decodes = tuple(StepRow(1, context, is_decoding=True) for context in (1, 16, 200))
+    for step in (decodes, (StepRow(20, 5),)):
+        waits_for_host = not most_ahead or step is not decodes
+        expected_s = PerfModel(COSTS).step_s(StepShape.of(step))
+        expected_s += DeviceRunner.GAP_S * waits_for_host
+        assert runner.timer.seconds(step) == pytest.approx(expected_s)
+        assert runner.shapes[-1] == StepShape.of(step)
+
+
 def test_what_others_take_of_the_cores_is_not_counted() -> None:
     runner, step = TimedRunner(), (StepRow(64, 0),)
     waited = iter([0.0, 0.25])
