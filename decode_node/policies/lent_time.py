@@ -52,7 +52,7 @@ class LentTime:
         make up for. The flooding payer bears the cost: its own prompts leave time to the streams of
         other payers (`_of_flood_s`), however urgent these prompts are.
         """
-        first, request = prompts[0], prompts[0].request
+        request = prompts[0].request
         if limit_s == inf or request.output_token_ids:
             return limit_s
         of_payers = {_payer(stream): stream for stream in streams}  # one stream of each payer
@@ -67,7 +67,7 @@ class LentTime:
             return max(limit_s, bears_s)
         others = {p for p, one in of_payers.items() if self._line.yields_to(request, one)}
         theirs = [stream for stream in streams if _payer(stream) in others]
-        among_equals_s = self._among_equals_s(first, usual_chunk, streams, limit_s, queues)
+        among_equals_s = self._among_equals_s(prompts, usual_chunk, streams, limit_s, queues)
         return min(among_equals_s, self._of_flood_s(streams, theirs, queues))
 
     def _of_flood_s(
@@ -91,7 +91,7 @@ class LentTime:
 
     def _among_equals_s(
         self,
-        first: Prompt,
+        prompts: Sequence[Prompt],
         usual_chunk: int,
         streams: Sequence[Request],
         limit_s: float,
@@ -99,20 +99,34 @@ class LentTime:
     ) -> float:
         """Return the limit where neither side yields to the other.
 
-        Streams that are behind get steps without chunks as long as the first prompt can wait.
-        Streams that are ahead lend time to a prompt that would be late at the usual pace. Nothing
-        waits for a request that can no longer meet its target.
+        Streams that are behind get steps without chunks as long as the prompts can wait. Streams
+        that are ahead lend time to prompts that would be late at the usual pace. Nothing waits for
+        a request that can no longer meet its target.
         """
-        due_s = self._pace.until_first_token_s(first.request)
-        if due_s <= 0:
+        if self._pace.until_first_token_s(prompts[0].request) <= 0:
             return limit_s
-        num_steps = ceil(first.num_uncached / max(MIN_CHUNK, usual_chunk))
-        needed_s, in_hand_s = num_steps * limit_s, self._pace.least_in_hand_s(streams)
-        if needed_s > due_s:
+        needed = self._most_needed(prompts, usual_chunk, limit_s)
+        in_hand_s = self._pace.least_in_hand_s(streams)
+        if needed > 1:
             return max(limit_s, SAFETY * in_hand_s)
-        if needed_s > SAFETY * due_s or in_hand_s >= limit_s:
+        if needed > SAFETY or in_hand_s >= limit_s:
             return limit_s
         return min(limit_s, self._pace.least_in_hand_s(self._catching_up(streams, queues)))
+
+    def _most_needed(self, prompts: Sequence[Prompt], usual_chunk: int, limit_s: float) -> float:
+        """Return the share of its time left that a prompt needs, of the one that needs most of it.
+
+        At the usual pace, and with all before it: if the first waits, those behind it do, too. Late
+        prompts, and those of other payers, do not count.
+        """
+        most, num_tokens, chunk = 0.0, 0, max(MIN_CHUNK, usual_chunk)
+        for prompt in prompts:
+            due_s = self._pace.until_first_token_s(prompt.request)
+            if due_s <= 0 or most > 1 or _payer(prompt.request) != _payer(prompts[0].request):
+                break
+            num_tokens += prompt.num_uncached
+            most = max(most, ceil(num_tokens / chunk) * limit_s / due_s)
+        return most
 
     def _catching_up(self, streams: Iterable[Request], queues: Queues) -> list[Request]:
         """Return the streams that can still keep their TPOT."""

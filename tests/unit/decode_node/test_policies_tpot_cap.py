@@ -201,6 +201,20 @@ def test_a_prompt_waits_for_decodes_that_are_behind_as_long_as_it_can(
     assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == num_tokens
 
 
+@pytest.mark.parametrize(
+    ("ttft_s", "num_tokens"), [(60.0, 0), (0.99, 80), (0.89, 80)], ids=["no", "soon", "late"]
+)
+def test_a_prompt_does_not_wait_where_one_behind_it_would_be_late(
+    ttft_s: float, num_tokens: int
+) -> None:
+    """The two need ten steps of 90 ms, and the decode is behind its schedule."""
+    batch = Batch()
+    batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.5)
+    first = batch.begun(400, ttft_s=0.88)
+    batch.begun(400, ttft_s=ttft_s)
+    assert tokens_of(first, tpot_cap(batch).plan(batch.queues)) == num_tokens
+
+
 def test_time_is_lent_to_the_first_prompt_and_not_to_those_behind_it() -> None:
     batch = Batch()
     batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.9)
