@@ -30,6 +30,7 @@ from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.exposition import Exposition
+from pdserve.late_rule import has_late_last
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
@@ -379,6 +380,7 @@ class Node:
             transports=self._parts.exporter.reaches,
             program_version=pdserve.__version__,
             protocol=PROTOCOL,
+            late_last=has_late_last(self._config.policy.prefill_policy),
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:

@@ -83,6 +83,7 @@ class NodeHello(Message, frozen=True):
     attached_to: list[str] = []  # incarnations of coordinators, over other streams
     program_version: str = ""  # of pdserve; empty: older than this field
     protocol: int = 0  # see version.py; 0: older than this field
+    late_last: bool = False  # prompts that can no longer be in time are computed after all others
 
 
 class Welcome(Message, frozen=True):

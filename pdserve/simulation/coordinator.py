@@ -194,6 +194,7 @@ class Coordinator:
             num_blocks=node.machine.num_blocks,
             max_model_len=node.machine.num_kv_tokens,
             transports=[TransportReach(name="tcp")],
+            late_last=node.late_last,
         )
         member = self._registry.add(hello, Outbox())  # nodes are called, not written to
         self._registry.report(member, self._load(node))

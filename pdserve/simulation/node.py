@@ -27,6 +27,7 @@ from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
+from pdserve.late_rule import has_late_last
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import NodeRole
@@ -127,6 +128,7 @@ class Node:
         self._stride: Stride | None = None
         self._joining: list[Request] = []  # adopted since the last step began
         clock, engine = events, machine.engine
+        self.late_last = has_late_last(policy.prefill_policy)
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))

@@ -6,6 +6,8 @@ update changes a few array elements; a token of a stream that keeps to its plan 
 
 from __future__ import annotations
 
+from math import inf
+
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
@@ -17,6 +19,7 @@ from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
+from pdserve.late_rule import begin_by_s
 from pdserve.output_lengths import OutputLengths
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
@@ -80,9 +83,7 @@ class Books:
             self.queues.push(
                 prefills,
                 request.request_id,
-                PendingPrompt(
-                    ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
-                ),
+                _pending(request, placement, now_s),
                 now_s,
             )
         decode = placement.decode
@@ -191,6 +192,14 @@ class Books:
         self.decodes.clear(member.slot)
         self.handoffs.clear(member.slot)
         self.neighbours.lost(member)
+
+
+def _pending(request: GenerationRequest, placement: Placement, now_s: float) -> PendingPrompt:
+    slo, alone_s = request.slo, placement.idle_ttft_s
+    due_s = now_s + slo.ttft_s if slo.ttft_s else inf
+    return PendingPrompt(
+        ServiceClass.of(slo), alone_s, placement.prompt_tokens, begin_by_s(due_s, alone_s)
+    )
 
 
 def _context(placement: Placement) -> int:

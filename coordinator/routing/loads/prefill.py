@@ -1,9 +1,16 @@
-"""Prompts that were sent to nodes and are not computed yet: the queue before the next prompt."""
+"""Prompts that were sent to nodes and are not computed yet: the queue before the next prompt.
+
+A prompt that can no longer be in time does not delay those of its own class, where nodes compute it
+after them (`NodeHello.late_last`). Under overload most of a queue is such prompts: with them, every
+prefill node would seem to be too late for everything, and adaptive mode would leave them all.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +41,7 @@ class PendingPrompt:
     service_class: ServiceClass
     seconds: float  # predicted, if computed alone
     tokens: int  # cached ones included: nodes do not know yet what is cached when they report
+    begin_by_s: float = inf  # it is late if it has not begun by then
 
 
 @dataclass(slots=True)
@@ -42,11 +50,19 @@ class _Queue:
 
     member: Member
     prompts: dict[str, PendingPrompt] = field(default_factory=dict)  # by request id
+    late: set[str] = field(default_factory=set)  # those that can no longer be in time
+    head: str | None = None  # the one being computed
 
-    def head(self) -> PendingPrompt | None:
-        """Return the prompt being computed: the oldest of the highest priority."""
-        prompts = self.prompts.values()
-        return max(prompts, key=lambda prompt: prompt.service_class.priority, default=None)
+    def next_head(self) -> str | None:
+        """Return the oldest prompt of the highest priority, of those that are not late if any."""
+        return max(self.prompts, key=self._rank, default=None)
+
+    def goes_ahead(self, request_id: str) -> bool:
+        """Return whether a prompt that has come is computed now."""
+        return self.head is None or self._rank(request_id) > self._rank(self.head)
+
+    def _rank(self, request_id: str) -> tuple[int, bool]:
+        return self.prompts[request_id].service_class.priority, request_id not in self.late
 
 
 class PrefillQueues(SlotArrays):
@@ -60,14 +76,15 @@ class PrefillQueues(SlotArrays):
         self._others_s: Floats = np.zeros(n)
         # One column per class. In `_head_s`, only the column of the head's class is not 0.
         self._seconds: Floats = np.zeros((n, 0))
+        self._late_s: Floats = np.zeros((n, 0))  # of these, of late prompts
         self._head_s: Floats = np.zeros((n, 0))
         self._head_since: Floats = np.zeros((n, 1))
-        self._head_priority: Ints = np.zeros(n, np.int64)
         # Columns of the classes that have prompts on some node; there may be one per tenant.
         self._columns: dict[ServiceClass, int] = {}
         self._free_columns: list[int] = []
         self._num_of_class: Counter[ServiceClass] = Counter()
         self._queues: dict[int, _Queue] = {}
+        self._by_time: list[tuple[float, int, str]] = []  # heap: begin_by_s, slot, request id
         self._fleet = fleet
 
     def all_s(self, now_s: float) -> Floats:
@@ -78,16 +95,19 @@ class PrefillQueues(SlotArrays):
     def before_s(self, newcomer: ServiceClass, own_s: Floats, now_s: float) -> Floats:
         """Return the seconds of prefill by slot before a new prompt, which itself takes `own_s`.
 
-        This is all queued work of higher priorities and of the prompt's own class. Classes of equal
-        priority share a node by their weights: while the node works on this class up to the end of
-        the new prompt, it does at most the proportional amount for another one (fair queueing).
+        This is all queued work of higher priorities, and of the prompt's own class what is not
+        late. Classes of equal priority share a node by their weights: while the node works on this
+        class up to the end of the new prompt, it does at most the proportional amount for another
+        one (fair queueing).
         """
+        self._note_late(now_s)
         left_s = self._left_s(now_s)
         column = self._columns.get(newcomer)
         before_s, of_class_s = self._others_s, own_s
         if column is not None:
-            before_s = left_s[:, column] + before_s
-            of_class_s = left_s[:, column] + own_s
+            of_own_s = np.maximum(left_s[:, column] - self._late_s[:, column], 0.0)
+            before_s = of_own_s + before_s
+            of_class_s = of_own_s + own_s
         for other, at in self._columns.items():
             if other.priority > newcomer.priority:
                 before_s = before_s + left_s[:, at]
@@ -110,17 +130,22 @@ class PrefillQueues(SlotArrays):
             queue = self._queues[slot] = _Queue(member)
         queue.prompts[request_id] = prompt
         self._add(slot, prompt, 1)
-        priority = prompt.service_class.priority
-        if len(queue.prompts) == 1 or priority > self._head_priority[slot]:
-            self._set_head(slot, prompt, now_s)
+        if member.hello.late_last and prompt.begin_by_s < inf:
+            heappush(self._by_time, (prompt.begin_by_s, slot, request_id))
+        if queue.goes_ahead(request_id):
+            self._set_head(queue, request_id, now_s)
 
     def pop(self, member: Member, request_id: str, now_s: float) -> bool:
         """Remove a prompt that was computed or given up; return False if it was not pending."""
         queue = self._queues.get(member.slot)
         if queue is None or queue.member is not member or request_id not in queue.prompts:
             return False
-        self._add(member.slot, queue.prompts.pop(request_id), -1)
-        self._set_head(member.slot, queue.head(), now_s)
+        prompt = queue.prompts.pop(request_id)
+        if request_id in queue.late:
+            queue.late.remove(request_id)
+            self._add_late(member.slot, prompt, -1)
+        self._add(member.slot, prompt, -1)
+        self._set_head(queue, queue.next_head(), now_s)
         return True
 
     def reported(self, member: Member) -> None:
@@ -138,7 +163,7 @@ class PrefillQueues(SlotArrays):
         queue = self._queues.pop(slot, None)
         for prompt in queue.prompts.values() if queue else ():
             self._count(prompt.service_class, -1)
-        self._seconds[slot] = 0.0
+        self._seconds[slot] = self._late_s[slot] = 0.0
         self.num_prompts[slot] = self.tokens[slot] = 0
         self._others_s[slot] = self._head_s[slot] = 0.0
 
@@ -149,14 +174,30 @@ class PrefillQueues(SlotArrays):
         self.tokens[slot] += sign * prompt.tokens
         self.num_prompts[slot] += sign
         if self.num_prompts[slot] == 0:
-            self._seconds[slot] = 0.0  # removes rounding errors
+            self._seconds[slot] = self._late_s[slot] = 0.0  # removes rounding errors
 
-    def _set_head(self, slot: int, prompt: PendingPrompt | None, now_s: float) -> None:
+    def _add_late(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
+        self._late_s[slot, self._column(prompt.service_class)] += sign * prompt.seconds
+
+    def _note_late(self, now_s: float) -> None:
+        """Note which prompts have become late. The one being computed has begun in time."""
+        while self._by_time and self._by_time[0][0] < now_s:
+            begin_by_s, slot, request_id = heappop(self._by_time)
+            queue = self._queues.get(slot)
+            prompt = queue.prompts.get(request_id) if queue is not None else None
+            if queue is None or prompt is None or prompt.begin_by_s != begin_by_s:
+                continue  # it was computed, or the node was lost
+            if request_id != queue.head:
+                queue.late.add(request_id)
+                self._add_late(slot, prompt, 1)
+
+    def _set_head(self, queue: _Queue, head: str | None, now_s: float) -> None:
+        slot, queue.head = queue.member.slot, head
         self._head_since[slot] = now_s
         self._head_s[slot] = 0.0
-        if prompt is not None:
+        if head is not None:
+            prompt = queue.prompts[head]
             self._head_s[slot, self._column(prompt.service_class)] = prompt.seconds
-            self._head_priority[slot] = prompt.service_class.priority
 
     def _left_s(self, now_s: float) -> Floats:
         """Return queued seconds [slot, class], less what the head prompt has had so far."""
@@ -169,6 +210,7 @@ class PrefillQueues(SlotArrays):
             if not self._free_columns:
                 self._free_columns.append(self._seconds.shape[1])
                 self._seconds = np.pad(self._seconds, ((0, 0), (0, 1)))
+                self._late_s = np.pad(self._late_s, ((0, 0), (0, 1)))
                 self._head_s = np.pad(self._head_s, ((0, 0), (0, 1)))
             column = self._columns[service_class] = self._free_columns.pop()
         return column
@@ -179,5 +221,6 @@ class PrefillQueues(SlotArrays):
         if self._num_of_class[service_class] == 0:
             del self._num_of_class[service_class]
             column = self._columns.pop(service_class)
-            self._seconds[:, column] = self._head_s[:, column] = 0.0
+            self._seconds[:, column] = self._late_s[:, column] = 0.0
+            self._head_s[:, column] = 0.0
             self._free_columns.append(column)

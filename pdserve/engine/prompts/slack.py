@@ -9,10 +9,10 @@ from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
 from pdserve.fair_share import FairShare
+from pdserve.late_rule import begin_by_s
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 
-NEEDED = 1.5  # factor on the predicted time of prompts not started yet: steps may be shared
 LATE_SHARE = 0.03  # share of a payer's time for late prompts while others can still be on time
 OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)
 OTHERS = Targets(payer="all others", weight=1 - LATE_SHARE)
@@ -93,5 +93,6 @@ class DueWithSlack(PromptRule):
     def _slack_s(self, prompt: Prompt, now_s: float) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached
         time_s = self._perf.prefill_s(prompt.num_uncached, num_cached, self._token_budget)
-        needed_s = time_s if prompt.request.block_table else NEEDED * time_s
-        return due_s(prompt.request) - now_s - needed_s
+        due = due_s(prompt.request)
+        has_begun = bool(prompt.request.block_table)
+        return (due - time_s if has_begun else begin_by_s(due, time_s)) - now_s

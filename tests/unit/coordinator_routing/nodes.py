@@ -71,6 +71,8 @@ class Nodes:
         host: str = "",
         transports: Sequence[TransportReach] = EVERYWHERE,
         revision: str = "r",
+        *,
+        late_last: bool = False,
     ) -> Member:
         """Without `host` on one of its own."""
         hello = node_hello(
@@ -78,6 +80,7 @@ class Nodes:
             role,
             session_address=f"{host or node_id}:1",
             num_blocks=NUM_BLOCKS,
+            late_last=late_last,
             max_model_len=4096,
             transports=list(transports),
             revision=revision,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.protocol import Slo
+from pdserve.protocol import NodeRole, Slo
 from tests.unit.coordinator_routing.nodes import Nodes
 
 MS = 0.001
@@ -113,3 +113,46 @@ def test_a_node_that_is_lost_takes_its_queue_with_it() -> None:
     booking.end(by_itself=False)  # late news
     assert queue_s(nodes) == 0
     assert nodes.place().prefill is again
+
+
+PROMISED = Slo(name="a", ttft_s=1.0)
+
+
+def overloaded(*, late_last: bool) -> Nodes:
+    """A prompt is being computed, and of two that wait the longer one has become late."""
+    nodes = Nodes(d=1)
+    nodes.prefill.append(nodes.join("p0", NodeRole.PREFILL, late_last=late_last))
+    for num_tokens in (400, 500, 50):  # the second must begin within 1 - 1.5 x 0.5 s
+        nodes.send(num_tokens, slo=PROMISED)
+    nodes.clock.advance(0.3)
+    return nodes
+
+
+@pytest.mark.parametrize(("late_last", "queue_s"), [(True, 0.15), (False, 0.65)])
+def test_a_prompt_that_is_late_delays_no_other_one_where_it_is_computed_last(
+    late_last: bool, queue_s: float
+) -> None:
+    nodes = overloaded(late_last=late_last)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(queue_s)
+
+
+def test_it_delays_those_of_lower_priorities_and_its_share_of_others() -> None:
+    nodes = overloaded(late_last=True)
+    assert nodes.place(100, slo=Slo(name="b")).queue_s == pytest.approx(0.1)
+    assert nodes.place(100, slo=Slo(name="b", priority=-1)).queue_s == pytest.approx(0.65)
+
+
+def test_a_prompt_that_is_late_is_computed_when_nothing_else_is_there() -> None:
+    nodes = Nodes(d=1)
+    nodes.prefill.append(nodes.join("p0", NodeRole.PREFILL, late_last=True))
+    first, _late = (nodes.send(num_tokens, slo=PROMISED) for num_tokens in (400, 500))
+    nodes.clock.advance(0.3)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.1), "the second one is late"
+    nodes.clock.advance(0.1)
+    first.progressed(1)
+    nodes.clock.advance(0.2)
+    lower = Slo(name="b", priority=-1)
+    assert nodes.place(100, slo=lower).queue_s == pytest.approx(0.3), "it has had 0.2 of 0.5 s"
+    nodes.send(30, slo=PROMISED)  # goes ahead of it
+    nodes.clock.advance(0.01)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.02)
