@@ -6,18 +6,23 @@ Three formats are supported. None contains text.
   others `TraceLine`s. A request may follow another one, after a time to think.
 * Mooncake (FAST'25), one JSON object per line: `timestamp` in ms, `input_length`, `output_length`,
   and `hash_ids`, one per block of 512 prompt tokens; equal ids stand for equal blocks after equal
-  prefixes. Timestamps are rounded to ticks of 3 s; replayed unchanged, every tick would be a burst
-  of ten. So each request gets a random delay within its tick.
+  prefixes. Some have timestamps rounded to ticks of 3 s; replayed unchanged, every tick would be a
+  burst of ten. So each request gets a random delay within its tick: the shortest time between two
+  timestamps, which is a millisecond where they are not rounded.
 * Azure LLM inference 2023 (Splitwise, ISCA'24) and 2024, CSV with a header: `TIMESTAMP`,
   `ContextTokens`, `GeneratedTokens`. There is no information on prefixes.
+
+Files may be compressed with gzip, and have line ends and a byte order mark as on Windows.
 """
 
 from __future__ import annotations
 
-import csv
+import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -27,7 +32,9 @@ from pdserve.errors import ConfigError
 from pdserve.measured.trace_lines import TraceHeader, TraceLine
 
 MOONCAKE_BLOCK = 512  # prompt tokens per hash id
-MOONCAKE_TICK_S = 3.0
+MOONCAKE_TICK_S = 3.0  # of the traces that were rounded most
+_MOST_TOKENS = 1 << 30  # of a prompt or an answer: what has more is another column
+_GZIP = b"\x1f\x8b"
 _AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
@@ -55,10 +62,7 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
     Raises:
         ConfigError: the file cannot be read, has neither format, or contains impossible values.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the trace {path}: {error}") from error
+    lines = _lines_of(path)
     if lines and lines[0].startswith('{"format"'):
         rows = _own_rows(path, lines)
     elif lines and lines[0].startswith("{"):
@@ -82,6 +86,16 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
         )
         for row in rows
     ]
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig").splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the trace {path}: {error}") from error
 
 
 def mean_rate(rows: Sequence[TraceRow]) -> float:
@@ -114,30 +128,61 @@ def _own_rows(path: Path, lines: list[str]) -> list[TraceRow]:
         header = msgspec.json.decode(lines[0], type=TraceHeader)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}, line 1: {error}") from error
+    if header.block_tokens < 1:
+        raise ConfigError(f"{path}, line 1: block_tokens {header.block_tokens}: must be 1 or more")
     decoder = msgspec.json.Decoder(TraceLine)
     rows: list[TraceRow] = []
     places: dict[int, int] = {}  # id |-> index
     for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
         try:
             read = decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-        if min(read.input_length, read.output_length, read.think_s) < 0:
-            raise ConfigError(f"{path}, line {number}: nothing in it may be negative")
-        places[read.id] = len(rows)
-        rows.append(
-            TraceRow(
-                read.timestamp / 1e3,
-                read.input_length,
-                read.output_length,
-                tuple(read.hash_ids),
-                header.block_tokens,
-                read.slo_class or "trace",
-                None if read.follows is None else places.get(read.follows),
-                read.think_s,
-            )
+            raise ConfigError(f"{where}: {error}") from error
+        row = TraceRow(
+            read.timestamp / 1e3,
+            read.input_length,
+            read.output_length,
+            tuple(read.hash_ids),
+            header.block_tokens,
+            read.slo_class or "trace",
+            None if read.follows is None else _followed(where, read, rows, places),
+            read.think_s,
         )
+        _check_row(where, row)
+        if read.id in places:
+            raise ConfigError(f"{where}: an earlier line has the id {read.id}, too")
+        places[read.id] = len(rows)
+        rows.append(row)
     return rows
+
+
+def _followed(where: str, line: TraceLine, rows: Sequence[TraceRow], places: dict[int, int]) -> int:
+    """Return the index of the request that this one follows.
+
+    Raises:
+        ConfigError: that one has not ended before, as lines are in the order of their ends.
+    """
+    assert line.follows is not None
+    place = places.get(line.follows)
+    if place is None:
+        raise ConfigError(f"{where}: follows {line.follows}, an id that no earlier line has")
+    if line.think_s < 0 or rows[place].at_s > line.timestamp / 1e3:
+        raise ConfigError(f"{where}: follows {line.follows}, which had not ended by then")
+    return place
+
+
+def _check_row(where: str, row: TraceRow) -> None:
+    """Raise ConfigError where a request cannot have these lengths or blocks."""
+    if min(row.blocks, default=0) < 0:
+        raise ConfigError(f"{where}: a hash id of {min(row.blocks)}; must be 0 or more")
+    for length in (row.num_prompt, row.num_output):
+        if not 0 <= length <= _MOST_TOKENS:
+            raise ConfigError(
+                f"{where}: a length of {length} tokens; must be from 0 to {_MOST_TOKENS}"
+            )
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -148,7 +193,6 @@ class _MooncakeLine(msgspec.Struct):
 
 
 def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
-    rng = np.random.default_rng(seed)
     decoder = msgspec.json.Decoder(_MooncakeLine)
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -158,30 +202,39 @@ def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
             read = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
-        if min(read.input_length, read.output_length) < 0:
-            raise ConfigError(f"{path}, line {number}: lengths must not be negative")
-        if len(read.hash_ids) != -(-read.input_length // MOONCAKE_BLOCK):
+        row = TraceRow(
+            read.timestamp / 1e3, read.input_length, read.output_length, tuple(read.hash_ids)
+        )
+        _check_row(f"{path}, line {number}", row)
+        if len(row.blocks) != -(-row.num_prompt // MOONCAKE_BLOCK):
             raise ConfigError(
-                f"{path}, line {number}: {len(read.hash_ids)} hash_ids cannot stand for "
-                f"{read.input_length} tokens in blocks of {MOONCAKE_BLOCK}"
+                f"{path}, line {number}: {len(row.blocks)} hash_ids cannot stand for "
+                f"{row.num_prompt} tokens in blocks of {MOONCAKE_BLOCK}"
             )
-        at_s = read.timestamp / 1e3 + rng.uniform(0, MOONCAKE_TICK_S)
-        rows.append(TraceRow(at_s, read.input_length, read.output_length, tuple(read.hash_ids)))
-    return rows
+        rows.append(row)
+    tick_s, rng = _tick_s(rows), np.random.default_rng(seed)
+    return [replace(row, at_s=row.at_s + rng.uniform(0, tick_s)) for row in rows]
+
+
+def _tick_s(rows: Sequence[TraceRow]) -> float:
+    """Return what timestamps were rounded to, in seconds."""
+    times_s = sorted({row.at_s for row in rows})
+    apart_s = (after - before for before, after in pairwise(times_s))
+    return min([MOONCAKE_TICK_S, *apart_s])
 
 
 def _azure_rows(path: Path, lines: list[str]) -> list[TraceRow]:
     rows = []
-    for number, line in enumerate(csv.reader(lines[1:]), start=2):
-        if not line:
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
             continue
         try:
-            at, num_prompt, num_output = line
+            at, num_prompt, num_output = line.split(",")
             row = TraceRow(_azure_seconds(at), int(num_prompt), int(num_output))
         except ValueError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-        if min(row.num_prompt, row.num_output) < 0:
-            raise ConfigError(f"{path}, line {number}: lengths must not be negative")
+            columns = ",".join(_AZURE_COLUMNS)
+            raise ConfigError(f"{path}, line {number}: {error}; must be {columns}") from error
+        _check_row(f"{path}, line {number}", row)
         rows.append(row)
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -58,6 +59,69 @@ def test_mooncake_ticks_are_spread_by_the_seed(tmp_path: Path) -> None:
         assert tick_s - MOONCAKE_TICK_S < row.at_s < tick_s + MOONCAKE_TICK_S
 
 
+def test_times_that_are_not_rounded_stay_in_order(tmp_path: Path) -> None:
+    """As in Mooncake's synthetic trace: a turn would else come before the one that it extends."""
+    times_ms = [0, 0, 40, 277, 471, 472, 60_000]
+    rows = read_trace(write(tmp_path, mooncake(*[(at, 5, 5, [at]) for at in times_ms])), seed=3)
+    assert [row.blocks[0] for row in rows] == times_ms
+    assert [row.at_s * 1e3 for row in rows] == pytest.approx(times_ms, abs=1.0)
+
+
+def test_a_trace_from_windows_and_a_compressed_one_are_read_as_they_are(tmp_path: Path) -> None:
+    plain = read_trace(write(tmp_path, AZURE), seed=0)
+    path = tmp_path / "other"
+    path.write_bytes(b"\xef\xbb\xbf" + AZURE.encode())
+    assert read_trace(path, seed=0) == plain
+    path.write_bytes(gzip.compress(AZURE.encode()))
+    assert read_trace(path, seed=0) == plain
+    path.write_bytes(gzip.compress(AZURE.encode())[:-9])
+    with pytest.raises(ConfigError, match="cannot read the trace"):
+        read_trace(path, seed=0)
+
+
+def own(*lines: dict[str, object], block_tokens: int = 16) -> str:
+    header = {"format": "pdserve trace 1", "block_tokens": block_tokens}
+    usual = {"input_length": 20, "output_length": 5}
+    return "".join(json.dumps(line) + "\n" for line in (header, *(usual | one for one in lines)))
+
+
+def test_conversations_survive_times_out_of_order_and_empty_lines(tmp_path: Path) -> None:
+    text = own(
+        {"id": 7, "timestamp": 500.0},
+        {"id": 3, "timestamp": 0.0},
+        {"id": 9, "timestamp": 4000.0, "follows": 7, "think_s": 1.5},
+    )
+    rows = read_trace(write(tmp_path, text.replace("\n", "\r\n\r\n")), seed=0)
+    assert [(row.at_s, row.follows, row.think_s) for row in rows] == [
+        (0.0, None, 0.0),
+        (0.5, None, 0.0),
+        (4.0, 1, 1.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (own(block_tokens=0), "line 1: block_tokens 0: must be 1 or more"),
+        (own({"id": 1, "timestamp": 0, "follows": 1}), "line 2: follows 1, an id that no earlier"),
+        (own({"id": 1, "timestamp": 0}, {"id": 1, "timestamp": 9}), "line 3: an earlier line has"),
+        (own({"id": 1, "timestamp": 0, "input_length": -1}), "line 2: a length of -1 tokens"),
+        (
+            own({"id": 1, "timestamp": 9}, {"id": 2, "timestamp": 8, "follows": 1}),
+            "line 3: follows 1, which had not ended by then",
+        ),
+        (
+            own({"id": 1, "timestamp": 0}, {"id": 2, "timestamp": 1, "follows": 1, "think_s": -1}),
+            "line 3: follows 1, which had not ended by then",
+        ),
+    ],
+)
+def test_what_no_recording_has_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    """A request that follows itself would never be sent, and nobody would hear of it."""
+    with pytest.raises(ConfigError, match=complaint):
+        read_trace(write(tmp_path, text), seed=0)
+
+
 def test_mooncake_blocks_are_kept(tmp_path: Path) -> None:
     rows = read_trace(write(tmp_path, mooncake((0, 513, 5, [0, 9]), (60_000, 512, 5, [0]))), 0)
     assert [row.blocks for row in rows] == [(0, 9), (0,)]
@@ -70,10 +134,12 @@ def test_mooncake_blocks_are_kept(tmp_path: Path) -> None:
         ("", "is not a trace"),
         (mooncake((0, 513, 5, [0])), "line 1: 1 hash_ids cannot stand for 513"),
         (mooncake((0, 5, 5, [0])) + "{\n", "line 2"),
+        (mooncake((0, 5, 5, [-1])), "line 1: a hash id of -1; must be 0 or more"),
         (AZURE + "soon,1,2\n", "line 5"),
-        (AZURE + "2023-11-16 18:15:46.6805900,1\n", "line 5"),
-        (AZURE + "2023-11-16 18:15:46.6805900,-1,1\n", "line 5: lengths must not be negative"),
-        (mooncake((0, 0, -5, [])), "line 1: lengths must not be negative"),
+        (AZURE + "2023-11-16 18:15:46.6805900,1\n", "line 5: .* must be TIMESTAMP,ContextTokens"),
+        (AZURE + "2023-11-16 18:15:46.6805900,-1,1\n", "line 5: a length of -1 tokens; must be"),
+        (AZURE + f"2023-11-16 18:15:46.6805900,{10**12},1\n", "line 5: a length of 1000000000000"),
+        (mooncake((0, 0, -5, [])), "line 1: a length of -5 tokens; must be from 0"),
         (AZURE[:75], "have no rate"),
     ],
 )
