@@ -368,7 +368,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _record(arguments: argparse.Namespace) -> int:
     from pdserve.cli.running import record
 
-    return record.run(arguments.url, arguments.output, arguments.for_s)
+    return record.run(arguments.url, arguments.output, arguments.for_s, _trust(arguments))
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

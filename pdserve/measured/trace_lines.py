@@ -27,7 +27,7 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timestamp: float  # ms since the recording began
     input_length: int  # tokens
     output_length: int
-    hash_ids: list[int] = []  # of the full blocks of the prompt
+    hash_ids: list[int] = []  # of the full blocks of the prompt, each with all before it
     slo_class: str = ""
     follows: int | None = None  # id of the request whose whole prompt this one begins with
     think_s: float = 0.0  # between that one's end and this one

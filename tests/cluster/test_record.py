@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from pdserve.bench.load.traces import read_trace
 from pdserve.cli.main import main
@@ -47,8 +48,9 @@ async def test_a_recorded_conversation_is_a_trace(
     turn, short, next_turn = read_trace(file, seed=0)
     assert [turn.num_prompt, short.num_prompt, next_turn.num_prompt] == [200, 30, 280]
     assert [turn.num_output, short.num_output, next_turn.num_output] == [6, 2, 3]
-    assert turn.blocks == (0, 1, 2)
-    assert next_turn.blocks == (0, 1, 2, 3)
+    assert len({*turn.blocks}) == 3
+    assert next_turn.blocks[:3] == turn.blocks
+    assert len({*next_turn.blocks}) == 4
     assert next_turn.follows == 0
     assert 0 < next_turn.think_s < 60
     assert short.blocks == ()
@@ -80,6 +82,49 @@ def test_a_file_that_is_there_is_not_overwritten(
     assert file.read_text() == "kept"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "no coordinator at http://127.0.0.1:9"),
+        (["--url", "127.0.0.1"], "no coordinator at 127.0.0.1"),
+        (["--for-s", "-1"], "--for-s -1: must be 0 (until Ctrl-C) or more"),
+        (["--ca", "/nowhere"], "--ca /nowhere has no certificate of a CA"),
+    ],
+)
+def test_what_cannot_be_recorded_leaves_no_file(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new.jsonl"
+    assert main(["record", str(file), *words]) != 0
+    assert said in capsys.readouterr().err
+    assert not file.exists()
+
+
+async def test_what_is_no_coordinator_is_told(tmp_path: Path) -> None:
+    async def other(request: web.Request) -> web.Response:
+        return web.Response(body=b"data: {}\n\n", content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/admin/record", other)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = "http://{}:{}".format(*runner.addresses[0])
+        recording = await asyncio.create_subprocess_exec(
+            *OWN_COMMAND,
+            "record",
+            str(tmp_path / "new"),
+            "--url",
+            url,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await recording.communicate()
+        assert f"{url} does not speak as a coordinator does" in said.decode()
+    finally:
+        await runner.cleanup()
+
+
 def line(number: int, at_s: float, tokens: int, *blocks: int) -> TraceLine:
     return TraceLine(
         id=number,
@@ -105,7 +150,7 @@ def test_a_request_follows_the_longest_prompt_that_had_ended() -> None:
     ]
     assert [told.follows for told in placed] == [None, 0, 0, 1, 0]
     assert [told.think_s for told in placed] == [0.0, 1.0, 1.5, 2.0, 5.0]
-    assert placed[3].hash_ids == [0, 1, 3, 4]
+    assert placed[3].hash_ids == [111, 222, 999, 888]
 
 
 def test_lines_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -113,7 +158,7 @@ def test_lines_that_are_none_are_refused(tmp_path: Path) -> None:
     header = json.dumps({"format": "pdserve trace 1", "block_tokens": 64})
     for bad, said in (
         ('{"id": 1}', "line 2: Object missing required field `timestamp`"),
-        ('{"id": 1, "timestamp": 0, "input_length": -1, "output_length": 1}', "negative"),
+        ('{"id": 1, "timestamp": 0, "input_length": -1, "output_length": 1}', "-1 tokens"),
     ):
         file.write_text(f"{header}\n{bad}\n")
         with pytest.raises(ConfigError, match=said):

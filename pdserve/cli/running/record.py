@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 
-from pdserve.cluster.coordinator_http import events_in, key_headers
+from pdserve.cluster.coordinator_http import Trust, events_in, key_headers
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.measured.trace_lines import TraceHeader, TraceLine
 from pdserve.process.exit_codes import OK
@@ -21,16 +21,22 @@ _MOST_PROMPTS: Final = 200_000  # the newest, among which a request finds the on
 _SILENCE_S: Final = 60.0  # in which the coordinator would have given several signs of life
 
 
-def run(url: str, output: Path, for_s: float) -> int:
+def run(url: str, output: Path, for_s: float, trust: Trust = True) -> int:
     """Record until Ctrl-C, or for so many seconds (0: no limit); the exit code.
 
     Raises:
-        ConfigError: the file is there already, or cannot be written.
+        ConfigError: the file is there already, or cannot be written, or the time is negative.
         ClusterError: the coordinator does not let this be recorded, or has gone.
     """
+    if not for_s >= 0:
+        raise ConfigError(f"--for-s {for_s:g}: must be 0 (until Ctrl-C) or more")
     try:
         with output.open("xb") as file:
-            num_lines = asyncio.run(_record(url, file, for_s))
+            num_lines = asyncio.run(_record(url, file, for_s, trust))
+    except ClusterError:
+        if not output.stat().st_size:  # another try may have the name
+            output.unlink()
+        raise
     except FileExistsError as error:
         raise ConfigError(f"{output} is there already: name a new file") from error
     except OSError as error:
@@ -39,14 +45,14 @@ def run(url: str, output: Path, for_s: float) -> int:
     return OK
 
 
-async def _record(url: str, file: BinaryIO, for_s: float) -> int:
+async def _record(url: str, file: BinaryIO, for_s: float, trust: Trust) -> int:
     enough, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, enough.set)
     if for_s:
         loop.call_later(for_s, enough.set)
     conversations = Conversations()
-    recording = asyncio.create_task(_read(url, file, conversations))
+    recording = asyncio.create_task(_read(url, file, conversations, trust))
     waiting = asyncio.create_task(enough.wait())
     await asyncio.wait({recording, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -58,17 +64,17 @@ async def _record(url: str, file: BinaryIO, for_s: float) -> int:
     return conversations.num_lines
 
 
-async def _read(url: str, file: BinaryIO, conversations: Conversations) -> None:
+async def _read(url: str, file: BinaryIO, conversations: Conversations, trust: Trust) -> None:
     """Write what the coordinator tells, line by line, until it ends.
 
     Raises:
-        ClusterError: it refuses, is silent, or has gone.
+        ClusterError: it refuses, is silent, has gone, or is no coordinator.
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=key_headers()) as session,
-            session.get(f"{url.rstrip('/')}/admin/record") as response,
+            session.get(f"{url.rstrip('/')}/admin/record", ssl=trust) as response,
         ):
             if response.status != 200:
                 said = (await response.text())[:500]
@@ -84,16 +90,17 @@ async def _read(url: str, file: BinaryIO, conversations: Conversations) -> None:
                         written = msgspec.json.encode(conversations.placed(line))
                     file.write(written + b"\n")
                 file.flush()
+    except msgspec.DecodeError as error:
+        raise ClusterError(f"{url} does not speak as a coordinator does: {error}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ClusterError(f"no coordinator at {url}: {error!r}") from error
 
 
 class Conversations:
-    """Finds which request extends which, and numbers blocks from 0 on."""
+    """Finds which request extends which."""
 
     def __init__(self) -> None:
         self.num_lines = 0
-        self._blocks: dict[int, int] = {}
         self._ended: OrderedDict[int, TraceLine] = OrderedDict()  # by a prompt's last full block
 
     def placed(self, line: TraceLine) -> TraceLine:
@@ -103,22 +110,21 @@ class Conversations:
         before. Prompts without a full block are too short to tell.
         """
         self.num_lines += 1
-        blocks = self._blocks
-        hash_ids = [blocks.setdefault(block, len(blocks)) for block in line.hash_ids]
-        before = self._before(line, hash_ids)
+        before = self._before(line)
         if before is not None:
             think_s = line.timestamp / 1e3 - _end_s(before)
             line = replace(line, follows=before.id, think_s=round(think_s, 3))
-        line = replace(line, hash_ids=hash_ids)
-        if hash_ids and not line.error:
-            self._ended[hash_ids[-1]] = line
-            self._ended.move_to_end(hash_ids[-1])
+        if line.hash_ids and not line.error:
+            last = line.hash_ids[-1]
+            # Its blocks are not needed here, and many.
+            self._ended[last] = replace(line, hash_ids=[])
+            self._ended.move_to_end(last)
             if len(self._ended) > _MOST_PROMPTS:
                 self._ended.popitem(last=False)
         return line
 
-    def _before(self, line: TraceLine, hash_ids: list[int]) -> TraceLine | None:
-        for block in reversed(hash_ids):
+    def _before(self, line: TraceLine) -> TraceLine | None:
+        for block in reversed(line.hash_ids):
             before = self._ended.get(block)
             if (
                 before is not None
