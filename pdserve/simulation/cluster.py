@@ -43,7 +43,10 @@ class Front(Protocol):
         ...
 
     def silent_until_s(self, call: Call, num_tokens: int) -> float:
-        """Return until when further tokens, but the last, need not be reported by `progressed`."""
+        """Return until when further tokens, but the last, need not be reported by `progressed`.
+
+        -inf: each must be reported before the next step begins, since it may change that step.
+        """
         ...
 
     def ended(self, call: Call) -> None:
@@ -271,6 +274,18 @@ class Cluster:
         """As World."""
         journeys = self._journeys
         return min(journeys[request.request_id].silent_until_s for request in requests)
+
+    def tell_due(self, requests: Iterable[Request], num_skipped: int) -> None:
+        """As World."""
+        assert self._front is not None
+        journeys, now_s = self._journeys, self.events.now_s
+        for request in requests:
+            journey = journeys[request.request_id]
+            if now_s >= journey.silent_until_s:
+                outcome = journey.outcome
+                num_tokens = len(outcome.token_times_s) + num_skipped
+                self._front.progressed(outcome.call, num_tokens)
+                journey.silent_until_s = self._front.silent_until_s(outcome.call, num_tokens)
 
     def steps_skipped(self, requests: Iterable[Request], ends_s: Sequence[float]) -> None:
         """As World."""

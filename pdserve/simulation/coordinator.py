@@ -102,9 +102,11 @@ class Coordinator:
     def silent_until_s(self, call: Call, num_tokens: int) -> float:
         """As Front.silent_until_s. A booking is planned anew when its plan is over."""
         booking = self._bookings[call.call_id]
-        plan = booking.plan
-        if num_tokens < 2 or self._flows(booking.placement):
+        plan, may_move = booking.plan, self.router.flowing is not None
+        if self._flows(booking.placement) or (may_move and num_tokens < 2):
             return -inf
+        if num_tokens < 2:
+            return 0.0  # it waits for token 2, which is the end of a handoff
         if plan is None or plan.end is None:
             return inf
         return plan.end * BUCKET_S * (1 - 1e-9)  # not later, whatever the rounding

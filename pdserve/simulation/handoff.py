@@ -17,8 +17,9 @@ class RoomLine:
 
     def __init__(self, node: Node, events: Events) -> None:
         self._node = node
+        self._events = events
         self._waiting: dict[Request, Handoff] = {}
-        node.pool.on_release(lambda: events.soon(self.offer))
+        node.pool.on_release(self._released)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -30,10 +31,17 @@ class RoomLine:
 
     def join(self, handoff: Handoff) -> None:
         """Add a handoff to the line."""
-        self._node.interrupt()
+        self._node.sync()
         self._waiting[handoff.request] = handoff
         self._node.core.queues.claims.append(handoff.request)
         self.offer()
+        self._node.blocks_taken()
+
+    def _released(self) -> None:
+        if self._is_line:
+            self._events.soon(self.offer)
+        else:
+            self._node.wake()
 
     def offer(self) -> None:
         """Admit the first handoffs in line, as long as there are a place and blocks for them."""

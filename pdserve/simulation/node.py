@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Protocol, cast
 
 from decode_node.policies import DecodePolicy, interface, make_decode_policy
@@ -63,7 +64,17 @@ class World(Protocol):
         ...
 
     def silent_until_s(self, requests: Iterable[Request]) -> float:
-        """Return until when nobody but their user has to hear of these requests' tokens."""
+        """Return until when nobody but their user has to hear of these requests' tokens.
+
+        -inf: somebody has to before the next step begins.
+        """
+        ...
+
+    def tell_due(self, requests: Iterable[Request], num_skipped: int) -> None:
+        """Tell who has to hear of these requests' newest tokens by now.
+
+        The tokens of the last `num_skipped` steps are told by `steps_skipped` only later.
+        """
         ...
 
     def steps_skipped(self, requests: Iterable[Request], ends_s: Sequence[float]) -> None:
@@ -78,6 +89,7 @@ class _Loop:
     core: EngineCore
     phase: Phase = DECODE  # if it computes only one of two
     is_stepping: bool = False
+    is_woken: bool = False  # a step may begin in one of the next events
 
 
 class Node:
@@ -197,12 +209,14 @@ class Node:
     def wake(self) -> None:
         """Begin a step in the next event, if there is work."""
         for loop in self._loops:
-            if not loop.is_stepping:
+            if not loop.is_stepping and not loop.is_woken:
+                loop.is_woken = True
                 self._events.soon(partial(self._begin_step, loop))
 
     def _begin_step(self, loop: _Loop) -> None:
+        loop.is_woken = False
         if loop.is_stepping:
-            return
+            return  # a plan has released blocks, which wakes, too
         rows = self._planned(loop)
         if not rows:
             if self._cores is not None:
@@ -290,12 +304,33 @@ class Node:
             self.scatter.give_back("decode", stride.cut(stride.num_done + 1))
             self._arm(stride)
 
+    def blocks_taken(self) -> None:
+        """Have a stride go on with the blocks that are left, or do as `interrupt`.
+
+        Call this after `sync` and after taking blocks for a request that is not in the queues yet.
+        """
+        stride = self._stride
+        if stride is None:
+            return
+        requests = [row.request for row in stride.rows]
+        num_left = stride.last - stride.num_done  # steps after the one that runs
+        if self._is_line or most_steps(requests, self.pool) < num_left:
+            self.interrupt()
+            return
+        stride.stops, stride.num_stopped = stops_of(stride, self.pool), 0
+        self._arm(stride)
+
+    @property
+    def _is_line(self) -> bool:
+        """Whether anybody waits, so that each step may begin with more than decodes."""
+        queues = self.core.queues
+        return bool(queues.waiting or queues.claims or queues.preemptions.away)
+
     def _is_steady(self, rows: Sequence[Scheduled]) -> bool:
         """Whether the next steps are like this one, until something happens."""
-        queues = self.core.queues
-        in_line = queues.waiting or queues.claims or queues.preemptions.away
+        is_whole = len(rows) == len(self.core.queues.running)
         # Beside streams that flow, the prefill policy plans (`PrefillRolePolicy`).
-        return not in_line and len(rows) == len(queues.running) and not rows[0].request.flows
+        return is_whole and not self._is_line and not rows[0].request.flows
 
     def _make_stride(self, rows: list[Scheduled], shape: StepShape) -> Stride:
         """Compute the times of steps with these rows, up to the first that does more."""
@@ -304,34 +339,55 @@ class Node:
         most = min(most_steps(requests, self.pool), min(map(self.world.num_left, requests)))
         seconds, factors = self._times.draw_decodes_s(shape, max(1, most))
         stride = Stride.of(rows, shape, self._events.now_s, seconds, factors)
-        told = bisect_left(stride.ends_s, self.world.silent_until_s(requests))
-        if told < stride.last:
-            self.scatter.give_back("decode", stride.cut(told + 1))
+        silent_until_s = self.world.silent_until_s(requests)
+        if silent_until_s == -inf:
+            self.scatter.give_back("decode", stride.cut(1))
+        stride.tells_at = bisect_left(stride.ends_s, silent_until_s)
         stride.stops = stops_of(stride, self.pool)
         return stride
 
     def _arm(self, stride: Stride) -> None:
         """Schedule the next stop."""
         stride.armed += 1
-        at_s = stride.ends_s[stride.stops[stride.num_stopped]]
+        at_s = stride.ends_s[stride.next_stop]
         self._events.at(at_s, partial(self._stop, stride, stride.armed))
 
     def _stop(self, stride: Stride, number: int) -> None:
         if self._stride is not stride or stride.armed != number:
             return  # it was interrupted
-        index = stride.stops[stride.num_stopped]
-        if index < stride.last:
+        index = stride.next_stop
+        if index == stride.last:
+            self._end_stride(stride)
+            return
+        if index == stride.stops[stride.num_stopped]:
             self._catch_up(stride, index + 1)
             stride.num_stopped += 1
-            self._arm(stride)
-            return
-        self._catch_up(stride, index)
+        if index == stride.tells_at:
+            assert self.world is not None
+            requests = [row.request for row in stride.rows]
+            self.world.tell_due(requests, index + 1 - stride.num_done)
+            silent_until_s = self.world.silent_until_s(requests)
+            stride.tells_at = bisect_left(stride.ends_s, silent_until_s, index + 1)
+        self._arm(stride)
+
+    def _end_stride(self, stride: Stride) -> None:
+        """End the last step: briefly, where it is the last one of no row and nobody hears of it."""
+        assert self.world is not None
         self._stride = None
-        took = Took(stride.seconds[index])
-        self._end_step(self._loops[0], stride.rows, stride.shape_at(index), took)
+        loop, num_left = self._loops[0], stride.last + 1 - stride.num_done
+        requests = [row.request for row in stride.rows]
+        if stride.tells_at > stride.last and min(map(self.world.num_left, requests)) > num_left:
+            self._catch_up(stride, stride.last + 1)
+            loop.is_stepping = False
+            self.world.step_done(self, ())
+            self.wake()
+            return
+        self._catch_up(stride, stride.last)
+        took = Took(stride.seconds[stride.last])
+        self._end_step(loop, stride.rows, stride.shape_at(stride.last), took)
 
     def _catch_up(self, stride: Stride, num_steps: int) -> None:
-        """Do what the first `num_steps` steps do, and the plan of the one after them."""
+        """Do what the first `num_steps` steps do, and the plan of the one after them, if any."""
         assert self.world is not None
         first = stride.num_done
         if num_steps <= first:
@@ -341,12 +397,13 @@ class Node:
         self.num_steps += len(seconds)
         for step_s in seconds:
             self.busy_s += step_s
-        self.steps["decode"].add(sum(seconds), len(seconds))
+        self.steps["decode"].add_each(seconds)
         predicted_s = self.perf.observe_decodes(stride.shape_at(first), seconds, ends_s[-1])
+        planned = min(num_steps, stride.last) - first
         assert self._repeats is not None
-        self._repeats.repeated(predicted_s)
-        self.core.queues.preemptions.steps_planned(len(seconds))
-        advance_rows(stride, len(seconds), self.pool)
+        self._repeats.repeated(predicted_s[:planned])
+        self.core.queues.preemptions.steps_planned(planned)
+        advance_rows(stride, first, num_steps, self.pool)
         self.world.steps_skipped([row.request for row in stride.rows], ends_s)
 
     # ---- looks ---------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ computed ahead, and the rows are brought up to date only when somebody looks (`N
 to change something (`Node.interrupt`). What a step does to the node's own state is then done for
 each of them, in their order: the results are the same, to the last bit, as with single steps.
 
-A stride ends with the first step that does more: one that ends a row, or whose tokens the front has
-to hear of, or before which a block would have to be taken from a stream.
+A stride ends with the first step that does more: one that ends a row, or before which a block would
+have to be taken from a stream. Where the front has to hear of a token, or of an eviction, it stops,
+and goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_STEPS = 256  # computed ahead at a time
 
 @dataclass(slots=True, eq=False)
 class Stride:
-    """Steps of one batch. The last one ends as any other step, the ones before it are skipped."""
+    """Steps of one batch. The last one ends it; the ones before it are skipped."""
 
     rows: list[Scheduled]
     shape: StepShape  # of the first step; the context grows by a token per row and step
@@ -35,6 +36,7 @@ class Stride:
     stops: list[int] = field(default_factory=list)  # steps at whose ends the node must be told
     num_done: int = 0  # steps that the rows have been brought up to
     num_stopped: int = 0
+    tells_at: int = 0  # step at whose end somebody has to hear of a row's token; it goes on then
     armed: int = 0  # number of the stop that is scheduled; earlier ones are void
 
     @classmethod
@@ -54,6 +56,11 @@ class Stride:
     def last(self) -> int:
         """Index of the last step."""
         return len(self.ends_s) - 1
+
+    @property
+    def next_stop(self) -> int:
+        """The next step at whose end the node does something."""
+        return min(self.stops[self.num_stopped], self.tells_at)
 
     def shape_at(self, index: int) -> StepShape:
         """Return the shape of a step."""
@@ -90,31 +97,32 @@ def stops_of(stride: Stride, pool: BlockPool) -> list[int]:
     """Return the steps after which a block has to be evicted, and the last one.
 
     Others must hear of an eviction when it happens. A block goes to a row before the step that
-    writes its first token there.
+    writes its first token there. The rows are as after the steps that are done.
     """
-    size, last = pool.block_size, stride.last
+    size, done, last = pool.block_size, stride.num_done, stride.last
     num_unused = pool.num_free - pool.num_cached
-    if len(stride.rows) * (last // size + 1) <= num_unused:
+    if len(stride.rows) * ((last - done) // size + 1) <= num_unused:
         return [last]
     grown = sorted(
         index
         for request, _ in stride.rows
-        for index in range(_first_growth(request, size), last, size)
+        for index in range(done + _first_growth(request, size), last, size)
     )
     return [*sorted(set(grown[num_unused:])), last]
 
 
-def advance_rows(stride: Stride, num_steps: int, pool: BlockPool) -> None:
-    """Do to the requests and the pool what the next `num_steps` steps of the stride do to them.
+def advance_rows(stride: Stride, first: int, end: int, pool: BlockPool) -> None:
+    """Do to the requests and the pool what the steps [first, end) of the stride do to them.
 
-    This includes the growth for the step after them, which has been planned.
+    This includes the growth for the step after them, which has been planned, unless it is the end
+    of the stride.
     """
-    size = pool.block_size
+    size, num_steps, num_grown = pool.block_size, end - first, min(end, stride.last) - first
     changes = []  # (step, 0: publish or 1: grow, row, block)
     for row, (request, _) in enumerate(stride.rows):
         before, output = request.num_computed_tokens, request.output_token_ids
         changes += [
-            (index, 1, row, 0) for index in range(_first_growth(request, size), num_steps, size)
+            (index, 1, row, 0) for index in range(_first_growth(request, size), num_grown, size)
         ]
         for block in range(before // size, (before + num_steps) // size):
             changes.append(((block + 1) * size - before - 1, 0, row, block))

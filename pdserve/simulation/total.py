@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -16,6 +17,12 @@ class Total:
         """Add one, or `count` with a sum of `seconds`."""
         self.count += count
         self.seconds += seconds
+
+    def add_each(self, seconds: Iterable[float]) -> None:
+        """Add several, one by one: so rounding does not depend on who adds how many."""
+        for one_s in seconds:
+            self.count += 1
+            self.seconds += one_s
 
     @property
     def mean_ms(self) -> float | None:

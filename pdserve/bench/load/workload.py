@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice, repeat
 from typing import Protocol
 
 import numpy as np
@@ -104,6 +104,8 @@ class SyntheticWorkload:
         """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
         rng = np.random.default_rng([self._seed, _KINDS])
         deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
+        if len(deck) == 1:  # nothing to shuffle
+            yield from zip(count(), repeat(deck[0]))
         number = 0
         while True:
             for card in rng.permutation(len(deck)).tolist():
