@@ -28,6 +28,7 @@ from pdserve.simulation.node import Node
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.answer import load_calibration
 from pdserve.simulation.predict.deployment import Deployment, Rig, run
+from pdserve.simulation.predict.goodput import pooled
 from pdserve.simulation.predict.load import Question, Ranged, call_of
 from pdserve.simulation.predict.tally import Tally
 from pdserve.simulation.prompts import KnownPrompt
@@ -95,6 +96,38 @@ def test_a_hopeless_rate_is_not_simulated_to_its_end() -> None:
     assert result.stopped_early
     assert result.score.attainment < 0.9
     assert result.score.unfinished > 0
+
+
+def test_prompts_of_calls_that_have_no_token_cost_nothing() -> None:
+    """Nobody has computed them, or not all of them: tokens would seem too cheap."""
+    tally = Tally(PROMISE, {"": 1e9}, lambda: None)
+    begun, waiting, refused = (
+        Outcome(call_of(Sketch(0.0, "", number, 640, 5), 0.0, 640, Slo())) for number in range(3)
+    )
+    begun.token_times_s, begun.num_cached_tokens = [1.0, 1.5], 64
+    refused.was_refused = True
+    for outcome in (begun, waiting, refused):
+        tally.note(outcome)
+    assert (tally.num_prompt_tokens, tally.num_cached_tokens) == (640, 64)
+    assert tally.num_output_tokens == 2
+    case = QUESTION.case(NOISY, 0)
+    patient = replace(rig(), target=0.0)
+    cut = run(patient, PAIR, case, 100.0, 100, PROMISE, 0, 1.5)
+    whole = run(patient, PAIR, case, 100.0, 100, PROMISE, 0)
+    assert cut.score.sent == whole.score.sent
+    assert 0 < cut.prompt_tokens < 0.5 * whole.prompt_tokens
+
+
+def test_a_run_that_was_stopped_weighs_as_much_as_one_that_was_not() -> None:
+    """The worse a run is, the sooner it is stopped: its few requests would hardly count."""
+    case = QUESTION.case(NOISY, 0)
+    good = run(rig(), PAIR, case, 1.0, 300, Promise(2.0, 0.05), 0)
+    lost = run(rig(), PAIR, case, 1.0, 300, Promise(0.01, 0.05), 0)
+    assert lost.stopped_early
+    assert lost.score.sent < good.score.sent == 300
+    both = pooled([good, lost]).attainment
+    assert both == pytest.approx((good.score.attainment + lost.score.attainment) / 2, abs=0.01)
+    assert pooled([lost]).attainment == lost.score.attainment
 
 
 def test_what_was_not_calibrated_is_refused_or_marked() -> None:

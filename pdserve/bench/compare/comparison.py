@@ -146,8 +146,8 @@ class Found:
             mode: self._drawn(runs + again.get(mode, []), number)
             for number, (mode, runs) in enumerate(points.items())
         }
-        lowest = {mode: min(run.rate for run in runs) for mode, runs in points.items()}
-        self.verdicts = verdicts(draws, self.noise, lowest) if draws else []
+        rates = {mode: [run.rate for run in runs] for mode, runs in points.items()}
+        self.verdicts = verdicts(draws, self.noise, rates) if draws else []
 
     def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
         """As `goodput.drawn`; each `number` has random numbers of its own."""

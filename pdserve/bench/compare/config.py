@@ -175,12 +175,14 @@ class CompareConfig(ConfigStruct, frozen=True):
         """How much is measured; less of it if it must be quick.
 
         Raises:
-            ConfigError: a mode or scenario is named twice, rates do not rise, no such shape, or the
-                numbers of nodes are not for a mode.
+            ConfigError: a mode or scenario is named twice, or nothing at all, rates do not rise, no
+                such shape, or the numbers of nodes are not for a mode.
         """
         for flag, names in (("--modes", self.modes), ("--scenarios", self.scenarios)):
             if len(set(names)) < len(names):
                 raise ConfigError(f"{flag} {','.join(names)}: must not name anything twice")
+        if not self.modes and not self.against:
+            raise ConfigError("--modes names none, and no --against another server: name any")
         check_pairs(self.modes, self.prefill, self.decode)
         if self.shape not in SHAPES:
             raise ConfigError(f'--shape "{self.shape}": there are {", ".join(SHAPES)}')

@@ -10,7 +10,7 @@ again with other requests, until all are certain enough or there is no time left
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -29,7 +29,7 @@ _CLOSE = 1.08  # rates closer than this factor are not distinguished
 _LOWEST = 0.3  # of the first rate: goodput below it is not worth finding
 
 Draws: TypeAlias = npt.NDArray[np.float64]
-"""[_RESAMPLES] of what a goodput may be: 0 below the rates, the highest rate where it is above."""
+"""[_RESAMPLES] of what a goodput may be: 0 where it is below the rates, infinite where above."""
 
 Where = Literal["crossing", "above the rates", "below the rates"]
 
@@ -39,17 +39,28 @@ class RatePoint:
     """The result of one run: a point of the attainment curve."""
 
     rate: float  # requests per second
-    kinds: Sequence[tuple[int, int]]  # requests of each kind: (in time, sent)
+    kinds: Mapping[str, tuple[int, int]]  # of requests |-> (in time, sent)
 
     @property
     def attainment(self) -> float:
         """Share of requests that met both targets, of the worst kind."""
-        return min(met / sent for met, sent in self.kinds)
+        met, sent = self.worst
+        return met / sent
+
+    @property
+    def worst(self) -> tuple[int, int]:
+        """The kind of which the smallest share was in time: (in time, sent)."""
+        return min(self.kinds.values(), key=lambda kind: kind[0] / kind[1])
 
     @property
     def is_perfect(self) -> bool:
         """Whether all requests met both targets."""
-        return all(met == sent for met, sent in self.kinds)
+        return all(met == sent for met, sent in self.kinds.values())
+
+    @property
+    def num_sent(self) -> int:
+        """Requests of all kinds."""
+        return sum(sent for _, sent in self.kinds.values())
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -96,23 +107,22 @@ def goodput(
 
 def drawn(points: Sequence[RatePoint], target: float, seed: int, dispersion: float = 1.0) -> Draws:
     """Return what the goodput may be. Arguments as for `goodput`."""
-    return np.array([r for r, _ in _resampled(merged(points), target, seed, dispersion)])
+    resampled = _resampled(merged(points), target, seed, dispersion)
+    return np.array([inf if where == "above the rates" else rate for rate, where in resampled])
 
 
 def merged(points: Iterable[RatePoint]) -> list[RatePoint]:
-    """Return one point for each rate, ascending: runs at the same rate are one longer run."""
-    by_rate: dict[float, list[RatePoint]] = {}
+    """Return one point for each rate, ascending: runs at the same rate are one longer run.
+
+    Not every run of a trace has requests of a kind that is rare there.
+    """
+    by_rate: dict[float, dict[str, tuple[int, int]]] = {}
     for point in points:
-        by_rate.setdefault(point.rate, []).append(point)
-    return [
-        RatePoint(rate, [_sum(kind) for kind in zip(*(p.kinds for p in same), strict=True)])
-        for rate, same in sorted(by_rate.items())
-    ]
-
-
-def _sum(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    met, sent = (sum(numbers) for numbers in zip(*runs, strict=True))
-    return met, sent
+        kinds = by_rate.setdefault(point.rate, {})
+        for name, (met, sent) in point.kinds.items():
+            met_before, sent_before = kinds.get(name, (0, 0))
+            kinds[name] = met_before + met, sent_before + sent
+    return [RatePoint(rate, dict(sorted(kinds.items()))) for rate, kinds in sorted(by_rate.items())]
 
 
 def _resampled(
@@ -128,7 +138,7 @@ def _resampled(
 
 def _draw(point: RatePoint, rng: np.random.Generator, dispersion: float) -> Draws:
     """Draw attainments of the worst kind, which may be another one each time. [_RESAMPLES]"""
-    met, sent = np.array(point.kinds).T / dispersion
+    met, sent = np.array([*point.kinds.values()]).T / dispersion
     shares = rng.beta(met + _PRIOR, sent - met + _PRIOR, (_RESAMPLES, len(met)))
     worst: Draws = shares.min(axis=1)
     return worst
@@ -196,7 +206,7 @@ def _again(
     if widths[widest] <= width or bracket is None:
         return None
     beside = [point for point in curves[widest] if point.rate in bracket]
-    return min(beside, key=lambda point: sum(sent for _, sent in point.kinds)).rate
+    return min(beside, key=lambda point: point.num_sent).rate
 
 
 def _bracket(curve: Sequence[RatePoint], target: float) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -17,9 +18,13 @@ from pdserve.bench.compare.table import tables, verdict_lines
 
 _WIDTH = 220  # columns of text
 _HEAD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>pdserve bench compare</title>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>pdserve bench compare</title>
 <style>
+:root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem }
+p, h1, h2 { overflow-wrap: anywhere }
 pre { font: 12px/1.3 ui-monospace, monospace; overflow-x: auto }
 svg { max-width: 100%; height: auto; background: #fff }
 @media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd } }
@@ -37,7 +42,8 @@ def save_page(report: CompareReport, folder: Path) -> Path:
         parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(scenario, modes)]
         parts += [_svg(figure) for _, figure in figures(scenario, modes)]
     parts += [f"<pre>{escape(_text(table))}</pre>" for table in tables(report)]
-    parts.append(f"<pre>{escape(str(report.setup))}</pre></body></html>")
+    setup = msgspec.json.format(msgspec.json.encode(report.setup), indent=2).decode()
+    parts.append(f"<h2>Setup</h2>\n<pre>{escape(setup)}</pre></body></html>")
     path = folder / "report.html"
     path.write_text("\n".join(parts))
     return path

@@ -7,14 +7,17 @@ a vertical line where a mode's solid line crosses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, groupby
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from pdserve.bench.compare.goodput import merged
 from pdserve.bench.compare.report import CompareReport, ModeReport, RateRow, ScenarioReport
+from pdserve.bench.load.slo_score import Score, wilson
 
 _COLOURS = {
     "disaggregated": "tab:blue",
@@ -23,7 +26,7 @@ _COLOURS = {
     "flowing": "tab:red",
     "multiplexed": "tab:purple",
 }
-_OTHER_COLOUR = "tab:grey"
+_OTHER_COLOURS = ("tab:brown", "tab:pink", "tab:olive", "tab:cyan", "black")  # of other servers
 _DPI = 120
 
 
@@ -50,22 +53,27 @@ def figures(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> list[tuple
 
 
 def attainment_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Figure:
-    """Plot attainment over rate; the band is the 95 % interval of joint attainment."""
+    """Plot attainment over rate; the band is the 95 % interval of joint attainment.
+
+    Runs at the same rate are one, as for goodput.
+    """
     figure = Figure(figsize=(8, 5), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
-    for mode in modes:
-        colour = _COLOURS.get(mode.mode, _OTHER_COLOUR)
-        rates = [row.rate for row in mode.rows]
+    for mode, colour in zip(modes, _colours(modes), strict=True):
+        points = merged(row.point for row in mode.rows)
+        rates = [point.rate for point in points]
 
-        def curve(value: Callable[[RateRow], float], mode: ModeReport = mode) -> list[float]:
-            return [100 * value(row) for row in mode.rows]
+        def curve(value: Callable[[Score], float], mode: ModeReport = mode) -> list[float]:
+            return [100 * share for _, share in _by_rate(mode, value)]
 
-        both = curve(lambda row: row.score.attainment)
+        both = [100 * point.attainment for point in points]
         axes.plot(rates, both, "-o", color=colour, label=f"{mode.mode}: {mode.goodput_text}")
-        axes.plot(rates, curve(lambda row: row.score.ttft_attainment), ":", color=colour)
-        axes.plot(rates, curve(lambda row: row.score.tpot_attainment), "--", color=colour)
-        low = curve(lambda row: row.score.attainment_low)
-        high = curve(lambda row: row.score.attainment_high)
+        axes.plot(rates, curve(lambda score: score.ttft_attainment), ":", color=colour)
+        axes.plot(rates, curve(lambda score: score.tpot_attainment), "--", color=colour)
+        bounds = [
+            wilson(*min(p.kinds.values(), key=lambda kind: kind[0] / kind[1])) for p in points
+        ]
+        low, high = ([100 * bound[end] for bound in bounds] for end in (0, 1))
         axes.fill_between(rates, low, high, color=colour, alpha=0.12, linewidth=0)
         if mode.goodput_is == "crossing":
             axes.axvline(mode.goodput, color=colour, linestyle=(0, (6, 4)), linewidth=1)
@@ -95,9 +103,8 @@ def latency_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Fig
     ]
     all_axes = figure.subplots(1, len(panels))
     for axes, (title, value, promised_s) in zip(all_axes, panels, strict=True):
-        for mode in modes:
+        for mode, colour in zip(modes, _colours(modes), strict=True):
             points = [(row.rate, y) for row in mode.rows if (y := value(row)) is not None]
-            colour = _COLOURS.get(mode.mode, _OTHER_COLOUR)
             if points:
                 axes.plot(*zip(*points, strict=True), "-o", color=colour, label=mode.mode)
         if promised_s is not None:
@@ -109,6 +116,20 @@ def latency_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Fig
         all_axes[0].legend(fontsize=9)
     figure.suptitle(f"{scenario.name}: {scenario.shows}", fontsize=10)
     return figure
+
+
+def _colours(modes: Sequence[ModeReport]) -> list[str]:
+    """Return a colour for each: modes have their own, and other servers take turns."""
+    others = cycle(_OTHER_COLOURS)
+    return [_COLOURS.get(mode.mode) or next(others) for mode in modes]
+
+
+def _by_rate(mode: ModeReport, value: Callable[[Score], float]) -> Iterator[tuple[float, float]]:
+    """Yield (rate, mean) of a share: several runs at one rate are one longer run."""
+    for rate, rows in groupby(mode.rows, key=lambda row: row.rate):
+        scores = [row.score for row in rows]
+        sent = sum(score.sent for score in scores)
+        yield rate, sum(value(score) * score.sent for score in scores) / sent
 
 
 def _label_rates(axes: Axes) -> None:

@@ -40,7 +40,7 @@ class RateRow(msgspec.Struct, frozen=True):
     @property
     def point(self) -> RatePoint:
         """The point of the attainment curve that goodput is computed from."""
-        return RatePoint(self.rate, [(kind.met, kind.sent) for kind in self.score.kinds.values()])
+        return RatePoint(self.rate, self.score.counts)
 
 
 class Trial(msgspec.Struct, frozen=True):

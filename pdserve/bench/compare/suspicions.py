@@ -17,6 +17,7 @@ LATE: Final = 0.5  # of whose TTFT not even so many were
 HIDDEN: Final = 0.1  # tokens in time less requests in time: their means hide something
 BURST: Final = 3.0  # tokens at once; speculative decoding has two or so
 PIECE: Final = 1.5  # tokens per piece, by the server's own count
+PADDED: Final = 0.999  # of these, less than one: some pieces are no tokens
 
 
 def suspicions(mode: ModeReport) -> Iterator[str]:
@@ -57,4 +58,15 @@ def suspicions(mode: ModeReport) -> Iterator[str]:
         yield (
             f"counts {per_piece:.1f} tokens for each piece that it sends: nobody has checked that "
             "count, and its TPOT rests on it"
+        )
+    if min(one.tokens_per_piece for one in scores) < PADDED:
+        yield (
+            "sends more pieces than it counts tokens: some are none, and where a TTFT is that of "
+            "such a piece it is no TTFT"
+        )
+    num_shortened = sum(one.prompts_shortened for one in scores)
+    if num_shortened:
+        yield (
+            f"counts fewer prompt tokens than were sent, in {num_shortened} of {num_sent} "
+            "requests: it may have cut these prompts, and saved their work"
         )

@@ -22,6 +22,7 @@ _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it
 _CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no further runs
 _RATE_DIGITS = 3
+_ENOUGH = "what another run could tell is not worth its time"  # why it ends
 
 
 @dataclass(slots=True)
@@ -142,11 +143,15 @@ class Sweep:
                 break
             rate = self._next_rate(number, result)
             if rate is None:
-                result.stopped = "what another run could tell is not worth its time"
+                is_given = bool(self._plan.rates)
+                result.stopped = "all given rates are measured" if is_given else _ENOUGH
                 return
             # No prompt is sent twice: whoever keeps answers, or ignores salts, gains nothing.
             requests, duration_s = self._experiment.requests_at(
-                self._case, rate, turns[rate], contents=number + 1
+                self._case, rate, turns[rate], contents=2 * number + 1
+            )
+            alike, _ = self._experiment.requests_at(
+                self._case, rate, turns[rate], contents=2 * number + 2
             )
             turns[rate] += 1
             needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
@@ -164,7 +169,11 @@ class Sweep:
                 try:
                     beside = rows is result.again
                     run = await runners[mode].at_rate(
-                        "rate", requests, rate, self._promise, beside_itself=beside
+                        "rate",
+                        alike if beside else requests,
+                        rate,
+                        self._promise,
+                        beside_itself=beside,
                     )
                 except ClusterError as error:
                     del runners[mode]

@@ -8,7 +8,7 @@ and the machine, and no smaller difference between others is believed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from pdserve.bench.compare.goodput import Draws, RatePoint
 
 _INTERVAL = (2.5, 97.5)  # percent
+_SURE = 0.975  # share of the draws in which one is the better, from which on that is certain
 _Z = 1.96
 _SMALL = 1.1  # the ratio that a run should be able to tell from 1
 _MOST_TIMES = 100
@@ -30,11 +31,13 @@ class Ratio(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, some: Draws, others: Draws) -> Ratio | None:
-        """Of draws of both; None if either may well be nothing at all."""
-        if np.median(some) <= 0 or np.median(others) <= 0:
+        """Of draws of both; None if either may well be beyond the rates."""
+        if not all(0 < np.median(draws) < inf for draws in (some, others)):
             return None
-        least = min(some[some > 0].min(), others[others > 0].min())
-        logs = np.log(np.maximum(some, least)) - np.log(np.maximum(others, least))
+        both = np.concatenate([some, others])
+        within = both[(both > 0) & (both < inf)]
+        least, most = within.min(), within.max()
+        logs = np.log(some.clip(least, most)) - np.log(others.clip(least, most))
         low, middle, high = np.exp(np.percentile(logs, (_INTERVAL[0], 50, _INTERVAL[1])))
         return cls(float(middle), float(low), float(high))
 
@@ -88,17 +91,17 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 def verdicts(
-    draws: Mapping[str, Draws], noise: Noise | None, lowest: Mapping[str, float]
+    draws: Mapping[str, Draws], noise: Noise | None, rates: Mapping[str, Sequence[float]]
 ) -> list[Verdict]:
     """Compare the best server with each other one. The best comes from the medians.
 
     Args:
         draws: what the goodput of each may be.
         noise: the first server beside itself, if that was measured.
-        lowest: the lowest rate at which each was measured.
+        rates: at which each was measured.
     """
     ordered = sorted(draws, key=lambda name: float(np.median(draws[name])), reverse=True)
-    return [_verdict(ordered[0], other, draws, noise, lowest) for other in ordered[1:]]
+    return [_verdict(ordered[0], other, draws, noise, rates) for other in ordered[1:]]
 
 
 def _verdict(
@@ -106,22 +109,48 @@ def _verdict(
     other: str,
     draws: Mapping[str, Draws],
     noise: Noise | None,
-    lowest: Mapping[str, float],
+    rates: Mapping[str, Sequence[float]],
 ) -> Verdict:
-    ratio = Ratio.of(draws[best], draws[other])
+    ratio, least_times = Ratio.of(draws[best], draws[other]), noise.factor if noise else 1.0
     if ratio is None:
-        if np.median(draws[best]) <= 0:
-            nobody = "none of them is shown to keep the promise at a rate that was measured"
-            return Verdict(best, other, None, False, nobody)
-        told = f"{best} keeps the promise; {other} at no rate that was measured"
-        times = float(np.percentile(draws[best], _INTERVAL[0])) / lowest[other]
-        if times > 1:
-            told += f", so {best} keeps more than {times:.1f}x (97.5 %)"
-        return Verdict(best, other, None, True, told)
-    is_certain = ratio.differs and ratio.middle > (noise.factor if noise else 1.0)
+        return _beyond_rates(best, other, draws, least_times, rates)
+    is_certain = ratio.differs and ratio.middle > least_times
     if not is_certain:
         return Verdict(best, other, ratio, False, _cannot_tell(best, other, ratio))
     return Verdict(best, other, ratio, True, f"{_advice(best, other)}{best} keeps {ratio.text}")
+
+
+def _beyond_rates(
+    best: str,
+    other: str,
+    draws: Mapping[str, Draws],
+    least_times: float,
+    rates: Mapping[str, Sequence[float]],
+) -> Verdict:
+    """Compare two of which at least one seems to be beyond the rates: there is no ratio."""
+    if np.median(draws[best]) <= 0:
+        told = "none of them is shown to keep the promise at a rate that was measured"
+        return Verdict(best, other, None, False, told)
+    if np.median(draws[other]) == inf:
+        told = (
+            f"this run cannot tell {best} from {other}: both keep the promise at all rates that "
+            "were measured; try higher ones"
+        )
+        return Verdict(best, other, None, False, told)
+    if np.median(draws[other]) <= 0:
+        told = f"{best} keeps the promise; {other} at no rate that was measured"
+    else:
+        told = f"{best} keeps the promise at all rates that were measured, unlike {other}"
+    most, least = max(rates[best]), min(rates[other])
+    ratios = draws[best].clip(0, most) / draws[other].clip(least)
+    times = float(np.percentile(ratios, _INTERVAL[0]))
+    is_better = bool(np.mean(draws[best] > draws[other]) >= _SURE)
+    is_certain = is_better and times >= least_times
+    if not is_certain:
+        told = f"it seems that {told}, but this run cannot tell"
+    elif times > 1:
+        told += f", so {best} keeps more than {times:.1f}x (97.5 %)"
+    return Verdict(best, other, None, is_certain, told)
 
 
 def _advice(best: str, other: str) -> str:
@@ -161,11 +190,11 @@ def dispersion(servers: Sequence[Sequence[RatePoint]]) -> float:
 
 def _equal(points: Sequence[RatePoint]) -> Iterator[list[tuple[int, int]]]:
     """Yield (in time, sent) of the runs at each rate, for each kind of requests."""
-    by_rate: dict[float, list[RatePoint]] = {}
+    groups: dict[tuple[float, str], list[tuple[int, int]]] = {}
     for point in points:
-        by_rate.setdefault(point.rate, []).append(point)
-    for same in by_rate.values():
-        yield from (list(kind) for kind in zip(*(point.kinds for point in same), strict=True))
+        for kind, counts in point.kinds.items():
+            groups.setdefault((point.rate, kind), []).append(counts)
+    yield from groups.values()
 
 
 def _unsure(freedom: int) -> float:

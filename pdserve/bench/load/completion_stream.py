@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 
 import aiohttp
 import msgspec
@@ -14,6 +16,7 @@ from pdserve.cluster.coordinator_http import END_MARK, events_in
 SAID_CHARS = 120  # most characters that are kept of an error
 
 _MOST_CLOSING = 4  # most events at the end: last token, finish reason, count, end mark
+_MOST_OPENING = 4  # events at the beginning that are looked at, as they may be no tokens
 
 
 async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: float) -> None:
@@ -21,17 +24,20 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
 
     The last events are the end mark and, with some servers, a finish reason and the token count, in
     one event or two. Every other event is one token, or several if the server is behind or batches
-    them; the token count, if sent, gives the total.
+    them; the token count, if sent, gives the total. Where there are more events than tokens, those
+    without text at the beginning are none, and no first token either.
     """
+    first: list[bytes] = []
     last: deque[bytes] = deque(maxlen=_MOST_CLOSING)
     async for events in events_in(stream.iter_any()):
         now_s = time.perf_counter() - start_s
         outcome.arrivals_s += [now_s] * len(events)
+        first += events[: _MOST_OPENING - len(first)]
         last += events
         outcome.num_received = len(outcome.arrivals_s)
     if last and last[-1] == END_MARK:
         if len(last) == 1 or not error_in(last[-2]):
-            _finish(outcome, last)
+            _finish(outcome, first, last)
             return
         last.pop()  # it only follows the error
         outcome.arrivals_s.pop()
@@ -43,21 +49,31 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
     outcome.end, outcome.error = "failed", f"the stream broke off: {error or 'without a word'}"
 
 
-def _finish(outcome: Outcome, last: deque[bytes]) -> None:
-    """Remove the events at the end that are not tokens, and count the tokens."""
+def _finish(outcome: Outcome, first: Sequence[bytes], last: deque[bytes]) -> None:
+    """Remove the events at both ends that are not tokens, and count the tokens.
+
+    One without text may be a token. By the server's count there are only so many of those.
+    """
+    arrivals_s, usage = outcome.arrivals_s, None
     last.pop()
-    outcome.arrivals_s.pop()
-    usage = None
+    arrivals_s.pop()
     while last:
-        event = _event_in(last.pop())
+        event = _event_in(last[-1])
         usage = usage or event.usage
-        if any(choice.text for choice in event.choices):
+        if event.choices:
             break
-        outcome.arrivals_s.pop()
-    outcome.num_received = len(outcome.arrivals_s)
+        last.pop()
+        arrivals_s.pop()
+    num_tokens = 0 if usage is None else usage.completion_tokens
+    while last and len(arrivals_s) > num_tokens and not _has_text(last.pop()):
+        arrivals_s.pop()
+    outcome.num_received = len(arrivals_s)
     if usage is not None:
-        outcome.num_received = usage.completion_tokens
+        outcome.num_received = num_tokens
         outcome.num_prompt_counted = usage.prompt_tokens
+        num_surplus = max(0, len(arrivals_s) - num_tokens)
+        openings = takewhile(lambda event: not _has_text(event), first[:num_surplus])
+        del arrivals_s[: sum(1 for _ in openings)]
     as_asked = outcome.num_received == outcome.num_output
     outcome.end = "finished" if as_asked else "failed"
     outcome.error = "" if as_asked else f"the stream had {outcome.num_received} tokens"
@@ -92,6 +108,10 @@ def _event_in(event: bytes) -> _Event:
         return msgspec.json.decode(event, type=_Event)
     except msgspec.DecodeError:
         return _Event()
+
+
+def _has_text(event: bytes) -> bool:
+    return any(choice.text for choice in _event_in(event).choices)
 
 
 def error_in(body: bytes) -> str:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf, sqrt
 
 import msgspec
@@ -61,10 +62,45 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_piece: float  # by the server's own count, which nobody has checked
     tokens_per_s: float  # received tokens, from the first due time to the last token
     errors: dict[str, int]  # error |-> count
+    prompts_shortened: int = 0  # requests of whose prompts the server counts fewer tokens than sent
+
+    @property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Kind |-> (requests in time, requests sent)."""
+        return {name: (kind.met, kind.sent) for name, kind in self.kinds.items()}
 
 
-def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score:
-    """Score a run by the outcomes of its requests (at least one)."""
+@dataclass(frozen=True, slots=True)
+class TokenFigures:
+    """What single tokens say of a run; see the fields of Score."""
+
+    itl_ms: Percentiles
+    in_time: float = 0.0
+    at_once: float = 1.0
+    per_piece: float = 1.0
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], promise: Promise) -> TokenFigures:
+        """Of the arrivals of every token."""
+        return cls(
+            itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
+            in_time=_tokens_in_time(outcomes, promise),
+            at_once=_per(outcomes, lambda o: o.num_moments(promise.tpot_s)),
+            per_piece=_per(outcomes, lambda o: len(o.arrivals_s)),
+        )
+
+
+def score(
+    outcomes: Sequence[Outcome],
+    promise: Promise,
+    target: float,
+    tokens: TokenFigures | None = None,
+) -> Score:
+    """Score a run by the outcomes of its requests (at least one).
+
+    `tokens`: for outcomes that do not have the arrivals of all tokens.
+    """
+    tokens = tokens or TokenFigures.of(outcomes, promise)
     ends = [outcome.end for outcome in outcomes]
     sent = len(outcomes)
     factors = {  # kind |-> factor on the targets for each request, ascending
@@ -96,13 +132,14 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
         ttft_ms=Percentiles.of([outcome.ttft_s for outcome in outcomes]),
         ttft_sent_ms=Percentiles.of([outcome.ttft_sent_s for outcome in outcomes]),
         tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
-        itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
+        itl_ms=tokens.itl_ms,
         late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
-        tokens_in_time=_tokens_in_time(outcomes, promise),
-        tokens_at_once=_per(outcomes, lambda o: o.num_moments(promise.tpot_s)),
-        tokens_per_piece=_per(outcomes, lambda o: len(o.arrivals_s)),
+        tokens_in_time=tokens.in_time,
+        tokens_at_once=tokens.at_once,
+        tokens_per_piece=tokens.per_piece,
         tokens_per_s=throughput(outcomes),
         errors={text: said.count(text) for text in sorted(set(said))},
+        prompts_shortened=sum(0 < o.num_prompt_counted < o.num_prompt for o in outcomes),
     )
 
 

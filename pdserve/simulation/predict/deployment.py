@@ -80,15 +80,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     largest_batch: int
     in_flight: float  # requests that an arriving one found in the cluster, on average
     mean_e2e_s: float
-    prompt_tokens: int
-    cached_tokens: int
+    prompt_tokens: int  # of prompts that were computed: of calls that have a token
+    cached_tokens: int  # of these, in the prefix cache
     output_tokens: int
     stopped_early: bool  # the target was out of reach: the rest was not simulated
 
     @property
     def point(self) -> RatePoint:
         """The point of the attainment curve."""
-        return RatePoint(self.rate, [(kind.met, kind.sent) for kind in self.score.kinds.values()])
+        return RatePoint(self.rate, self.score.counts)
 
 
 def run(

@@ -47,11 +47,14 @@ def find_goodput(
 def pooled(runs: Runs) -> RatePoint:
     """Return the point of the attainment curve that several seeds give together.
 
-    A run that was stopped counts as lost: what it did not simulate could not have saved it.
+    A run that was stopped is lost, and counts as if it had gone on as it was: with as many requests
+    as the others, or it would say less the worse it is.
     """
     kinds: dict[str, tuple[int, int]] = {}
+    most_sent = max(run.score.sent for run in runs)
     for run in runs:
+        times = most_sent / run.score.sent if run.stopped_early else 1.0
         for name, kind in run.score.kinds.items():
             met, sent = kinds.get(name, (0, 0))
-            kinds[name] = met + kind.met, sent + kind.sent
-    return RatePoint(runs[0].rate, list(kinds.values()))
+            kinds[name] = met + round(times * kind.met), sent + round(times * kind.sent)
+    return RatePoint(runs[0].rate, dict(sorted(kinds.items())))

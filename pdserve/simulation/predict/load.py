@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pdserve.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.scenarios import ScenarioName
-from pdserve.bench.load.traces import read_trace
+from pdserve.bench.load.traces import TraceRow, read_trace
 from pdserve.bench.load.workload import Sketch
 from pdserve.errors import CalibrationError
 from pdserve.measured.calibration import Calibration, Range
@@ -38,14 +39,19 @@ class Question:
         """
         longest = most_tokens(calibration)
         if self.trace:
-            path = Path(self.trace)
-            case = replayed(path.stem, read_trace(path, seed), longest, self.length_scale, seed)
+            name, rows = Path(self.trace).stem, rows_of(self.trace, seed)
+            case = replayed(name, rows, longest, self.length_scale, seed)
             if longer == 1.0:
                 return case
-            rows = read_trace(path, seed)
-            return replayed(path.stem, rows, longest, case.length_factor * longer, seed)
+            return replayed(name, rows, longest, case.length_factor * longer, seed)
         scale = self.length_scale or 1.0
         return made_up(self.scenario, longest, scale * longer, seed)
+
+
+@lru_cache(maxsize=4)
+def rows_of(trace: str, seed: int) -> list[TraceRow]:
+    """Return the rows of a trace, which many runs want again. Raises ConfigError."""
+    return read_trace(Path(trace), seed)
 
 
 def most_tokens(calibration: Calibration) -> int:

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import chain
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pdserve.bench.load.outcome import Outcome as Seen
 from pdserve.bench.load.outcome import Percentiles, Promise
-from pdserve.bench.load.slo_score import Score, score
+from pdserve.bench.load.slo_score import Score, TokenFigures, score
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.parts import PhaseTotals
 
@@ -76,8 +75,9 @@ class Tally:
         )
         self._seen.append(seen)
         self.phases.note(outcome)
-        self.num_prompt_tokens += seen.num_prompt
-        self.num_cached_tokens += outcome.num_cached_tokens
+        if times_s:  # else its prompt was not computed, or not all of it
+            self.num_prompt_tokens += seen.num_prompt
+            self.num_cached_tokens += outcome.num_cached_tokens
         self.num_output_tokens += seen.num_received
         self._uncounted.append((call.at_s, times_s))
         self._num_uncounted += len(times_s)
@@ -88,15 +88,8 @@ class Tally:
     def score(self, target: float) -> Score:
         """Return the score, as of a live run; percentiles of ITL are within half a percent."""
         self._count()
-        scored = score(self._seen, self.promise, target)
         in_time = self._num_in_time / (self.num_output_tokens or 1)
-        return msgspec.structs.replace(
-            scored,
-            itl_ms=self._itl_ms(),
-            tokens_in_time=in_time,
-            tokens_at_once=1.0,
-            tokens_per_piece=1.0,
-        )
+        return score(self._seen, self.promise, target, TokenFigures(self._itl_ms(), in_time))
 
     def _count(self) -> None:
         """Count the tokens that came in time, and the gaps, of calls that were noted lately."""

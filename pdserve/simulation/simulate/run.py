@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from pdserve.bench.compare.goodput import Goodput
 from pdserve.bench.load.outcome import Promise
-from pdserve.bench.load.traces import mean_rate, read_trace
+from pdserve.bench.load.traces import mean_rate
 from pdserve.bench.output import print_json, print_tables
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import OK
@@ -23,7 +22,7 @@ from pdserve.simulation.predict.answer import (
 )
 from pdserve.simulation.predict.deployment import Deployment, Result, Rig, runs_of
 from pdserve.simulation.predict.goodput import Runs, find_goodput
-from pdserve.simulation.predict.load import Question, capacity
+from pdserve.simulation.predict.load import Question, capacity, rows_of
 from pdserve.simulation.simulate.config import SimulateConfig
 
 _CLOSE = 1.05
@@ -80,7 +79,7 @@ def answer(config: SimulateConfig) -> SimulateReport:
     promise = promise_of(config, rig, case, deployments)
     rates = config.rates
     if config.scale:
-        rates = [config.scale * mean_rate(read_trace(Path(config.trace), 0)[: config.requests])]
+        rates = [config.scale * mean_rate(rows_of(config.trace, 0)[: config.requests])]
     modes = [_answer_for(config, rig, d, question, promise, rates) for d in deployments]
     return SimulateReport(
         card=card_of(config, rig),

@@ -27,11 +27,16 @@ def token(text: str = "a") -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def end(num_tokens: int) -> bytes:
-    usage = {"prompt_tokens": 1, "completion_tokens": num_tokens}
+def end(num_tokens: int, num_prompt: int = 1) -> bytes:
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens}
     return (
         b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
     )
+
+
+def end_of(body: Body) -> bytes:
+    """With the true counts."""
+    return end(body["max_tokens"], len(body["prompt"]))
 
 
 def error(code: str) -> bytes:
@@ -53,7 +58,7 @@ async def stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
 async def answer_all(request: web.Request, body: Body) -> web.StreamResponse:
     """As asked for, a token a piece."""
     tokens = [token()] * body["max_tokens"]
-    return await stream(request, *tokens, end(body["max_tokens"]))
+    return await stream(request, *tokens, end_of(body))
 
 
 @dataclass

@@ -21,7 +21,16 @@ from pdserve.bench.compare.suspicions import suspicions
 from pdserve.bench.compare.table import tables
 from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.clock import SystemClock
-from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, end, stream, token
+from tests.unit.bench.fake_server import (
+    Answer,
+    Body,
+    FakeServer,
+    answer_all,
+    end,
+    end_of,
+    stream,
+    token,
+)
 
 TTFT_S, TPOT_S = 0.8, 0.02
 LENGTHS = 0.4  # factor: answers of 40 tokens
@@ -69,20 +78,20 @@ def at_a_rate(cheat: Answer) -> Answer:
 
 async def late_but_fast(request: web.Request, body: Body) -> web.StreamResponse:
     num = body["max_tokens"]
-    return await paced(request, [token() * num + end(num)], 0.0, first_s=1.5 * TTFT_S)
+    return await paced(request, [token() * num + end_of(body)], 0.0, first_s=1.5 * TTFT_S)
 
 
 async def in_bursts(request: web.Request, body: Body) -> web.StreamResponse:
     """16 tokens at a time, at a mean pace that keeps the promise."""
     num = body["max_tokens"]
     sizes = [min(16, num - start) for start in range(0, num, 16)]
-    pieces = [token() * size for size in sizes] + [end(num)]
+    pieces = [token() * size for size in sizes] + [end_of(body)]
     return await paced(request, pieces, 0.8 * TPOT_S * 16)
 
 
 async def claims_more(request: web.Request, body: Body) -> web.StreamResponse:
     num = body["max_tokens"]
-    return await stream(request, *[token()] * (num // 4), end(num))
+    return await stream(request, *[token()] * (num // 4), end_of(body))
 
 
 async def stops_early(request: web.Request, body: Body) -> web.StreamResponse:
@@ -90,6 +99,25 @@ async def stops_early(request: web.Request, body: Body) -> web.StreamResponse:
     num = body["max_tokens"] // 2
     last = b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}\n\n'
     return await stream(request, *[token()] * num, last, end(num))
+
+
+async def says_something_first(request: web.Request, body: Body) -> web.StreamResponse:
+    """Without any text, as soon as it is asked; token 1 is late."""
+    num = body["max_tokens"]
+    pieces = [token(""), token() * num + end_of(body)]
+    return await paced(request, pieces, 1.5 * TTFT_S)
+
+
+async def pads(request: web.Request, body: Body) -> web.StreamResponse:
+    """With a piece that is no token, at once; the others are late, but soon enough for the TPOT."""
+    num = body["max_tokens"]
+    pieces = [token(" "), token() * num + end_of(body)]
+    return await paced(request, pieces, 0.9 * TPOT_S * (num - 1))
+
+
+async def cuts_prompts(request: web.Request, body: Body) -> web.StreamResponse:
+    num = body["max_tokens"]
+    return await stream(request, *[token()] * num, end(num, len(body["prompt"]) // 2))
 
 
 def dropping(every: int, *pieces: bytes) -> Answer:
@@ -124,7 +152,7 @@ class Caching:
             return await answer_all(request, body)
         self._seen.add(key)
         num = body["max_tokens"]
-        return await paced(request, [token() * num + end(num)], 0.0, first_s=1.2 * TTFT_S)
+        return await paced(request, [token() * num + end_of(body)], 0.0, first_s=1.2 * TTFT_S)
 
 
 async def compared(cheat: Answer) -> CompareReport:
@@ -172,6 +200,9 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
         (in_bursts, ["cheat streams in bursts of about 1", "tokens: its TPOT is a mean"], False),
         (claims_more, ["cheat counts 4", "tokens for each piece that it sends: nobody"], False),
         (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
+        (says_something_first, ["cheat answers late, and fast then"], True),
+        (pads, ["cheat sends more pieces than it counts tokens"], False),
+        (cuts_prompts, ["cheat counts fewer prompt tokens than were sent, in 60 of 60"], False),
         (dropping(6), ["cheat failed", "most with: the connection broke"], True),
         (dropping(6, token()), ["most with: the stream broke off: without a word"], True),
     ],

@@ -74,6 +74,12 @@ def test_the_users_fault_is_told_before_anything_starts(
     assert complaint in capsys.readouterr().err
 
 
+def test_nobody_to_compare_is_told() -> None:
+    with pytest.raises(ConfigError, match="--modes names none"):
+        _ = CompareConfig(modes=[]).plan
+    assert CompareConfig(modes=[], against=["a=http://a", "b=http://b"]).plan.modes == ["a", "b"]
+
+
 def test_flags_are_read() -> None:
     line = "bench compare --quick --scenarios conversation --rates 1,2.5 --local-chunk 32 --json"
     assert build_parser().parse_args(line.split()).command is not None
@@ -330,6 +336,8 @@ def test_the_report_is_one_json_object_and_files(
     assert "this run cannot tell" in page
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(?!#)', page), "nothing is loaded from elsewhere"
+    assert 'name="viewport"' in page, "on a phone it is as wide as the phone"
+    assert "&quot;seed&quot;: 0" in page
     runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
     monkeypatch.chdir(tmp_path)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.compare.goodput import GROWTH, RatePoint, crossing, goodput, next_rate
+from pdserve.bench.compare.goodput import (
+    GROWTH,
+    RatePoint,
+    crossing,
+    goodput,
+    merged,
+    next_rate,
+)
+from pdserve.bench.compare.verdict import dispersion
 
 
 def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:
-    return [RatePoint(rate, [(round(share * sent), sent)]) for rate, share in pairs]
+    return [RatePoint(rate, {"": (round(share * sent), sent)}) for rate, share in pairs]
 
 
 def test_the_crossing_is_linear_between_the_rates_around_it() -> None:
@@ -45,9 +53,12 @@ def test_a_few_requests_in_time_are_no_certainty() -> None:
 
 
 def test_every_kind_has_its_part_in_the_interval() -> None:
-    chats_decide = [RatePoint(1, [(96, 100), (4, 4)]), RatePoint(2, [(10, 100), (4, 4)])]
+    chats_decide = [
+        RatePoint(1, {"chat": (96, 100), "long": (4, 4)}),
+        RatePoint(2, {"chat": (10, 100), "long": (4, 4)}),
+    ]
     assert goodput(chats_decide, 0.9, 0).low == 0.0  # four long prompts say little
-    alone = [RatePoint(1, [(96, 100)]), RatePoint(2, [(10, 100)])]
+    alone = [RatePoint(1, {"chat": (96, 100)}), RatePoint(2, {"chat": (10, 100)})]
     assert goodput(alone, 0.9, 0).low > 1.0
 
 
@@ -59,8 +70,8 @@ def test_an_interval_has_no_end_beyond_the_rates() -> None:
 
 
 def test_low_rates_that_were_kept_add_no_doubt() -> None:
-    kept = [RatePoint(rate, [(49, 49), (5, 5)]) for rate in range(1, 6)]
-    found = goodput([*kept, RatePoint(6, [(20, 49), (2, 5)])], 0.9, seed=0)
+    kept = [RatePoint(rate, {"chat": (49, 49), "long": (5, 5)}) for rate in range(1, 6)]
+    found = goodput([*kept, RatePoint(6, {"chat": (20, 49), "long": (2, 5)})], 0.9, seed=0)
     assert found.high is not None
     assert 3 < found.low <= found.rate <= found.high < 6
 
@@ -106,3 +117,15 @@ def test_who_never_serves_anything_does_not_take_all_the_time() -> None:
 def test_modes_that_dropped_out_have_no_say() -> None:
     assert next_rate([[], points((1, 0.95))], 1.0, 0.9) == GROWTH
     assert next_rate([[]], 1.0, 0.9) == 1.0
+
+
+def test_runs_need_not_have_the_same_kinds_of_requests() -> None:
+    """A class that is rare in a trace is in some of its runs only."""
+    runs = [
+        RatePoint(1.0, {"batch": (1, 2), "chat": (50, 50)}),
+        RatePoint(1.0, {"chat": (40, 50), "rare": (1, 1)}),
+    ]
+    (point,) = merged(runs)
+    assert point.kinds == {"batch": (1, 2), "chat": (90, 100), "rare": (1, 1)}
+    assert dispersion([runs]) >= 1
+    assert goodput(runs, 0.9, seed=0).where == "below the rates"

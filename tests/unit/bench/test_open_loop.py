@@ -40,8 +40,8 @@ async def run(
         return server, await client.run(requests, "salt", drain_s)
 
 
-async def outcome_of(answer: Answer) -> Outcome:
-    _, seen = await run(answer, timed())
+async def outcome_of(answer: Answer, num_output: int = 3) -> Outcome:
+    _, seen = await run(answer, timed(num_output=num_output))
     (outcome,) = seen.outcomes
     return outcome
 
@@ -244,6 +244,24 @@ async def test_a_finish_reason_of_its_own_is_no_token() -> None:
     outcome = await outcome_of(answer)
     assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
     assert outcome.num_prompt_counted == 1
+
+
+async def test_a_last_token_without_text_is_one_by_the_servers_count() -> None:
+    """As half of a character: it must not be late unseen."""
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token(), token(), token(""), token(""), end(3))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
+
+
+async def test_what_comes_first_without_text_is_no_token_one_too_many() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, *[token("")] * 2, token(), token(""), token(), end(4))
+
+    outcome = await outcome_of(answer, num_output=4)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 4, 4)
 
 
 async def test_without_a_count_an_event_is_a_token() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pdserve.bench.compare.plot import attainment_figure, latency_figure, save_plots
+from pdserve.bench.compare.report import ModeReport
 from tests.unit.bench.made_reports import TARGET, made_report, row
 
 
@@ -32,6 +34,21 @@ def test_attainment_is_drawn_as_in_distserve() -> None:
     assert lines["-", "grey"][1] == [100 * TARGET] * 2
     crossings = sorted(float(line.get_xdata()[0]) for line in axes.lines if _is_vertical(line))  # type: ignore[index]
     assert crossings == pytest.approx([1 + 1 / 6, 1.5])
+
+
+def test_runs_at_one_rate_are_one_point_and_other_servers_have_colours_of_their_own() -> None:
+    """The line crosses the target where goodput is said to be."""
+    report = made_report()
+    both = {"rows": [row(1.0, 10), row(2.0, 8), row(2.0, 4)]}
+    modes = [replaced(report.modes[0], both | {"mode": name}) for name in ("vllm", "sglang")]
+    (axes,) = attainment_figure(report.scenarios[0], modes).axes
+    solid = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in solid] == [[100.0, 60.0]] * 2
+    assert len({line.get_color() for line in solid}) == 2
+
+
+def replaced(mode: ModeReport, changes: dict[str, object]) -> ModeReport:
+    return msgspec.structs.replace(mode, **changes)
 
 
 def _is_vertical(line) -> bool:  # type: ignore[no-untyped-def]

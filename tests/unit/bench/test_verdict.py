@@ -16,7 +16,7 @@ from pdserve.simulation.predict.deployment import Deployment, Rig, run
 from pdserve.simulation.predict.load import Question, Ranged
 
 TARGET = 0.9
-LOWEST = {"a": 1.0, "b": 1.0}
+RATES = {name: [1.0, 8.0] for name in ("a", "b", "colocated", "disaggregated")}
 
 
 def share(rate: float, goodput: float) -> float:
@@ -31,14 +31,14 @@ def runs(
     points = []
     for rate in (4.0, 5.0, 6.0, 7.0, 8.0) * 2:
         speed = goodput * exp(rng.normal(0, spread))
-        points.append(RatePoint(rate, [(int(rng.binomial(num, share(rate, speed))), num)]))
+        points.append(RatePoint(rate, {"": (int(rng.binomial(num, share(rate, speed))), num)}))
     return points
 
 
 def verdict_of(first: list[RatePoint], second: list[RatePoint]) -> Verdict:
     phi = dispersion([first, second])
     draws = {"a": drawn(first, TARGET, 0, phi), "b": drawn(second, TARGET, 1, phi)}
-    (found,) = verdicts(draws, None, LOWEST)
+    (found,) = verdicts(draws, None, RATES)
     return found
 
 
@@ -102,18 +102,18 @@ def test_a_server_that_is_a_third_better_is_found() -> None:
 
 def test_words_for_the_two_modes() -> None:
     draws = {"colocated": np.full(2000, 3.0), "disaggregated": np.linspace(2.0, 2.6, 2000)}
-    (found,) = verdicts(draws, None, LOWEST)
+    (found,) = verdicts(draws, None, RATES)
     assert found.text.startswith("do not disaggregate this: colocated keeps 1.30x, 95 % interval 1")
     draws = {"colocated": np.linspace(2.0, 2.6, 2000), "disaggregated": np.full(2000, 3.0)}
-    assert verdicts(draws, None, LOWEST)[0].text.startswith("disaggregate this: ")
+    assert verdicts(draws, None, RATES)[0].text.startswith("disaggregate this: ")
 
 
 def test_a_machine_that_differs_from_itself_is_not_believed() -> None:
     draws = {"a": np.full(2000, 1.2), "b": np.full(2000, 1.0)}
-    assert verdicts(draws, None, LOWEST)[0].is_certain
+    assert verdicts(draws, None, RATES)[0].is_certain
     noise = Noise("a", Ratio(0.75, 0.7, 0.8), 1.0)
     assert "no smaller difference is believed" in noise.text
-    (found,) = verdicts(draws, noise, LOWEST)
+    (found,) = verdicts(draws, noise, RATES)
     assert not found.is_certain
     assert "cannot tell a from b" in found.text
 
@@ -121,7 +121,7 @@ def test_a_machine_that_differs_from_itself_is_not_believed() -> None:
 def test_it_says_what_a_longer_run_would_tell() -> None:
     rng = np.random.default_rng(1)
     draws = {name: np.exp(rng.normal(0, 0.15, 2000)) for name in "ab"}
-    (found,) = verdicts(draws, None, LOWEST)
+    (found,) = verdicts(draws, None, RATES)
     assert not found.is_certain
     # Half an interval is 1.96 x 0.15 x sqrt(2) = 0.42; a tenth is 0.095.
     assert "about 19 times" in found.text or "about 20 times" in found.text
@@ -129,22 +129,48 @@ def test_it_says_what_a_longer_run_would_tell() -> None:
 
 def test_who_keeps_nothing_is_told() -> None:
     nothing = np.zeros(2000)
-    (found,) = verdicts({"a": np.ones(2000), "b": nothing}, None, LOWEST)
+    (found,) = verdicts({"a": np.ones(2000), "b": nothing}, None, RATES)
     assert (found.is_certain, found.ratio) == (True, None)
     assert found.text == "a keeps the promise; b at no rate that was measured"
-    (found,) = verdicts({"a": nothing, "b": nothing}, None, LOWEST)
+    (found,) = verdicts({"a": nothing, "b": nothing}, None, RATES)
     assert not found.is_certain
+
+
+def test_two_beside_the_lowest_rate_are_not_told_apart_by_a_hair() -> None:
+    """Of one, half of the draws keep the promise nowhere; of the other, nearly half."""
+    points = {
+        name: [RatePoint(1.0, {"": (met, 100)}), RatePoint(2.0, {"": (10, 100)})]
+        for name, met in (("a", 92), ("b", 88))
+    }
+    draws = {name: drawn(runs, TARGET, 0) for name, runs in points.items()}
+    (found,) = verdicts(draws, None, RATES)
+    assert (found.server, found.is_certain, found.ratio) == ("a", False, None)
+    assert found.text.startswith("it seems that a keeps the promise; b at no rate")
+    assert found.text.endswith("but this run cannot tell")
+
+
+def test_whoever_keeps_the_promise_everywhere_has_no_goodput_to_compare() -> None:
+    above, crossing = np.full(2000, np.inf), np.linspace(3.0, 5.0, 2000)
+    assert Ratio.of(above, above) is None
+    (found,) = verdicts({"a": above, "b": above}, None, RATES)
+    assert not found.is_certain
+    assert found.text.startswith("this run cannot tell a from b: both keep the promise at all")
+    (found,) = verdicts({"a": above, "b": crossing}, None, RATES)
+    assert found.is_certain
+    assert found.text.endswith("unlike b, so a keeps more than 1.6x (97.5 %)")
+    (found,) = verdicts({"a": above, "b": crossing}, Noise("a", Ratio(0.5, 0.4, 0.6), 1), RATES)
+    assert not found.is_certain, "a machine that differs from itself by more is not believed"
 
 
 def test_how_much_more_the_best_one_keeps_than_one_that_keeps_nothing() -> None:
     draws = {"a": np.linspace(2.0, 4.0, 2001), "b": np.zeros(2001)}
-    (found,) = verdicts(draws, None, {"a": 2.0, "b": 0.5})
+    (found,) = verdicts(draws, None, {"a": [2.0, 5.0], "b": [0.5]})
     assert found.text.endswith("b at no rate that was measured, so a keeps more than 4.1x (97.5 %)")
 
 
 def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
     def equal(*groups: list[tuple[int, int]]) -> list[list[RatePoint]]:
-        return [[RatePoint(i, [run]) for run in group] for i, group in enumerate(groups)]
+        return [[RatePoint(i, {"": run}) for run in group] for i, group in enumerate(groups)]
 
     calm = equal(*[[(50, 100), (52, 100)], [(90, 100), (88, 100)]] * 50)
     assert dispersion(calm) == pytest.approx(1.0, abs=0.05)
@@ -152,18 +178,18 @@ def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
     assert dispersion(wild) == pytest.approx(32.0, rel=0.05)  # 2 x 20^2 / 25
     assert dispersion(wild[:1]) > 100  # one pair tells little
     assert dispersion(equal([(100, 100), (100, 100)], [(7, 9)])) == 1.0  # nothing to see
+    points = [RatePoint(1, {"": (99, 100)}), RatePoint(2, {"": (70, 100)})]
     wide, narrow = (
-        np.std(drawn([RatePoint(1, [(99, 100)]), RatePoint(2, [(70, 100)])], TARGET, 0, phi))
-        for phi in (8.0, 1.0)
+        np.ptp(np.percentile(drawn(points, TARGET, 0, phi), (10, 90))) for phi in (8.0, 1.0)
     )
     assert wide > 1.3 * narrow
 
 
 def test_the_least_certain_crossing_is_measured_again() -> None:
-    sure = [RatePoint(1.0, [(1000, 1000)]), RatePoint(1.05, [(100, 1000)])]
-    unsure = [RatePoint(1.0, [(10, 10)]), RatePoint(1.05, [(8, 10)])]
+    sure = [RatePoint(1.0, {"": (1000, 1000)}), RatePoint(1.05, {"": (100, 1000)})]
+    unsure = [RatePoint(1.0, {"": (10, 10)}), RatePoint(1.05, {"": (8, 10)})]
     assert next_rate([sure], 1.0, TARGET, 1.15) is None
     assert next_rate([sure, unsure], 1.0, TARGET, 1.15) in (1.0, 1.05)
-    more = [*unsure, RatePoint(1.0, [(90, 90)])]
+    more = [*unsure, RatePoint(1.0, {"": (90, 90)})]
     assert next_rate([sure, more], 1.0, TARGET, 1.15) == 1.05, "that with the fewest requests"
     assert next_rate([sure, unsure], 1.0, TARGET) is None
