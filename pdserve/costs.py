@@ -34,7 +34,10 @@ class Prices(msgspec.Struct, frozen=True):
             except ValueError:
                 price = -1.0
             if pool.strip() not in found or not 0 < price < inf:
-                raise ValueError(f"{text!r} is no price: write prefill=AMOUNT or decode=AMOUNT")
+                raise ValueError(
+                    f"{text!r} is no price: write prefill=AMOUNT or decode=AMOUNT, with an amount "
+                    "above 0"
+                )
             found[pool.strip()] = price
         return cls(**found)
 

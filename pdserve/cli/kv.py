@@ -6,6 +6,7 @@ from pdserve.bench.checkpoints.random_checkpoint import config_of
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.output import print_json
 from pdserve.cli.kv_config import KvConfig
+from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import OK
 from pdserve.settings.values import parse_bytes
 
@@ -14,7 +15,8 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     """Print what fits.
 
     Raises:
-        ConfigError: the model cannot be divided among the devices, or does not fit.
+        ConfigError: the model cannot be divided among the devices, or does not fit, or does not
+            take requests of that length.
         ModelError: it cannot be served.
     """
     from pdserve.engine.models.config import load_model_config, parse_model_config
@@ -27,6 +29,11 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
         model = parse_model_config(JsonFields(config_of(shape), config.model))
     else:
         model = load_model_config(resolve_checkpoint(config.model, with_weights=False))
+    if config.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the model's own "
+            f"{model.max_model_len}"
+        )
     longest = config.max_model_len or model.max_model_len
     found = capacity(
         model,

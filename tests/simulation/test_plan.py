@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.console import Console
 
+from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import build_parser
-from pdserve.errors import ConfigError
+from pdserve.cluster.config import ClusterConfig
+from pdserve.errors import CalibrationError, ConfigError
+from pdserve.settings.flags import config_from
+from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig, Prices
 from pdserve.simulation.plan.cost import price_per_hour
-from pdserve.simulation.plan.run import PlanReport, answer, commands, helm_values
+from pdserve.simulation.plan.knee import knee_of
+from pdserve.simulation.plan.run import PlanReport, answer
 from pdserve.simulation.plan.search import candidates, front
 from pdserve.simulation.plan.table import tables
+from pdserve.simulation.predict.answer import load_calibration, question_of, rig_of
 from pdserve.simulation.predict.deployment import Deployment
 from tests.architecture.repository import ROOT
 
@@ -42,6 +50,7 @@ def test_nothing_cheaper_that_was_tried_serves_the_load(plan: PlanReport) -> Non
     for one in plan.tried:
         if one.cost.per_hour < chosen.cost.per_hour:
             assert one.attainment < plan.target
+    assert plan.chosen.goodput is not None
     assert plan.chosen.goodput.rate >= LOAD.rate
 
 
@@ -82,18 +91,93 @@ def test_the_chosen_one_is_robust_or_the_plan_says_so(plan: PlanReport) -> None:
     assert what[:3] == ["rate +20%", "lengths +20%", "step times +20%"]
     assert len(what) == 6
     for change in plan.changes:
+        assert change.attainment is not None
         assert change.deployment is not None or change.attainment < plan.target
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive", "flowing"])
 def test_what_it_prints_can_be_run(mode: str) -> None:
+    """And starts what was simulated: its limits, and the promise that policies keep to."""
     deployment = Deployment(mode, 0 if mode == "colocated" else 2, 3)
+    calibration, promise = load_calibration("a100-13b"), Promise(1.0, 0.05)
     schema = json.loads((ROOT / "deploy/helm/pdserve/values.schema.json").read_text())
-    jsonschema.Draft7Validator(schema).validate(helm_values(deployment))
-    for line in commands(deployment):
+    values = helm_values(deployment, calibration, promise)
+    jsonschema.Draft7Validator(schema).validate(values)
+    assert values["coordinator"]["settings"]["routing.default_class"] == "planned"  # type: ignore[index]
+    parsed = []
+    for line in commands(deployment, calibration, promise):
         words = shlex.split(line.partition("#")[0].replace("ADDRESS", "10.0.0.1:8001"))
         assert words[0] == "pdserve"
-        build_parser().parse_args(words[1:])
+        parsed.append(build_parser().parse_args(words[1:]))
+    config = config_from(ClusterConfig, parsed[0])
+    assert (config.mode, config.decode) == (mode, 3)
+    assert config.prefill == (None if mode == "colocated" else 2)
+    assert config.routing.slo_classes == ["planned ttft=1 tpot=0.05"]
+    assert (config.engine.max_batch_size, config.engine.token_budget) == (256, 2048)
+    assert (config.engine.block_size, config.engine.dtype) == (64, "bfloat16")
+
+
+def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:
+    """Else nothing small would be tried for agents, whose prompts are mostly in the cache."""
+    lines = ['{"format": "pdserve trace 1", "block_tokens": 64}']
+    lines += [
+        json.dumps(
+            {"id": i, "timestamp": 100 * i, "input_length": 6432, "output_length": 8}
+            | {"hash_ids": [*range(96), *range(1000 + 4 * i, 1004 + 4 * i)]}
+        )
+        for i in range(60)
+    ]
+    (tmp_path / "trace").write_text("\n".join(lines))
+    shared = {"trace": str(tmp_path / "trace"), "requests": 60, "rate": 12.0}
+    config = PlanConfig(**(vars_of(LOAD) | shared | {"modes": ["disaggregated"]}))
+    calibration = load_calibration("a100-13b")
+    rig = rig_of(config, calibration, admission=False)
+    question = question_of(config)
+    knee = knee_of(rig, question.case(calibration, 0), Promise(1.0, 0.05), 60)
+    assert knee.mean_shared == pytest.approx(96 * 64 * 59 / 60)
+    alone = knee_of(rig, question.case(calibration, 0), Promise(1.0, 0.05), 10)
+    assert knee.prefill_per_s > alone.prefill_per_s > 0
+    plan = answer(config)
+    assert plan.chosen is not None
+    assert plan.chosen.tried.deployment.prefill <= 2, "of ten that their whole prompts would take"
+    assert plan.chosen.tried.result.cached_tokens > 0.9 * knee.mean_shared * 60
+
+
+def test_what_cannot_be_predicted_is_said_and_stops_nothing() -> None:
+    """Lengths that grow by a fifth are beyond what the model takes: the plan stands."""
+    long = {"scenario": "long-prompts", "length_scale": 7.5, "rate": 0.05, "requests": 13}
+    far = {"ttft_s": 60.0, "tpot_s": 1.0, "modes": ["colocated"], "max_nodes": 2}
+    plan = answer(PlanConfig(**(vars_of(LOAD) | long | far)))
+    assert plan.chosen is not None
+    unknown = {change.what: change.unknown for change in plan.changes if change.attainment is None}
+    assert list(unknown) == ["lengths +20%"]
+    assert "do not fit a model" in unknown["lengths +20%"]
+    assert "unknown" in said(plan)
+
+
+def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
+    calibration = json.loads((ROOT / "pdserve/simulation/calibrations/a100-13b.json").read_text())
+    calibration["ranges"]["prompt_tokens"] = [1, 20]
+    (tmp_path / "narrow.json").write_text(json.dumps(calibration))
+    narrow = {"calibration": str(tmp_path / "narrow.json")}
+    with pytest.raises(CalibrationError, match="outside of what was calibrated, 1 to 20"):
+        answer(PlanConfig(**(vars_of(LOAD) | narrow)))
+    calibration["ranges"] |= {"prompt_tokens": [1, 32768], "batch": [1, 24]}
+    (tmp_path / "narrow.json").write_text(json.dumps(calibration))
+    modes = {"modes": ["disaggregated"], "max_nodes": 6, "rate": 25.0}
+    plan = answer(PlanConfig(**(vars_of(LOAD) | narrow | modes)))
+    assert plan.chosen is not None
+    assert any("batch" in why for why in plan.unknown.values())
+    assert "not predicted: disaggregated" in said(plan)
+    assert plan.chosen.goodput is None, "the rates around it have larger batches"
+
+
+def said(plan: PlanReport) -> str:
+    console = Console(width=300)
+    with console.capture() as captured:
+        for part in tables(plan):
+            console.print(part)
+    return captured.get()
 
 
 def test_candidates_come_by_price_and_the_front_only_falls(plan: PlanReport) -> None:

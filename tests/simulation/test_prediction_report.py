@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
+from pdserve.cli.main import main
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.report import (
@@ -77,3 +79,22 @@ def test_the_tables_have_a_row_for_each_rate() -> None:
     assert "5.00 / 6.00" in where
     assert "5.50 / -" in where
     assert "12.3 / 6.60" in where
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--traces /nowhere.jsonl", "cannot read the trace /nowhere.jsonl"),
+        (
+            "--calibration core-53m --scenarios conversation --deployments 1P1D --requests 10 "
+            "--ttft-s 1e-4 --tpot-s 1e-5",
+            "conversation, disaggregated 1P1D: no rate is predicted at which TTFT 0.0001 s and "
+            "TPOT 1e-05 s are just kept: its goodput is below the rates; give another --ttft-s",
+        ),
+    ],
+)
+def test_what_leads_nowhere_is_told_before_anything_is_measured(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "prediction", *words.split()]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

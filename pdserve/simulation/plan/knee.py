@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import msgspec
@@ -10,11 +11,12 @@ import msgspec
 from pdserve.batch_rule import SAFETY
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.workload import Sketch
 from pdserve.simulation.machine import Machine
 from pdserve.simulation.predict.deployment import Deployment, Rig
 from pdserve.simulation.predict.load import most_tokens
 
-_SAMPLE = 200  # requests
+_SAMPLE = 10_000  # requests at most
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,7 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
     decode_per_s: float  # requests per second that one node can decode within the TPOT
     batch: int  # most requests in a decode step within the TPOT
     mean_prompt: float  # tokens
+    mean_shared: float  # of these, tokens that an earlier prompt began with, too
     mean_output: float
     kv_token_bytes: int
     kv_tokens: int  # of one node's pool
@@ -42,10 +45,14 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
         return for_prompts + for_decodes <= deployment.num_nodes
 
 
-def knee_of(rig: Rig, case: CompareCase, promise: Promise) -> Knee:
-    """Return the limits that follow from the calibrated times, without any simulation."""
+def knee_of(rig: Rig, case: CompareCase, promise: Promise, count: int) -> Knee:
+    """Return the limits that follow from the calibrated times, without any simulation.
+
+    What `count` requests have in common is taken to be in the prefix cache, wherever they go: with
+    less than this time for prompts, no cluster serves them.
+    """
     calibration, machine = rig.calibration, Machine.of(rig.calibration)
-    sketches = list(case.workload.sketched(1.0, case.whole_decks(_SAMPLE)))
+    sketches = list(case.workload.sketched(1.0, min(_SAMPLE, case.whole_decks(count))))
     prompt, output = (fmean(s.num_prompt for s in sketches), fmean(s.num_output for s in sketches))
     perf, context = machine.perf(), round(prompt + output / 2)
     limit_s = SAFETY * promise.tpot_s
@@ -54,12 +61,17 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise) -> Knee:
     # Step times rise with the batch, so the largest that keeps the limit is found by bisection.
     batch = bisect_right(range(1, most + 1), limit_s, key=lambda b: perf.decode_s(b, b * context))
     batch = max(1, batch)
-    prefill_s = fmean(perf.prefill_s(s.num_prompt, 0, machine.token_budget) for s in sketches)
+    shared = list(_shared(sketches, case.workload.block_tokens))
+    prefill_s = fmean(
+        perf.prefill_s(s.num_prompt - num_shared, num_shared, machine.token_budget)
+        for s, num_shared in zip(sketches, shared, strict=True)
+    )
     return Knee(
         prefill_per_s=1 / prefill_s,
         decode_per_s=batch / (max(output, 1.0) * perf.decode_s(batch, batch * context)),
         batch=batch,
         mean_prompt=prompt,
+        mean_shared=fmean(shared),
         mean_output=output,
         kv_token_bytes=machine.kv_token_bytes,
         kv_tokens=machine.num_kv_tokens,
@@ -67,3 +79,14 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise) -> Knee:
         kv_concurrency_longest=machine.num_kv_tokens // most_tokens(calibration),
         weight_bytes=calibration.shape.weight_bytes,
     )
+
+
+def _shared(sketches: Sequence[Sketch], block_tokens: int) -> Iterator[int]:
+    """Yield how many tokens of each prompt are those of an earlier one; never all of them."""
+    seen: set[int] = set()
+    for sketch in sketches:
+        num_seen = 0
+        while num_seen < len(sketch.blocks) and sketch.blocks[num_seen] in seen:
+            num_seen += 1
+        seen.update(sketch.blocks)
+        yield min(num_seen * block_tokens, sketch.num_prompt - 1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import msgspec
 
 from pdserve.bench.compare.goodput import Goodput
 from pdserve.bench.load.outcome import Promise
-from pdserve.bench.load.traces import mean_rate, read_trace
+from pdserve.bench.load.traces import mean_rate
 from pdserve.bench.output import print_json, print_tables
-from pdserve.errors import ConfigError
+from pdserve.errors import CalibrationError, ConfigError
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import FAILED, OK
+from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.plan.knee import Knee, knee_of
 from pdserve.simulation.plan.search import Change, Search, Tried, front
@@ -27,6 +27,7 @@ from pdserve.simulation.predict.answer import (
 )
 from pdserve.simulation.predict.deployment import Deployment, runs_of
 from pdserve.simulation.predict.goodput import find_goodput
+from pdserve.simulation.predict.load import rows_of
 
 _CLOSE = 1.1
 
@@ -35,7 +36,7 @@ class Best(msgspec.Struct, frozen=True):
     """The cheapest deployment of a mode that serves the load."""
 
     tried: Tried
-    goodput: Goodput
+    goodput: Goodput | None  # None: at the rates around it, it is outside of the calibration
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     per_mode: list[Best]
     front: list[Tried]  # cost against TPOT
     tried: list[Tried]
+    unknown: dict[str, str]  # deployment |-> why nothing was predicted for it
     changes: list[Change]
     command: list[str]  # what starts it
     helm: dict[str, object]  # values of the chart
@@ -83,7 +85,7 @@ def answer(config: PlanConfig) -> PlanReport:
     question, rig = question_of(config), rig_of(config, calibration, admission=False)
     rate, case = _rate(config), question.case(calibration, 0)
     promise = promise_of(config, rig, case, [Deployment(mode, 1, 1) for mode in config.modes])
-    knee = knee_of(rig, case, promise)
+    knee = knee_of(rig, case, promise, question.count)
     search = Search(rig, question, promise, prices, config.seeds, config.max_nodes)
     tried = search.tried(config.modes, rate, knee)
     bests = [
@@ -105,39 +107,12 @@ def answer(config: PlanConfig) -> PlanReport:
         per_mode=bests,
         front=front([one for one in tried if search.serves(one)]),
         tried=tried,
+        unknown=search.unknown,
         changes=list(search.changes(deployment, rate)) if deployment else [],
-        command=commands(deployment) if deployment else [],
-        helm=helm_values(deployment) if deployment else {},
+        command=commands(deployment, calibration, promise) if deployment else [],
+        helm=helm_values(deployment, calibration, promise) if deployment else {},
         seconds=time.perf_counter() - began_s,
     )
-
-
-def commands(deployment: Deployment) -> list[str]:
-    """Return what starts the deployment on one machine, and process by process on several."""
-    prefill, decode = _pools(deployment)
-    mode, pools = f"--mode {deployment.mode}", {"prefill": prefill, "decode": decode}
-    nodes = {role: number for role, number in pools.items() if number}
-    return [
-        " ".join([f"pdserve up {mode}", *(f"--{role} {number}" for role, number in nodes.items())]),
-        f"pdserve coordinator {mode}",
-        *(
-            f"pdserve {role} --coordinators ADDRESS  # on {number} machines"
-            for role, number in nodes.items()
-        ),
-    ]
-
-
-def helm_values(deployment: Deployment) -> dict[str, object]:
-    """Return the values of the chart for this deployment."""
-    prefill, decode = _pools(deployment)
-    values: dict[str, object] = {"mode": deployment.mode, "decode": {"replicas": decode}}
-    return values | ({"prefill": {"replicas": prefill}} if prefill else {})
-
-
-def _pools(deployment: Deployment) -> tuple[int, int]:
-    if deployment.mode == "colocated":
-        return 0, deployment.num_nodes
-    return deployment.prefill, deployment.decode
 
 
 def _rate(config: PlanConfig) -> float:
@@ -145,16 +120,20 @@ def _rate(config: PlanConfig) -> float:
         return config.rate
     if not config.trace:
         raise ConfigError("--rate: how many requests per second are to be served?")
-    return mean_rate(read_trace(Path(config.trace), 0)[: config.requests])
+    return mean_rate(rows_of(config.trace, 0)[: config.requests])
 
 
-def _goodput(search: Search, deployment: Deployment, rate: float) -> Goodput:
-    found, _ = find_goodput(
-        lambda at: runs_of(
-            search.rig, deployment, search.question, at, search.promise, search.num_seeds
-        ),
-        rate,
-        search.rig.target,
-        _CLOSE,
-    )
+def _goodput(search: Search, deployment: Deployment, rate: float) -> Goodput | None:
+    try:
+        found, _ = find_goodput(
+            lambda at: runs_of(
+                search.rig, deployment, search.question, at, search.promise, search.num_seeds
+            ),
+            rate,
+            search.rig.target,
+            _CLOSE,
+        )
+    except CalibrationError as error:
+        search.unknown[f"goodput of {deployment.text}"] = error.message
+        return None
     return found

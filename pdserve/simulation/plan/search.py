@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from pdserve.bench.load.outcome import Promise
 from pdserve.costs import Prices, TokenCosts
+from pdserve.errors import CalibrationError, ConfigError
 from pdserve.settings.config import Mode
 from pdserve.simulation.plan.cost import cost_of, price_per_hour
 from pdserve.simulation.plan.knee import Knee, knee_of
@@ -41,8 +42,9 @@ class Change(msgspec.Struct, frozen=True):
     """What would be the cheapest deployment if one thing were different."""
 
     what: str  # "rate +20 %"
-    attainment: float  # of the one that was chosen
+    attainment: float | None  # of the one that was chosen; None: it cannot be predicted
     deployment: Deployment | None  # None: none of those considered
+    unknown: str = ""  # why it cannot be predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,16 @@ class Search:
     prices: Prices
     num_seeds: int
     max_nodes: int
+    unknown: dict[str, str] = field(default_factory=dict)  # deployment |-> why it was not predicted
 
     def tried(self, modes: Sequence[Mode], rate: float, knee: Knee) -> list[Tried]:
-        """Try deployments, cheapest first, until a few of each mode serve the rate."""
+        """Try deployments, cheapest first, until a few of each mode serve the rate.
+
+        Raises:
+            CalibrationError: none of them is within the calibration.
+        """
         found: list[Tried] = []
+        error: CalibrationError | None = None
         for mode in modes:
             num_good = 0
             for deployment in candidates(mode, self.max_nodes, self.prices):
@@ -68,11 +76,18 @@ class Search:
                 price = price_per_hour(deployment, self.prices)
                 if best is not None and price > _DEAR * best.cost.per_hour:
                     break
-                tried = self.at(deployment, rate)
+                try:
+                    tried = self.at(deployment, rate)
+                except CalibrationError as outside:
+                    self.unknown[deployment.text] = outside.message
+                    error = error or outside
+                    continue
                 found.append(tried)
                 num_good += self.serves(tried)
                 if num_good == _ENOUGH:
                     break
+        if error is not None and not found:
+            raise error
         return found
 
     def at(self, deployment: Deployment, rate: float, longer: float = 1.0) -> Tried:
@@ -102,10 +117,17 @@ class Search:
             yield slower._change(f"step times {text}", chosen, rate, 1.0)
 
     def _change(self, what: str, chosen: Deployment, rate: float, longer: float) -> Change:
+        try:
+            return self._changed(what, chosen, rate, longer)
+        except (CalibrationError, ConfigError) as error:  # longer than the model, or ever measured
+            return Change(what, None, None, error.message)
+
+    def _changed(self, what: str, chosen: Deployment, rate: float, longer: float) -> Change:
         """Look at the chosen deployment, then at its mode's others: cheaper, or dearer, ones."""
         now = self.at(chosen, rate, longer)
         price = price_per_hour(chosen, self.prices)
-        knee = knee_of(self.rig, self.question.case(self.rig.calibration, 0, longer), self.promise)
+        case = self.question.case(self.rig.calibration, 0, longer)
+        knee = knee_of(self.rig, case, self.promise, self.question.count)
         best = now.deployment if self.serves(now) else None
         others = [
             other

@@ -21,12 +21,15 @@ def tables(report: PlanReport) -> Iterator[RenderableType]:
     )
     yield "\n".join(_knee(report))
     yield _deployments(report)
+    if report.unknown:
+        yield "\n".join(f"not predicted: {what}: {why}" for what, why in report.unknown.items())
     if report.chosen is None:
         yield "None of these serves the load: allow more nodes (--max-nodes) or promise less."
     else:
         yield "\n".join(_choice(report, report.chosen.tried))
         yield _changes(report)
         yield "\n".join([*report.command, "Helm values: " + json.dumps(report.helm)])
+        yield f"MODEL: what was calibrated is {report.card.model}"
     yield f"{report.card.text}\ntook {report.seconds:.0f} s"
 
 
@@ -34,7 +37,8 @@ def _knee(report: PlanReport) -> Iterator[str]:
     knee = report.knee
     yield (
         f"one node: prefills {knee.prefill_per_s:.3g} of these requests/s "
-        f"({knee.mean_prompt:.0f} tokens), or decodes {knee.decode_per_s:.3g}/s "
+        f"({knee.mean_prompt:.0f} tokens, {knee.mean_shared:.0f} of them as in an earlier one), or "
+        f"decodes {knee.decode_per_s:.3g}/s "
         f"({knee.mean_output:.0f} tokens) in batches of {knee.batch}, the most within the TPOT"
     )
     yield (
@@ -52,15 +56,15 @@ def _deployments(report: PlanReport) -> Table:
         "per M uncached", "per M cached", "per M output",
     ):  # fmt: skip
         table.add_column(column, justify="right")
-    goodputs = {best.tried.deployment: best.goodput.rate for best in report.per_mode}
+    goodputs = {best.tried.deployment: best.goodput for best in report.per_mode}
     for one in report.tried:
         is_in_front = any(one is other for other in report.front)
-        rate = goodputs.get(one.deployment)
+        goodput = goodputs.get(one.deployment)
         table.add_row(
             one.deployment.text + (" *" if is_in_front else ""),
             f"{one.cost.per_hour:.4g}",
             f"{one.attainment:.0%}",
-            "" if rate is None else f"{rate:.3g}",
+            "" if goodput is None else f"{goodput.rate:.3g}",
             _number(one.result.score.ttft_ms.p99, 0),
             f"{one.tpot_ms:.1f}",
             f"{one.cost.idle_share:.0%}",
@@ -86,6 +90,9 @@ def _changes(report: PlanReport) -> Table:
     for column in ("what", "in time", "cheapest of this mode"):
         table.add_column(column)
     for change in report.changes:
+        if change.attainment is None:
+            table.add_row(change.what, "unknown", change.unknown)
+            continue
         best = "none so large" if change.deployment is None else change.deployment.text
         table.add_row(change.what, f"{change.attainment:.0%}", best)
     return table

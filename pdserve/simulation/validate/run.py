@@ -25,6 +25,7 @@ from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import scrape
 from pdserve.cluster.supervisor import Cluster
+from pdserve.errors import ConfigError
 from pdserve.measured.calibration import Calibration
 from pdserve.process.exit_codes import OK
 from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
@@ -36,7 +37,13 @@ from pdserve.simulation.predict.answer import load_calibration, promise_of
 from pdserve.simulation.predict.config import PredictConfig
 from pdserve.simulation.predict.deployment import Deployment, Rig
 from pdserve.simulation.predict.goodput import find_goodput
-from pdserve.simulation.predict.load import Question, Ranged, capacity, most_tokens
+from pdserve.simulation.predict.load import (
+    Question,
+    Ranged,
+    capacity,
+    most_tokens,
+    rows_of,
+)
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.config import PredictionConfig
 from pdserve.simulation.validate.parts import parts_of
@@ -57,6 +64,8 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
         PdserveError: the settings contradict each other, or a cluster cannot be measured.
     """
     deployments = [Deployment(*parsed) for parsed in config.check()]
+    for trace in config.traces:
+        rows_of(trace, config.seed)  # whether they can be read, before anything is measured
     calibration = _calibration(config)
     rig = Rig(
         calibration=calibration,
@@ -109,6 +118,12 @@ def _row(
 
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
     goodput, _ = find_goodput(simulate, start, config.target, _CLOSE)
+    if goodput.where != "crossing":
+        raise ConfigError(
+            f"{case.name}, {deployment.text}: no rate is predicted at which TTFT "
+            f"{promise.ttft_s:.3g} s and TPOT {promise.tpot_s:.3g} s are just kept: its goodput is "
+            f"{goodput.where}; give another --ttft-s or --tpot-s"
+        )
     rates = [share * goodput.rate for share in config.loads]
     predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
     measured = asyncio.run(_measure(config, rig.calibration, deployment, case, rates, promise))

@@ -50,6 +50,7 @@ def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[
         (("--model=8b", "--devices=3", "--pipeline-parallel=2"), "among 2 stages"),
         (("--model=8b", "--devices=40", "--pipeline-parallel=40"), "the model has 32 layers"),
         (("--model=9b",), "9b"),
+        (("--model=8b", "--max-model-len=999999"), "is more than the model's own 131072"),
         (("--device-memory=much",), "is not a size"),
     ],
 )

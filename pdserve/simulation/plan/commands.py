@@ -1,0 +1,87 @@
+"""What starts the deployment that a plan chose: commands, and values of the Helm chart.
+
+Nodes have the limits of those that were simulated, and requests the promise, to which policies
+keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from shlex import quote
+from typing import Final
+
+from pdserve.bench.load.outcome import Promise
+from pdserve.measured.calibration import Calibration
+from pdserve.simulation.predict.deployment import Deployment
+
+_CLASS: Final = "planned"  # of all requests
+
+
+def commands(deployment: Deployment, calibration: Calibration, promise: Promise) -> list[str]:
+    """Return what starts it on one machine, and process by process on several.
+
+    MODEL stands for the checkpoint that was calibrated, and ADDRESS for the coordinator's.
+    """
+    mode, pools = f"--mode {deployment.mode} --model MODEL", _pools(deployment)
+    promised = f"--slo-classes {quote(_promised(promise))} --default-class {_CLASS}"
+    of_engine = " ".join(f"--set {name}={value}" for name, value in _engine(calibration).items())
+    numbers = " ".join(f"--{role} {number}" for role, number in pools.items())
+    return [
+        f"pdserve up {mode} {numbers} {promised} {of_engine}",
+        f"pdserve coordinator {mode} {promised}",
+        *(
+            f"pdserve {role} --model MODEL --coordinators ADDRESS {of_engine}"
+            f"  # on {number} machines"
+            for role, number in pools.items()
+        ),
+    ]
+
+
+def helm_values(
+    deployment: Deployment, calibration: Calibration, promise: Promise
+) -> dict[str, object]:
+    """Return the values of the chart for this deployment, but for the model."""
+    settings = _engine(calibration)
+    parts = {  # that have values of their own
+        "tensorParallel": settings.pop("engine.tensor_parallel", 1),
+        "pipelineParallel": settings.pop("engine.pipeline_parallel", 1),
+    }
+    changed = {name: number for name, number in parts.items() if number != 1}
+    promised = {"routing.slo_classes": [_promised(promise)], "routing.default_class": _CLASS}
+    return {
+        "mode": deployment.mode,
+        "coordinator": {"settings": promised},
+        **{
+            role: {"replicas": number, "settings": settings, **changed}
+            for role, number in _pools(deployment).items()
+        },
+    }
+
+
+def _pools(deployment: Deployment) -> Mapping[str, int]:
+    """Return the nodes of each pool that there is."""
+    if deployment.mode == "colocated":
+        return {"decode": deployment.num_nodes}
+    return {"prefill": deployment.prefill, "decode": deployment.decode}
+
+
+def _promised(promise: Promise) -> str:
+    return f"{_CLASS} ttft={promise.ttft_s:.6g} tpot={promise.tpot_s:.6g}"
+
+
+def _engine(calibration: Calibration) -> dict[str, object]:
+    """Return the settings of the engine that was calibrated."""
+    limits = calibration.limits
+    parts = {
+        "engine.tensor_parallel": calibration.tensor_parallel,
+        "engine.pipeline_parallel": calibration.pipeline_parallel,
+    }
+    return {
+        "engine.max_model_len": limits.max_model_len,
+        "engine.max_batch_size": limits.max_batch_size,
+        "engine.token_budget": limits.token_budget,
+        "engine.block_size": calibration.shape.block_size,
+        "engine.dtype": str(calibration.shape.dtype),
+        **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),
+        **{name: number for name, number in parts.items() if number > 1},
+    }
