@@ -87,7 +87,7 @@ async def test_two_servers_get_the_same_and_take_turns(load: Load) -> None:
     (ratio,) = report.ratios
     assert ratio.server == b.url
     assert ratio.output_tokens_per_s is not None
-    assert report.rows[0].prompt_tokens == 1.0  # as the fake counts
+    assert report.rows[0].prompt_tokens == 8.0  # as the fake counts
     assert report.rows[0].tokens_per_piece == 1.0
 
 
