@@ -50,6 +50,7 @@ class _Trouble:
     slo: Slo  # that it was admitted with
     error: PdserveError  # the newest; ends the request if it cannot go on
     num_attempts: int = 0
+    waits_since_s: float = 0.0  # for a node
     not_before_s: float = 0.0  # when it is sent again, at the earliest
     failures: set[str] = field(default_factory=set)  # which nodes have failed that had it
     tried_at: int = 0  # number of failures when it was tried alone; 0: it was not
@@ -153,12 +154,14 @@ class Resumes:
         if trouble is None:
             trouble = _Trouble(self._clock.now(), slo, error)
             self._troubles[running.request_id] = trouble
-            asyncio.get_running_loop().call_later(self._wait_s + _LATER_S, self.look)
         trouble.error = error
         return trouble
 
     def _wait(self, running: RunningRequest) -> None:
+        """Wait for a node, for `wait_s` at most. Time that it has been on one does not count."""
         self._waiting[running.request_id] = running
+        self._troubles[running.request_id].waits_since_s = self._clock.now()
+        asyncio.get_running_loop().call_later(self._wait_s + _LATER_S, self.look)
         running.waits_to_resume = True
 
     def _back_off(self, trouble: _Trouble) -> None:
@@ -202,7 +205,7 @@ class Resumes:
             self._dispatcher.dispatch(running, placement, slo)
 
     def _give_up(self) -> None:
-        """End what has waited or was sent for too long, and what has brought nodes down."""
+        """End what has waited for too long or failed too often, and what has brought nodes down."""
         now_s = self._clock.now()
         for request_id, running in list(self._waiting.items()):
             if request_id not in self._waiting:
@@ -210,7 +213,10 @@ class Resumes:
             trouble = self._troubles[request_id]
             if len(trouble.failures) > trouble.tried_at > 0:
                 self._convict(running)
-            elif trouble.num_attempts > MOST_ATTEMPTS or now_s - trouble.since_s >= self._wait_s:
+            elif (
+                trouble.num_attempts > MOST_ATTEMPTS
+                or now_s - trouble.waits_since_s >= self._wait_s
+            ):
                 log.warning("%s cannot go on: %s", request_id, trouble.error)
                 running.end(trouble.error)
 

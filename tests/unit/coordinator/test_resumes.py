@@ -31,6 +31,7 @@ from tests.unit.coordinator.members import heard, join, output, report
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
+RESUME_S = 30.0  # of `made_flow`
 
 
 @pytest.fixture
@@ -297,10 +298,28 @@ async def test_it_does_not_wait_for_ever(nodes: Nodes) -> None:
     running = nodes.start()
     nodes.say(prefill, token(0))
     nodes.registry.remove(decode)
-    nodes.clock.advance(31.0)
+    nodes.clock.advance(RESUME_S + 1)
     report(nodes.registry, prefill, PREFILL)
     with pytest.raises(NodeLost, match="generated the answer is gone, and no other took"):
         await output(running)
+
+
+async def test_time_on_a_node_that_does_nothing_is_no_waiting_for_one(nodes: Nodes) -> None:
+    """Such as one whose first step is stuck."""
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE, life="0")
+    running = nodes.start()
+    nodes.say(prefill, token(0))
+    for life in ("1", "2"):
+        nodes.registry.remove(decode)
+        await settle()
+        nodes.clock.advance(10.0)
+        report(nodes.registry, prefill, PREFILL)
+        decode = nodes.join("d", DECODE, life=life)
+        again = await decode_leg(decode)
+        nodes.clock.advance(15.0)
+    assert nodes.clock.now() - 1000.0 > RESUME_S
+    further(nodes, decode, again.request_id, 1)
+    assert await output(running) == [100, 101, 102, 103]
 
 
 async def test_one_that_is_cancelled_meanwhile_is_not_sent(nodes: Nodes) -> None:
