@@ -113,12 +113,13 @@ class PerfModel:
         self._pair_s = costs.pair_s
         self._context_s = costs.context_s
 
-    def is_tried(self, shape: StepShape) -> bool:
-        """Whether predictions for steps of this kind, with prompt chunks or without, are tried.
+    def is_known(self, shape: StepShape) -> bool:
+        """Whether predictions for steps of this kind, with prompt chunks or without, are no guess.
 
-        They stay so when the machine changes: they are off by a few times then, and no guess.
+        The costs are measured, or many steps have been predicted well. That stays so when the
+        machine changes: predictions are off by a few times then.
         """
-        return self._is_tried[shape.is_decode]
+        return self._costs != GUESS or self._is_tried[shape.is_decode]
 
     def known_ratios(self, now_s: float) -> tuple[float, float]:
         """Return the ratios of steps with prompt chunks and without; 0 if none is known now."""
