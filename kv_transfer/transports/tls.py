@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from kv_transfer.transports.sockets import wait_readable, wait_writable
-from pdserve.errors import AccessDenied, ConfigError
-from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Reloaded, role_name
+from pdserve.errors import AccessDenied
+from pdserve.process.certificates import (
+    CA_FILE,
+    CERT_FILE,
+    KEY_FILE,
+    Reloaded,
+    mutual_context,
+    role_name,
+)
 
 _NAME = role_name("node")
 # On one connection: 2^24 records, which is less than AES-GCM may encrypt with one key (RFC 8446,
@@ -97,21 +104,8 @@ def _check_role(sock: ssl.SSLSocket) -> None:
 
 
 def _contexts(directory: Path) -> _Contexts:
-    try:
-        exporter = _context(ssl.PROTOCOL_TLS_SERVER, directory)
-        puller = _context(ssl.PROTOCOL_TLS_CLIENT, directory)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
-        ) from error
+    exporter = mutual_context(ssl.PROTOCOL_TLS_SERVER, directory)
+    puller = mutual_context(ssl.PROTOCOL_TLS_CLIENT, directory)
     exporter.verify_mode = ssl.CERT_REQUIRED
     exporter.num_tickets = 0  # nothing but KV follows the handshake
     return _Contexts(exporter, puller)
-
-
-def _context(protocol: int, directory: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(directory / CA_FILE)
-    context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
-    return context

@@ -38,7 +38,10 @@ def run(directory: Path, role: Role, hosts: Sequence[str], days: int) -> int:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot make certificates in {directory}: {error}") from error
     print(f"{made} has {CA_FILE}, {CERT_FILE} and {KEY_FILE}, valid for {days} days: copy it to")
-    print(f"the {role}'s machine, and start it there with --set security.tls_dir=DIR.")
+    use = "start it there with --set security.tls_dir=DIR"
+    if role == "monitor":
+        use = "name the files in Prometheus' tls_config, with server_name: node.pdserve"
+    print(f"the {role}'s machine, and {use}.")
     print(f"{directory / CA_KEY_FILE} signs certificates: keep it off all of these machines.")
     return OK
 

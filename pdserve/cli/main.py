@@ -178,9 +178,9 @@ def _add_certs_flags(parser: FlagParser) -> None:
     )
     parser.add_argument(
         "--role",
-        choices=["coordinator", "node"],
+        choices=["coordinator", "node", "monitor"],
         required=True,
-        help="what the certificate's owner may be",
+        help="what the certificate's owner may be; a monitor only reads nodes' metrics",
     )
     parser.add_argument(
         "--host",

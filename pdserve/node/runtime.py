@@ -29,7 +29,6 @@ from pdserve.core_rule import Slowdowns
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
-from pdserve.exposition import Exposition
 from pdserve.late_rule import has_late_last
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
@@ -185,7 +184,7 @@ class Node:
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._metrics_server = MetricsServer(
-            Exposition(parts.metrics.pieces), samples.since, self._probed_state
+            parts.metrics.pieces, samples.since, self._probed_state, self._security.tls_dir
         )
         self._links: list[CoordinatorLink] = []
         self._coordinators: Coordinators | None = None  # not before this node listens

@@ -14,7 +14,7 @@ from pdserve.errors import ConfigError
 log = logging.getLogger(__name__)
 
 CA_FILE, CERT_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"  # as cert-manager names them
-Role: TypeAlias = Literal["coordinator", "node"]
+Role: TypeAlias = Literal["coordinator", "node", "monitor"]  # who only reads nodes' metrics
 _Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 T = TypeVar("T")
 
@@ -39,6 +39,24 @@ def tell_if_outdated(directory: Path) -> None:
                 end.do_handshake()
     except ssl.SSLError as error:
         log.error("others will refuse %s in %s: %s", CERT_FILE, directory, error)
+
+
+def mutual_context(protocol: int, directory: Path) -> ssl.SSLContext:
+    """Return TLS 1.3 that shows the certificate in a directory, and trusts the CA there.
+
+    Raises:
+        ConfigError: there is no certificate, key and CA, or they do not fit together.
+    """
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:  # without a password it would ask for the one of an encrypted key at the terminal
+        context.load_verify_locations(directory / CA_FILE)
+        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
+        ) from error
+    return context
 
 
 def role_name(role: Role) -> str:

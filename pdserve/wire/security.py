@@ -27,6 +27,7 @@ from pdserve.process.certificates import (
     CERT_FILE,
     KEY_FILE,
     Reloaded,
+    mutual_context,
     role_name,
     tell_if_outdated,
 )
@@ -219,11 +220,5 @@ def _check_keys(directory: Path) -> None:
         ConfigError: they are not.
     """
     _read_keys(directory)
-    try:
-        context = ssl.create_default_context(cafile=directory / CA_FILE)
-        context.load_cert_chain(directory / CERT_FILE, directory / KEY_FILE, password="")
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"{CA_FILE}, {CERT_FILE} and {KEY_FILE} in {directory} do not fit together: {error}"
-        ) from error
+    mutual_context(ssl.PROTOCOL_TLS_CLIENT, directory)
     tell_if_outdated(directory)

@@ -74,13 +74,20 @@ _SCALED_OBJECT = _object(
     ),
     triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
 )
+_KEY_OF_SECRET = _object("name", "key", name=_STRING, key=_STRING)
 _ENDPOINT = _object(
     "port",
     port=_STRING,
     path=_STRING,
     interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     scheme={"enum": ["http", "https"]},
-    tlsConfig=_object(insecureSkipVerify={"type": "boolean"}),
+    tlsConfig=_object(
+        insecureSkipVerify={"type": "boolean"},
+        serverName=_STRING,
+        ca=_object(secret=_KEY_OF_SECRET),
+        cert=_object(secret=_KEY_OF_SECRET),
+        keySecret=_KEY_OF_SECRET,
+    ),
     relabelings={
         "type": "array",
         "items": _object(

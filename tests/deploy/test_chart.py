@@ -24,6 +24,7 @@ import kubernetes_validate
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.placement import gpus_of_node
+from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, role_name
 from pdserve.settings.config import ONE_POOL, CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, config_from
 from pdserve.settings.rank_host import RankHostConfig
@@ -65,7 +66,14 @@ VALUES: dict[str, Document] = {
     "tenants": {"auth": {"keyFileSecret": "tenants"}},
     "a key of one's own": {"auth": {"apiKeySecret": "key"}},
     "HTTPS": {"auth": {"httpsSecret": "api"}, "podMonitor": {"enabled": True}},
-    "mTLS": {"auth": {"coordinatorTlsSecret": "for-coordinators", "nodeTlsSecret": "for-nodes"}},
+    "mTLS": {
+        "auth": {
+            "coordinatorTlsSecret": "for-coordinators",
+            "nodeTlsSecret": "for-nodes",
+            "monitorTlsSecret": "for-prometheus",
+        },
+        "podMonitor": {"enabled": True},
+    },
     "a join token of one's own": {"auth": {"joinTokenSecret": "join"}},
     "no storage": {"coordinator": {"storage": ""}, "prefill": {"sharedMemory": ""}},
     "a storage class": {"coordinator": {"storage": "10Gi", "storageClass": "fast"}},
@@ -353,7 +361,7 @@ def test_the_api_speaks_https_with_the_secret_that_is_named(chart: Renderer) -> 
     assert [probe["httpGet"]["scheme"] for probe in probes] == ["HTTPS"] * 3
     (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
     ends = {end["port"]: end.get("scheme") for end in monitor["spec"]["podMetricsEndpoints"]}
-    assert ends == {"http": "https", "metrics": None}, "nodes' metrics are in clear text"
+    assert ends == {"http": "https", "metrics": None}, "only with mTLS"
 
 
 def test_processes_have_the_certificates_of_their_role(chart: Renderer) -> None:
@@ -365,6 +373,20 @@ def test_processes_have_the_certificates_of_their_role(chart: Renderer) -> None:
         mounted = volumes[mounts[config_of(part, document).security.tls_dir]]["secret"]
         role = "coordinators" if part == "coordinator" else "nodes"
         assert mounted == {"secretName": f"for-{role}"}
+
+
+def test_nodes_with_certificates_are_probed_without_and_scraped_with_one(chart: Renderer) -> None:
+    documents = chart.render(VALUES["mTLS"])
+    for pool in ("prefill", "decode"):
+        (container,) = pod_of(workloads(documents)[pool])["containers"]
+        for probe in ("startupProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    (end,) = (end for end in monitor["spec"]["podMetricsEndpoints"] if end["port"] == "metrics")
+    assert (end["scheme"], end["tlsConfig"]["serverName"]) == ("https", role_name("node"))
+    files = [end["tlsConfig"]["ca"]["secret"], end["tlsConfig"]["cert"]["secret"]]
+    files.append(end["tlsConfig"]["keySecret"])
+    assert files == [{"name": "for-prometheus", "key": n} for n in (CA_FILE, CERT_FILE, KEY_FILE)]
 
 
 def test_a_pool_that_grows_is_not_held_at_its_first_size(chart: Renderer) -> None:
@@ -496,6 +518,10 @@ WRONG: dict[str, tuple[Document, str]] = {
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
     "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),
     "certificates for nodes only": ({"auth": {"nodeTlsSecret": "for-nodes"}}, "auth"),
+    "nodes with certificates, and Prometheus with none": (
+        VALUES["mTLS"] | {"auth": VALUES["nodes of several hosts"]["auth"]},
+        "auth.monitorTlsSecret",
+    ),
     "a gateway without a picker": ({"inferencePool": {"enabled": True}}, "endpointPicker"),
     "scaling without metrics": ({"decode": {"autoscaling": {"enabled": True}}}, "prometheus"),
 }

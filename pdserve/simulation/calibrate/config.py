@@ -13,7 +13,16 @@ from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Seconds
 
 _FLAGS: Final[Groups] = {
-    "nodes": ("url", "model", "shape", "threads", "dtype", "quantization", "tensor_parallel"),
+    "nodes": (
+        "url",
+        "tls_dir",
+        "model",
+        "shape",
+        "threads",
+        "dtype",
+        "quantization",
+        "tensor_parallel",
+    ),
     "limits": ("kv_memory", "token_budget", "max_batch_size", "max_model_len"),
     "measurement": ("output", "budget_s", "seed", "json"),
 }
@@ -27,6 +36,12 @@ class CalibrateConfig(ConfigStruct, frozen=True):
     url: Annotated[
         str,
         Meta(description="coordinator of a cluster that nobody uses; empty: one is started"),
+    ] = ""
+    tls_dir: Annotated[
+        str,
+        Meta(
+            description="directory of ca.crt, tls.crt and tls.key, if its nodes have certificates"
+        ),
     ] = ""
     output: Annotated[str, Meta(description="file to write")] = "calibration.json"
     model: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import CalibrationError, ConfigError
 from pdserve.measured.calibration import Calibration, write_calibration
+from pdserve.process.certificates import mutual_context
 from pdserve.process.exit_codes import OK
 from pdserve.settings.config import CheckpointConfig, Mode
 from pdserve.simulation.calibrate.config import CalibrateConfig
@@ -131,8 +133,9 @@ async def _at(
         )
     if not addresses:
         raise CalibrationError(f"{url} has no nodes")
+    tls = mutual_context(ssl.PROTOCOL_TLS_CLIENT, Path(config.tls_dir)) if config.tls_dir else None
     async with aiohttp.ClientSession() as session, open_loop_client(url, status.model) as client:
-        reader = NodeReader(session, addresses)
+        reader = NodeReader(session, addresses, tls)
         await reader.read()
         kind = reader.kind
         assert kind is not None

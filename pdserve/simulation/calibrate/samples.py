@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,6 +13,7 @@ import msgspec
 
 from pdserve.errors import CalibrationError, ClusterError
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
+from pdserve.process.certificates import role_name
 from pdserve.protocol import StepCosts
 
 _REPLY_S = 10.0
@@ -47,8 +49,15 @@ class Recording:
 class NodeReader:
     """Reads the samples of the same nodes again and again, each only once."""
 
-    def __init__(self, session: aiohttp.ClientSession, addresses: Sequence[str]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        addresses: Sequence[str],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` shows a certificate of the cluster's CA; None: its nodes have none."""
         self._session = session
+        self._tls = tls
         self._newest = dict.fromkeys(addresses, 0)
         self.kind: NodeKind | None = None  # of all nodes; None before the first `read`
 
@@ -88,18 +97,24 @@ class NodeReader:
             await asyncio.wait([running])
 
     async def _read(self, address: str) -> list[NodeSamples]:
-        url = f"http://{address}/samples"
+        url = f"{'https' if self._tls else 'http'}://{address}/samples"
         read: list[NodeSamples] = []
         limit = aiohttp.ClientTimeout(total=_REPLY_S)
         while True:
             after = self._newest[address]
             try:
                 async with self._session.get(
-                    url, params={"after": after}, timeout=limit, raise_for_status=True
+                    url,
+                    params={"after": after},
+                    timeout=limit,
+                    raise_for_status=True,
+                    ssl=self._tls or True,
+                    server_hostname=role_name("node") if self._tls else None,
                 ) as response:
                     samples = msgspec.json.decode(await response.read(), type=NodeSamples)
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-                raise ClusterError(f"cannot read {url}: {error!r}") from error
+                advice = "" if self._tls else " (if nodes have certificates, --tls-dir has one)"
+                raise ClusterError(f"cannot read {url}: {error!r}{advice}") from error
             self._newest[address] = samples.newest
             if not (samples.steps or samples.pulls):
                 return read or [samples]

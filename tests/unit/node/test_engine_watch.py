@@ -84,9 +84,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(
-    costs: StepCosts = MEASURED, *, compiles: bool = False
-) -> AsyncIterator[Bench]:
+async def running(costs: StepCosts = MEASURED, *, compiles: bool = False) -> AsyncIterator[Bench]:
     bench = Bench(costs, compiles=compiles)
     await until(lambda: bench.engine.has_thread)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import aiohttp
 
-from pdserve.exposition import Exposition
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.protocol import NodeState
 
@@ -13,7 +12,7 @@ STATES = ["standby", *(state.name.lower() for state in NodeState)]
 
 async def test_a_probe_is_told_whether_the_node_is_well() -> None:
     state = ""
-    server = MetricsServer(Exposition(lambda: iter(())), lambda after: b"", lambda: state)
+    server = MetricsServer(lambda: iter(()), lambda after: b"", lambda: state)
     port = await server.start("127.0.0.1", 0)
     told = []
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

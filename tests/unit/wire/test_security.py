@@ -38,6 +38,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("keys")
     make(root / "ours", "coordinator", ["127.0.0.1", "api.example.org"], DAY)
     make(root / "ours", "node", [], DAY)
+    make(root / "ours", "monitor", [], DAY)
     make(root / "other", "node", [], DAY)
     shutil.copytree(root / "ours", root / "old")
     make(root / "old", "node", [], datetime.timedelta(seconds=-1))
@@ -96,6 +97,7 @@ async def test_nodes_and_coordinators_know_each_other_by_their_certificates(keys
         ("ours/coordinator", "other/node", "(?i)certificate|ssl|handshake"),
         ("ours/coordinator", "old/node", "(?i)certificate|ssl|handshake|closed|reset"),
         ("ours/coordinator", "ours/coordinator", "not for node.pdserve"),
+        ("ours/coordinator", "ours/monitor", "not for node.pdserve"),
         ("ours/node", "ours/node", "(?i)coordinator.pdserve|hostname|verif"),
         ("ours/coordinator", "", "."),
         ("", "ours/node", "(?i)ssl|handshake"),

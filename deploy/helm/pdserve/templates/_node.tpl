@@ -47,11 +47,11 @@ containers:
       - { name: metrics, containerPort: {{ $pool.metricsPort }} }
       - { name: kv, containerPort: {{ $pool.kvPort }} }
     startupProbe: # until its weights are loaded
-      httpGet: { path: /health, port: metrics }
+      httpGet: { path: /health, port: metrics{{ if $root.Values.auth.nodeTlsSecret }}, scheme: HTTPS{{ end }} }
       periodSeconds: 5
       failureThreshold: {{ div (add $pool.startSeconds 4) 5 }}
     readinessProbe: # not by gRPC, for which Kubernetes would need a certificate
-      httpGet: { path: /health, port: metrics }
+      httpGet: { path: /health, port: metrics{{ if $root.Values.auth.nodeTlsSecret }}, scheme: HTTPS{{ end }} }
       periodSeconds: 2
       failureThreshold: 1
     livenessProbe: # a node that is sick ends by itself
