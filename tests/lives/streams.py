@@ -152,6 +152,11 @@ class Connection:
         delay_s = self._network.delay_s(way)
         self._network.loop.call_later(delay_s, self._handle, method, context=self.server.context)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether the server's method runs; it is cancelled when the client is known to be gone."""
+        return self._handler is not None and not self._handler.done()
+
     # ---- the client's end ----------------------------------------------------------------------
 
     async def write(self, message: Any) -> None:
@@ -253,7 +258,12 @@ class ServerContext:
             await asyncio.get_running_loop().create_future()
 
     async def write(self, message: Any) -> None:
-        await self._connection.down.write(message)
+        """What is written to a client that has left, and is not known to have, goes nowhere."""
+        try:
+            await self._connection.down.write(message)
+        except asyncio.InvalidStateError:
+            if not self._connection.is_served:
+                raise
 
     def set_trailing_metadata(self, trailing: Any) -> None:
         self.trailing = grpc.aio.Metadata(*trailing)
