@@ -35,7 +35,8 @@ CUDA = torch.device("cuda", 0)
 
 def test_a_graph_has_nccl_in_it() -> None:
     """With one rank a sum is what it was, but it is NCCL's, and captured."""
-    ranks = GroupCollectives(_Groups(_group(HashStore(), 0, 1, CUDA), None), WHOLE, CUDA)
+    store = HashStore()
+    ranks = GroupCollectives(_Groups(_group(store, 0, 1, CUDA), None), WHOLE, CUDA, store)
     source, out = torch.ones(64, device=CUDA), torch.zeros(64, device=CUDA)
 
     def work() -> None:

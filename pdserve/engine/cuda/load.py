@@ -16,7 +16,6 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.parts import largest_part
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
-from pdserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +34,15 @@ def cuda_decoder(
     Args:
         config: the architecture, of the whole model.
         weights: on a GPU; this rank's.
-        attention: name of an attention backend; empty for the fastest that works.
+        attention: name of an attention backend; empty for the fastest that works on rank 0.
         has_graphs: whether steps are replayed as CUDA graphs.
         worst_step: the largest step; there are graphs for as much, and memory to sample as many
             tokens at a time as it has requests.
         ranks: this rank and the others.
 
     Raises:
-        ConfigError: the named backend cannot be used; or a rank of several cannot have graphs.
+        ConfigError: the named backend cannot be used.
+        NodeSick: another rank has ended.
     """
     device = weights.embedding.device
     own, layers = ranks.shard.of(config), ranks.shard.layers(config)
@@ -58,7 +58,7 @@ def cuda_decoder(
     if lacking is not None:
         _log.warning("plain torch computes the model, several times slower: %s", lacking)
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)  # no other can be named
-    from pdserve.engine.cuda.attention.race import Fastest, fastest_attention
+    from pdserve.engine.cuda.attention.race import fastest_attention, opened
     from pdserve.engine.cuda.attention.triton_attention import TritonAttention
     from pdserve.engine.cuda.capture.graphs import buckets_for
     from pdserve.engine.cuda.capture.piece_sizes import piece_sizes
@@ -68,22 +68,20 @@ def cuda_decoder(
     from pdserve.engine.cuda.stopwatch import CudaStopwatch
 
     new_recorder = partial(CudaRecorder, device) if has_graphs else None
+
+    def measured() -> str:
+        names = fastest_attention(needs, device, CudaStopwatch(device), new_recorder).names
+        torch.cuda.empty_cache()  # KV may have what was measured with
+        return names
+
     with torch.cuda.device(device):
         if named is None:
-            chosen = fastest_attention(needs, device, CudaStopwatch(device), new_recorder)
-            torch.cuda.empty_cache()  # KV may have what was measured with
+            chosen = opened(ranks.agree("attention", measured), device)
         else:
-            captured = named.open_captured
-            chosen = Fastest(
-                named.open(device), TritonAttention() if captured is None else captured(device)
-            )
+            captured = named.name if named.open_captured is not None else TritonAttention.name
+            chosen = opened(f"{named.name} {captured}", device)
         _log.info("attention on %s: %s", device, chosen.prompts.name)
         if chosen.decodes is None and new_recorder is not None:
-            if not ranks.shard.is_whole:
-                raise ConfigError(
-                    "no attention works in CUDA graphs here, and other ranks may have one that "
-                    "does: set cuda_graphs = false"
-                )
             _log.warning("no CUDA graphs: no attention works in them here")
             new_recorder = None
         decoder = CudaDecoder(

@@ -6,6 +6,7 @@ csrc/ranks.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from torch import Tensor
@@ -44,6 +45,13 @@ class Collectives(Protocol):
     def largest(self, number: int) -> int:
         """Return the largest of all ranks' numbers, and wait for it. Raises as all_reduce."""
 
+    def agree(self, what: str, choose: Callable[[], str]) -> str:
+        """Return what `choose` returns on rank 0 of the first stage, which alone calls it.
+
+        For the start: the others wait on the host, longer than for `largest`. `what` is chosen
+        once. Raises as all_reduce.
+        """
+
     def send(self, tensor: Tensor) -> None:
         """Send a contiguous tensor to the same rank of the next stage; that of the last: the first.
 
@@ -77,6 +85,10 @@ class Alone:
     def largest(self, number: int) -> int:
         """As Collectives.largest."""
         return number
+
+    def agree(self, what: str, choose: Callable[[], str]) -> str:
+        """As Collectives.agree."""
+        return choose()
 
     def send(self, tensor: Tensor) -> None:
         """There is no other stage."""

@@ -33,6 +33,7 @@ from pdserve.protocol import Sickness
 JOIN_S: Final = 60.0  # for all ranks to meet, once each has its weights
 LOAD_S: Final = 3600.0  # for those of other hosts to load theirs; one that has ended is noticed
 COLLECTIVE_S: Final = 60.0  # for one collective; a rank that has ended is noticed at once elsewhere
+AGREE_S: Final = 600.0  # for rank 0 to choose: libraries may compile what they are tried with
 _LOOPBACK: Final = "lo"
 
 
@@ -49,9 +50,10 @@ class _Groups:
 class GroupCollectives:
     """Collectives of the ranks of a node, each of which has a device of its own."""
 
-    def __init__(self, groups: _Groups, shard: Shard, device: torch.device) -> None:
+    def __init__(self, groups: _Groups, shard: Shard, device: torch.device, store: Store) -> None:
         """Use `join_ranks`."""
         self.shard = shard
+        self._store = store
         self._groups = groups
         self._device = device
 
@@ -92,6 +94,18 @@ class GroupCollectives:
             for group in self._groups.present:  # of the stage, and then of the stages' largest
                 group.allreduce(numbers, ReduceOp.MAX).wait()
         return int(numbers.item())
+
+    def agree(self, what: str, choose: Callable[[], str]) -> str:
+        """As Collectives.agree."""
+        key = f"agreed {what}"
+        if self.shard.rank == self.shard.stage == 0:
+            chosen = choose()
+            with _together():
+                self._store.set(key, chosen)
+            return chosen
+        with _together():
+            self._store.wait([key], timedelta(seconds=AGREE_S))
+            return self._store.get(key).decode()
 
     def send(self, tensor: Tensor) -> None:
         """As Collectives.send. On a GPU the current stream waits, not the caller."""
@@ -147,7 +161,7 @@ def join_ranks(
         check()
     if failed:
         raise NodeSick(f"{Sickness.RANK_LOST}: the ranks do not meet: {failed[0]}") from failed[0]
-    return GroupCollectives(joined[0], shard, device)
+    return GroupCollectives(joined[0], shard, device, store)
 
 
 def _wait_for_all(store: Store, shard: Shard) -> None:

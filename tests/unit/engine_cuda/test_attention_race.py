@@ -17,7 +17,7 @@ from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention import race as attention_race
 from pdserve.engine.cuda.attention.catalog import AttentionKind, AttentionNeeds
-from pdserve.engine.cuda.attention.race import Fastest, fastest_attention
+from pdserve.engine.cuda.attention.race import Fastest, fastest_attention, opened
 from tests.unit.engine_cuda.replayed import Recorded, Replayed
 from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 
@@ -153,6 +153,14 @@ def test_none_of_those_that_cannot_be_measured_wins(caplog: pytest.LogCaptureFix
     assert found.decodes is None
     assert "attention by one cannot compute prompts here" in caplog.text
     assert "attention by two cannot compute decodes here" in caplog.text
+
+
+def test_other_ranks_open_the_winners_by_their_names() -> None:
+    quick, graphs = Named("quick", 1.0), Named("graphs", 2.0, 1.0)
+    kinds = (quick.kind(is_captured=False), graphs.kind())
+    assert race(*kinds).names == "quick graphs"
+    assert opened("quick graphs", CPU, kinds) == Fastest(quick, graphs)
+    assert opened(race(kinds[0]).names, CPU, kinds) == Fastest(quick, None)
 
 
 def test_the_last_one_runs_if_no_other_does() -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.parameters import tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks import process_group
+from pdserve.engine.ranks.process_group import GroupCollectives, join_ranks
 from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Scheduled
 from pdserve.engine.weights.load import load_torch_weights
+from pdserve.errors import NodeSick
 from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
@@ -181,3 +187,24 @@ def test_ranks_have_each_part_of_the_weights_once(checkpoint_of: Make, num_ranks
         factor = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
         factor = num_ranks if "norm" in name else factor
         assert sizes[name] == factor * slot.destination.numel(), name
+
+
+def joined(num_ranks: int, num_stages: int = 1) -> list[GroupCollectives]:
+    parallelism, store = Parallelism(num_ranks, num_stages), HashStore()
+    shards = [Shard.of_rank(rank, parallelism) for rank in range(parallelism.num_ranks)]
+    with ThreadPoolExecutor(len(shards)) as threads:
+        return list(threads.map(lambda s: join_ranks(store, s, CPU, lambda: None), shards))
+
+
+def test_rank_0_chooses_for_all() -> None:
+    ranks = joined(2, 2)
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        chosen = threads.map(lambda one: one.agree("a word", lambda: str(one.shard)), ranks)
+    assert list(chosen) == [str(ranks[0].shard)] * 4
+
+
+def test_nobody_waits_for_ever_for_what_rank_0_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "AGREE_S", 0.05)
+    _, other = joined(2)
+    with pytest.raises(NodeSick, match="rank_lost"):
+        other.agree("a word", lambda: "not this rank's to choose")

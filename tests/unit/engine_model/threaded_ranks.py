@@ -71,6 +71,9 @@ class InTurn:
         self.calls.append("largest")
         return self._meet(lambda: self._ranks.largest(number))
 
+    def agree(self, what: str, choose: Callable[[], str]) -> str:
+        return self._meet(lambda: self._ranks.agree(what, choose))
+
     def _meet(self, collective: Callable[[], T]) -> T:
         self._computing.release()
         try:

@@ -1,4 +1,4 @@
-"""A node's metrics port in a cluster with certificates: who reads what, and by which certificates."""
+"""A node's metrics port in a cluster with certificates: who reads what."""
 
 from __future__ import annotations
 

@@ -41,6 +41,19 @@ class Fastest:
     prompts: AttentionBackend  # for steps with chunks of prompts
     decodes: DecodeAttention | None  # for decode steps in graphs; None: nothing can be captured
 
+    @property
+    def names(self) -> str:
+        """Theirs, as `opened` takes them."""
+        return " ".join(each.name for each in (self.prompts, self.decodes) if each is not None)
+
+
+def opened(names: str, device: torch.device, kinds: Sequence[AttentionKind] = KINDS) -> Fastest:
+    """Return the backends of these names: the one for prompts, and one for decodes if there is."""
+    prompts, _, decodes = names.partition(" ")
+    by_name = {kind.name: kind for kind in kinds}
+    captured = by_name[decodes].open_captured if decodes else None
+    return Fastest(by_name[prompts].open(device), None if captured is None else captured(device))
+
 
 def fastest_attention(
     needs: AttentionNeeds,
