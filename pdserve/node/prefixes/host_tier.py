@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -24,10 +25,12 @@ from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_pool import parts_here
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.native.file_lock import file_lock
 from pdserve.errors import ConfigError, StaleTicket, TransportUnavailable
-from pdserve.node.memory.meminfo import available_bytes
+from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
+from pdserve.process.user_cache import cache_folder
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
 
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 BATCH = 16  # blocks copied, and so not evictable, at a time
 KEPT_SHARE = 8  # at most one of this many free blocks is being copied
+KEPT_MEMORY = 16  # one of this many bytes of the machine is not pinned, for all else there is
+PIN_S = 600.0  # in which all nodes that start together on this machine have pinned
 
 TierBlocks: TypeAlias = FileBlocks | PinnedBlocks  # the memory of a tier
 
@@ -75,18 +80,46 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
     sizes = model.part_sizes
     if model.device.type == "cpu":
         return FileBlocks(num_blocks, sizes, tier_dir)
-    wanted, available = num_blocks * sum(sizes), available_bytes()
-    if wanted > available:  # what pinning does then is up to the kernel: it kills
-        raise ConfigError(
-            f"tier_memory: {wanted >> 20}MiB are pinned when the node starts, and "
-            f"{available >> 20}MiB of memory are available: lower it"
-        )
-    try:
-        return PinnedBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
-    except TransportUnavailable as error:
-        raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
-    except DeviceError as error:
-        raise ConfigError(f"tier_memory of {wanted >> 20}MiB: {error}; lower it") from error
+    wanted = num_blocks * sum(sizes)
+    with _turn_to_pin():
+        room = available_bytes() - total_bytes() // KEPT_MEMORY
+        if wanted > room:  # what pinning does then is up to the kernel: it kills
+            raise ConfigError(
+                f"tier_memory: {wanted >> 20}MiB are pinned when the node starts, and "
+                f"{max(0, room) >> 20}MiB can be: lower it"
+            )
+        try:
+            return PinnedBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
+        except TransportUnavailable as error:
+            raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
+        except DeviceError as error:
+            raise ConfigError(f"tier_memory of {wanted >> 20}MiB: {error}; lower it") from error
+
+
+@contextmanager
+def _turn_to_pin() -> Iterator[None]:
+    """Nodes that start together pin one after the other, so each sees what is left.
+
+    Raises:
+        ConfigError: others take too long.
+    """
+    folder = cache_folder("host-tier")
+    with ExitStack() as held:
+        try:
+            if folder is None:
+                raise FileNotFoundError("there is no home directory")
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = file_lock(folder / "pinning.lock", PIN_S, lambda: None)
+            is_ours = held.enter_context(lock)
+        except OSError as error:
+            log.warning("nodes that start together may pin too much: no lock: %s", error)
+        else:
+            if not is_ours:
+                raise ConfigError(
+                    f"other nodes have been pinning their tier_memory for {PIN_S:.0f} s: start "
+                    "this one again"
+                )
+        yield
 
 
 def make_tier(

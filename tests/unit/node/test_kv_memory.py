@@ -6,6 +6,9 @@ import dataclasses
 import errno
 import logging
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from kv_transfer.cuda.pinned import PinnedBlocks
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
@@ -24,6 +28,7 @@ from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_k
 from pdserve.node.prefixes import host_tier
 from pdserve.node.prefixes.host_tier import make_tier, make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
+from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
 from tests.fake_gpus import FakeDriver, FakeHost
@@ -160,8 +165,47 @@ def test_a_tier_that_cannot_be_pinned_is_refused(
     with pytest.raises(ConfigError, match=r"tier_memory of 1MiB: cannot pin .* lower it"):
         make_tier_blocks(tiered("1MiB"), on_gpu)
     monkeypatch.setattr(host_tier, "available_bytes", lambda: 100 << 20)
-    with pytest.raises(ConfigError, match=r"1024MiB are pinned .* 100MiB of memory are available"):
+    monkeypatch.setattr(host_tier, "total_bytes", lambda: 320 << 20)
+    with pytest.raises(ConfigError, match=r"1024MiB are pinned .* 80MiB can be"):
         make_tier_blocks(tiered("1GiB"), on_gpu)
+
+
+def test_nodes_that_start_together_do_not_pin_the_same_memory(
+    host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sees what is there before it pins, and pinning takes a while."""
+    both_saw, tiers = threading.Barrier(2), []
+
+    def seen() -> int:
+        with suppress(threading.BrokenBarrierError):
+            both_saw.wait(0.2)
+        return (3 << 20) - sum(map(len, host.pinned.values()))
+
+    def start(_: int) -> bool:
+        try:
+            tiers.append(make_tier_blocks(tiered("2MiB"), on_gpu))
+        except ConfigError:
+            return False
+        return True
+
+    monkeypatch.setattr(host_tier, "available_bytes", seen)
+    monkeypatch.setattr(host_tier, "total_bytes", lambda: 3 << 20)
+    with ThreadPoolExecutor(2) as nodes:
+        assert sorted(nodes.map(start, range(2))) == [False, True]
+
+
+def test_a_node_that_cannot_pin_for_others_says_so(
+    host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_tier, "PIN_S", 0.01)
+    folder = cache_folder("host-tier")
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        file_lock(folder / "pinning.lock", 1.0, lambda: None),
+        pytest.raises(ConfigError, match="other nodes have been pinning"),
+    ):
+        make_tier_blocks(tiered("1MiB"), on_gpu)
 
 
 def test_a_tier_on_a_gpu_has_no_file(host: FakeHost, on_gpu: NodeModel) -> None:
