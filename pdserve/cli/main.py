@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,15 +44,30 @@ _CONFIGS: Final[Mapping[str, type[ConfigStruct]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _reader_has_left() -> bool:
+    """Whether who reads our output has seen enough, as `head` has."""
+    stdout = select.poll()
+    stdout.register(sys.stdout.fileno(), 0)  # errors alone, which are always told
+    return bool(stdout.poll(0))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     command: Command = arguments.command
     try:
-        code = command(arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        return command(arguments)
     except PdserveError as error:
         message = " ".join(str(error).split())
         print(f"pdserve {arguments.name}: error: {message}", file=sys.stderr)

@@ -51,6 +51,12 @@ def test_a_process_is_run_with_its_config(command, config, processes):
     assert processes == {"error": None, command: config}
 
 
+def test_a_pipe_that_breaks_elsewhere_is_a_bug(processes):
+    processes["error"] = BrokenPipeError("of a rank")
+    with pytest.raises(BrokenPipeError, match="of a rank"):
+        main(["decode"])
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -90,9 +90,10 @@ def test_what_would_be_refused_is_refused(capsys, tmp_path):
     assert "there is no setting `engine.kv_memry`; did you mean `engine.kv_memory`?" in said
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+@pytest.mark.parametrize("words", [["config"], ["up", "--help"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(words: list[str]) -> None:
     """As `pdserve config | head -1`."""
-    command = [sys.executable, "-m", "pdserve.cli", "config"]
+    command = [sys.executable, "-m", "pdserve.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
         running.stdout.close()
