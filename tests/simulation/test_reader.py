@@ -13,25 +13,13 @@ from aiohttp import web
 
 from pdserve.engine.interface import StepReport
 from pdserve.errors import ClusterError
-from pdserve.kv_layout import KvDtype
-from pdserve.measured.calibration import ModelShape, NodeLimits
-from pdserve.measured.samples import NodeKind
 from pdserve.node.reports import sample_log
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.perf_model import StepShape
 from pdserve.protocol import StepCosts
 from pdserve.simulation.calibrate.samples import NodeReader
+from tests.simulation.test_calibrate import KIND
 
-KIND = NodeKind(
-    device="a processor",
-    cpus=1,
-    host_cores=4,
-    model="random-50m",
-    shape=ModelShape(8, 512, 4, 64, 32000, KvDtype.BFLOAT16, 64, 100_000_000),
-    limits=NodeLimits(2048, 512, 64, 8192),
-    tensor_parallel=1,
-    quantisation="",
-)
 COSTS = StepCosts(knot_tokens=[1], knot_s=[0.01])
 DEADLINE_S = 20.0
 EVERY_S = 0.001

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.load.promises import Scale, TpotPromise, TtftPromise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
@@ -30,8 +31,6 @@ _LEAST_REQUESTS = 200  # of a run; fewer say little
 _QUICK_REQUESTS = 54
 _MOST_REQUESTS = 50_000  # of a run: all its prompts are made before it
 _WARM_UP = 3  # requests after each start of a cluster
-
-Scale = Annotated[float, Meta(ge=0)]
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -106,12 +105,8 @@ class CompareConfig(ConfigStruct, frozen=True):
         Meta(description="request rates, per second; empty: found around the modes' capacity"),
     ] = msgspec.field(default_factory=list)
     duration_s: Annotated[Seconds, Meta(description="duration of each run")] = 30.0
-    ttft_s: Annotated[
-        Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
-    tpot_s: Annotated[
-        Scale, Meta(description="TPOT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
+    ttft_s: TtftPromise = 0.0
+    tpot_s: TpotPromise = 0.0
     ttft_scale: Annotated[Scale, Meta(description="that multiple; 0: as the scenario says")] = 0.0
     tpot_scale: Annotated[Scale, Meta(description="that multiple; 0: as the scenario says")] = 0.0
     target: Annotated[

@@ -7,12 +7,13 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from pdserve.bench.load.promises import Scale
 from pdserve.costs import DESCRIPTION, Prices
 from pdserve.errors import ConfigError
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import Count
-from pdserve.simulation.predict.config import PredictConfig, Scale
+from pdserve.simulation.predict.config import PredictConfig
 
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rate", "requests", "seeds"),

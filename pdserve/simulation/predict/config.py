@@ -7,11 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from pdserve.bench.load.promises import Scale, TpotPromise, TtftPromise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.settings.config import PolicyConfig
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
-
-Scale = Annotated[float, Meta(ge=0)]
 
 
 class PredictConfig(ConfigStruct, frozen=True):
@@ -29,12 +28,8 @@ class PredictConfig(ConfigStruct, frozen=True):
     length_scale: Annotated[
         Scale, Meta(description="factor on all lengths; 0: chosen to fit the model")
     ] = 0.0
-    ttft_s: Annotated[
-        Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
-    tpot_s: Annotated[
-        Scale, Meta(description="TPOT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
+    ttft_s: TtftPromise = 0.0
+    tpot_s: TpotPromise = 0.0
     target: Annotated[
         float, Meta(gt=0, lt=1, description="share of each kind of requests that must meet both")
     ] = 0.9

@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.load.promises import TpotPromise, TtftPromise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig, Mode
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import check_pairs
-from pdserve.simulation.predict.config import Scale
 
 _FLAGS: Final[Groups] = {
     "nodes": ("calibration", "calibrate_s", "shape", "deployments", "threads"),
@@ -53,12 +53,8 @@ class PredictionConfig(ConfigStruct, frozen=True):
         list[Seconds], Meta(min_length=2, description="rates, as shares of the predicted goodput")
     ] = msgspec.field(default_factory=lambda: [0.7, 1.0, 1.3])
     requests: Annotated[Count, Meta(description="requests of each run")] = 100
-    ttft_s: Annotated[
-        Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
-    tpot_s: Annotated[
-        Scale, Meta(description="TPOT promise; 0: a multiple of an idle cluster's")
-    ] = 0.0
+    ttft_s: TtftPromise = 0.0
+    tpot_s: TpotPromise = 0.0
     target: Annotated[
         float, Meta(gt=0, lt=1, description="share of each kind of requests that must be in time")
     ] = 0.9
