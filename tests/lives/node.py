@@ -80,7 +80,6 @@ class NodeProcess(Process):
                 self._model,
                 None,
                 SERVICES,
-                None,  # no pair
             )
         )
         self.life.add_done_callback(lambda _: ended(self))
