@@ -12,18 +12,22 @@ from secrets import token_hex
 from aiohttp import web
 
 import pdserve
-from coordinator.absent import Absent
 from coordinator.admission import Admission, WaitingLine
+from coordinator.admission.measured_promises import MeasuredPromises
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
-from coordinator.call_metrics import MetricsObserver
-from coordinator.call_watch import CallWatch
-from coordinator.costs import Costs
-from coordinator.measured_promises import MeasuredPromises
+from coordinator.nodes.absent import Absent
+from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.revisions import Revisions
+from coordinator.nodes.shares import Shares
+from coordinator.observers.call_metrics import MetricsObserver
+from coordinator.observers.call_watch import CallWatch
+from coordinator.observers.costs import Costs
+from coordinator.observers.recording import Recordings, add_record_route
 from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
@@ -34,16 +38,12 @@ from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import Standby
 from coordinator.prefixes.hashes import PromptHashes
-from coordinator.recording import Recordings, add_record_route
-from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
-from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
-from coordinator.shares import Shares
 from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store

@@ -9,9 +9,9 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.revisions import Revisions
 from coordinator.requests.flow import Flow
-from coordinator.revisions import Revisions
 from pdserve.errors import AlreadyAttached, ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.protocol import (

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from coordinator.admission import WaitingLine
-from coordinator.measured_promises import prompt_s, step_s
-from coordinator.registry import Member, Registry
+from coordinator.admission.measured_promises import prompt_s, step_s
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics

@@ -13,9 +13,9 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
+from coordinator.nodes.revisions import Revisions
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.revisions import Revisions
 from pdserve.protocol import NodeRole
 
 _CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)

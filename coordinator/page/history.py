@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from coordinator.api.observer import RequestSummary
-from coordinator.attainment import attainment
+from coordinator.observers.attainment import attainment
 from coordinator.requests.journey import Journey
 from coordinator.requests.phases import PhaseName, phases
 from pdserve.protocol.status import ClusterStatus, RoleName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from coordinator.nodes.registry import Registry
 from coordinator.pools.role_changes import NEEDED
-from coordinator.registry import Registry
 from pdserve.errors import NodeNotFound, RoleRefused
 from pdserve.protocol import Drain
 from pdserve.settings.config import Mode

@@ -13,9 +13,9 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
+from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.pools.desired import Demand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
-from coordinator.registry import KvReach, Member, Registry
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics

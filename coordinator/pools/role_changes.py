@@ -11,9 +11,9 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.desired import DesiredNodes
 from coordinator.pools.rebalancer import Turn
-from coordinator.registry import Member, Registry
 from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole

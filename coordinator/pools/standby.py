@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.registry import Member, Registry
 from pdserve.protocol import NodeRole, NodeState
 
 

@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.nodes.registry import Member
 from coordinator.prefixes.hashes import HashChain, PromptHashes
-from coordinator.registry import Member
 from pdserve.block_hash import HASH_BYTES
 from pdserve.errors import MalformedMessage
 from pdserve.protocol import KvEvents, KvTier, PrefixSource

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import Claim, Claimed, TokenEvent, TokenLogprobs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.leg_errors import lost
 from coordinator.requests.moves import Moves
 from coordinator.requests.resumes import Resumes

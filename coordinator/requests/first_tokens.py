@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.admission import Admission
+from coordinator.nodes.registry import Member
 from coordinator.prefixes.watch import PrefixWatch
-from coordinator.registry import Member
 from coordinator.requests.running import Dispatch, RunningRequest
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics

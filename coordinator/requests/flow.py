@@ -16,9 +16,9 @@ from coordinator.admission import Admission, Admit, Refuse
 from coordinator.admission.decisions import Decision
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
+from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.watch import PrefixWatch
-from coordinator.registry import Member, Registry
 from coordinator.requests.claims import Claims
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher

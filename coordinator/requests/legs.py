@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing import Placement, Router
 from coordinator.routing.flowing import flows_from
 from pdserve.protocol import DecodeLeg, PrefillLeg, PromptLogprobs, Sibling, Slo

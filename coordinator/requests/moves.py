@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement

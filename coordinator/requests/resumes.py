@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.quarantine import Quarantine
 from coordinator.requests.running import RunningRequest

@@ -22,8 +22,8 @@ from msgspec import structs
 
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
+from coordinator.nodes.registry import Member
 from coordinator.prefixes.hashes import PromptHashes
-from coordinator.registry import Member
 from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking

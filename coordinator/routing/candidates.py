@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.loads.slots import Floats, Ints
 
 Job = Literal["prefill", "decode", "local"]

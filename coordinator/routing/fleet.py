@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.loads.ratios import Ratios
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
 from coordinator.routing.tables import StepTables

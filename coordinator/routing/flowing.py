@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.outlook import Outlook, Times

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.nodes.registry import Member
 from coordinator.prefixes.index import Hits
-from coordinator.registry import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

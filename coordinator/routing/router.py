@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.generation import GenerationRequest
+from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.index import PrefixIndex
-from coordinator.registry import Member, Registry
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.flowing import Flowing, choose_start

@@ -11,7 +11,7 @@ from typing import cast
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from coordinator.routing.flowing import flows_from
 from coordinator.routing.forecast import BUCKET_S

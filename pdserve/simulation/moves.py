@@ -11,7 +11,7 @@ from msgspec import structs
 
 from coordinator.admission import Admission
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.routing import Booking, Router
 from pdserve.simulation.call import Call

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.admission import Admission, WaitingLine
+from coordinator.nodes.registry import Registry
+from coordinator.nodes.revisions import Revisions
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.registry import Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
-from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.metrics import CoordinatorMetrics

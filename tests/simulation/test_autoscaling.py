@@ -17,12 +17,12 @@ import pytest
 from msgspec import structs
 
 from coordinator.admission.decisions import Reason
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import Standby
-from coordinator.registry import Member, Registry
 from coordinator.status import ROLES
 from pdserve.clock import ManualClock
 from pdserve.cluster.autoscale import Step, next_steps

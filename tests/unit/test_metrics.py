@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import pdserve
-from coordinator.registry import Registry
+from coordinator.nodes.registry import Registry
 from coordinator.status import watch_nodes
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, Sickness

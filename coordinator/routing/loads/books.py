@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
 from coordinator.routing.holding import Handoffs

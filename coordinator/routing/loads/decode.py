@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import LoadForecast
 from coordinator.routing.loads.prefill import ServiceClass

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
 from pdserve.protocol import Slo

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from math import inf
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from pdserve.clock import Clock
 from pdserve.errors import (
     AccessDenied,

@@ -25,7 +25,7 @@ from itertools import count
 
 import numpy as np
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.slots import Bools, Floats, Ints, SlotArrays

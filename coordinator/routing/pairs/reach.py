@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from coordinator.registry import KvReach, Member, Registry
+from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Ints
 from coordinator.routing.pairs.health import NOTHING, Avoided, PairHealth

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Router
 from pdserve.block_hash import HASH_BYTES, hash_chain
 from pdserve.kv_layout import KvDtype, KvLayout

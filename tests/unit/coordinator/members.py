@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from coordinator.admission import Admission
+from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.hashes import PromptHashes
-from coordinator.registry import Member, Registry
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Registry
+from coordinator.nodes.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.clock import ManualClock

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.requests import claims as claims_module
 from coordinator.requests import running as running_module
 from coordinator.requests.running import RunningRequest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.api.observer import RequestSummary
-from coordinator.costs import WINDOW_S, Costs
+from coordinator.observers.costs import WINDOW_S, Costs
 from pdserve.clock import ManualClock
 from pdserve.costs import Prices
 from pdserve.protocol import NodeRole

@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
+from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.hashes import PromptHashes
-from coordinator.registry import Member, Registry
 from coordinator.requests.journey import Journey
 from coordinator.requests.line_keeper import LINE_GAP_S
 from coordinator.requests.running import RunningRequest

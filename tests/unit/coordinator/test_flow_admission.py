@@ -10,8 +10,8 @@ import pytest
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.decisions import Decision, Predicted
 from coordinator.generation import GenerationRequest, Route
+from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.hashes import PromptHashes
-from coordinator.registry import Member, Registry
 from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Placement, Router

@@ -8,8 +8,8 @@ import shlex
 import msgspec
 import pytest
 
-from coordinator.measured_promises import MULTIPLES, MeasuredPromises
-from coordinator.registry import Registry
+from coordinator.admission.measured_promises import MULTIPLES, MeasuredPromises
+from coordinator.nodes.registry import Registry
 from pdserve.protocol import NodeRole, NodeState, PerfReport, StepCosts
 from pdserve.slo import AUTO, DEFAULT_CLASS, parse_slo_classes
 from tests.unit.coordinator.members import join, report
@@ -78,10 +78,10 @@ def test_promises_outlive_the_last_node() -> None:
 
 def test_they_are_told_once_as_they_can_be_set(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    with caplog.at_level(logging.INFO, "coordinator.measured_promises"):
+    with caplog.at_level(logging.INFO, "coordinator.admission.measured_promises"):
         for name in ("p0", "p1", "p2"):
             bench.registry.profiled(join(bench.registry, name, P), PERF)
-    (record,) = [r for r in caplog.records if r.name == "coordinator.measured_promises"]
+    (record,) = [r for r in caplog.records if r.name == "coordinator.admission.measured_promises"]
     (setting,) = shlex.split(record.message.partition("--slo-classes ")[2])
     assert parse_slo_classes(setting.split(","), DEFAULT_CLASS) == bench.classes
     assert [name for name, cls in bench.classes.by_name.items() if cls.ttft_s] == list(MULTIPLES)

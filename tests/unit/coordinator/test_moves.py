@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.requests import moves as moves_module
 from coordinator.requests.moves import MOST_PREFETCHES
 from coordinator.requests.running import RunningRequest

@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from coordinator.admission.decisions import Reason
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.loads import KV_SHARE, PoolLoads, decode_load
 from coordinator.pools.rebalancer import LATE
-from coordinator.registry import Member, Registry
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.block_hash import hash_chain

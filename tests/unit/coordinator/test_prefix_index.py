@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coordinator.nodes.registry import Member
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex
-from coordinator.registry import Member
 from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage
 from pdserve.introduction import is_introduced

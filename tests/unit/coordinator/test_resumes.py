@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.requests.resumes import BACK_OFF_S, MOST_ATTEMPTS, MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Registry
-from coordinator.revisions import Revisions
+from coordinator.nodes.registry import Registry
+from coordinator.nodes.revisions import Revisions
 from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv_layout import KvDtype
 from pdserve.protocol import NodeRole, SamplingParams

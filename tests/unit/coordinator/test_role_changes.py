@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from coordinator.main import run
+from coordinator.nodes.registry import Registry
 from coordinator.pools.desired import Demand, DesiredNodes
 from coordinator.pools.rebalancer import Turn
 from coordinator.pools.role_changes import RoleChanges, carry_out
-from coordinator.registry import Registry
 from coordinator.routing import Router
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from coordinator.registry import Member, Registry
-from coordinator.shares import Shares
+from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.shares import Shares
 from pdserve.protocol import NodeRole
 from tests.unit.coordinator.members import join
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.desired import Demand, DesiredNodes
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.pools.standby import Standby
-from coordinator.registry import Member, Registry
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole

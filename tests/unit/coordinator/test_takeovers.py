@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.requests import moves as moves_module
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.requests.running import RunningRequest

@@ -11,10 +11,10 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.revisions import Revisions
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.registry import Member, Registry
-from coordinator.revisions import Revisions
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeRole, NodeState, SetRole
 from tests.unit.coordinator.members import RecordingOutbox, join, report, said_to

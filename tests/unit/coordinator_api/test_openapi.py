@@ -21,13 +21,13 @@ from schemathesis.specs.openapi import checks
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.openapi.document import DESCRIPTION
+from coordinator.nodes.registry import Registry
+from coordinator.nodes.revisions import Revisions
 from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.registry import Registry
-from coordinator.revisions import Revisions
 from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer

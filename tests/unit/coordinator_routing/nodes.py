@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.waiting import Newcomer
 from pdserve.protocol import NodeRole, PerfReport, Slo, StepCosts
 from tests.unit.coordinator_routing.nodes import Nodes, names, send_to

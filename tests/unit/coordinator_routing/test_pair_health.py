@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing.pairs.health import FIRST_S, LONGEST_S
 from coordinator.status import describe_nodes
 from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout

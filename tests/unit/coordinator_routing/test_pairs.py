@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.status import describe_nodes
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, NodeState, TransportReach

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from coordinator.routing import Booking
 from pdserve.errors import NoNodeAvailable
 from pdserve.perf_model import PerfModel

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Registry
+from coordinator.nodes.registry import Registry
+from coordinator.nodes.revisions import Revisions
 from coordinator.requests.running import RunningRequest
-from coordinator.revisions import Revisions
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.errors import MalformedMessage, NodeLost

@@ -4,7 +4,7 @@ A node is a member from its hello until its stream breaks. When it attaches anew
 noticed, the former member is removed at that moment.
 
 Each member has a *slot*: a small integer that is reused after the member is lost. State that is
-needed for all members at once is kept in arrays by slot (`coordinator/routing`, `prefix_index.py`).
+needed for all members at once is kept in arrays by slot (`coordinator/routing`, `prefixes`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from coordinator.clock_offset import ClockOffset
+from coordinator.nodes.clock_offset import ClockOffset
 from pdserve.introduction import introduce
 from pdserve.protocol import (
     LoadReport,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from math import nan
 from typing import Final
 
 from coordinator.api.observer import RequestSummary
-from coordinator.registry import Member
+from coordinator.nodes.registry import Member
 from pdserve.clock import Clock
 from pdserve.costs import Prices, TokenCosts, Work
 from pdserve.metrics import CoordinatorMetrics

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from pdserve.protocol import NodeState
 from pdserve.protocol.status import Absence, AbsentNode
 

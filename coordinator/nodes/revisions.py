@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from zlib import crc32
 
 from coordinator.generation import GenerationRequest
-from coordinator.registry import Registry
+from coordinator.nodes.registry import Registry
 from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import NodeHello

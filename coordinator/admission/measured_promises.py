@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from coordinator.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport
 from pdserve.slo import ServiceClasses, as_setting
