@@ -5,9 +5,7 @@
 
 #include "attention/launch.h"
 #include "bind.h"
-#include "checksum.h"
 #include "decoder/bind.h"
-#include "generations.h"
 #include "json_shape.h"
 #include "linear/launch.h"
 #include "ranks/bind.h"
@@ -15,7 +13,9 @@
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
-#include "transfer.h"
+#include "transfer/checksum.h"
+#include "transfer/generations.h"
+#include "transfer/transfer.h"
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of pdserve.";

@@ -14,7 +14,7 @@
 #include "../ranks/bind.h"
 #include "forward.h"
 #include "read_model.h"
-#include "step_view.h"
+#include "step/step_view.h"
 
 namespace nb = nanobind;
 

@@ -11,8 +11,8 @@
 #include "../ranks/slot.h"
 #include "../rows/launch.h"
 #include "../thread_pool.h"
-#include "part.h"
-#include "positions.h"
+#include "step/part.h"
+#include "step/positions.h"
 
 namespace pdserve::decoder {
 

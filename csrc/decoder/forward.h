@@ -11,10 +11,10 @@
 #include "../ranks/group.h"
 #include "../scratch_buffer.h"
 #include "buffers.h"
-#include "inputs.h"
-#include "kept_rows.h"
-#include "mixture.h"
+#include "experts/mixture.h"
 #include "model.h"
+#include "step/inputs.h"
+#include "step/kept_rows.h"
 
 namespace pdserve::decoder {
 

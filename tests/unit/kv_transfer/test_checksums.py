@@ -23,7 +23,7 @@ REGION = np.random.default_rng(1).integers(0, 256, 4096, dtype=np.uint8)
 
 
 def reference(rows: list[bytes]) -> int:
-    """What csrc/checksum.cpp computes of these rows, one after the other."""
+    """What csrc/transfer/checksum.cpp computes of these rows, one after the other."""
     folded = 0
     for row in rows:
         for begin in range(0, len(row), 8):

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../attention/layer.h"
+#include "../../attention/layer.h"
 
 namespace pdserve::decoder {
 

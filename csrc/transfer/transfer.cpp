@@ -13,9 +13,9 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
+#include "../tensor_view.h"
 #include "copy_choice.h"
 #include "span_stream.h"
-#include "tensor_view.h"
 
 namespace nb = nanobind;
 

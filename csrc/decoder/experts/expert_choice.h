@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model.h"
+#include "../model.h"
 
 namespace pdserve::decoder {
 

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "../cpu.h"
-#include "../linear/linear.h"
-#include "buffers.h"
+#include "../../cpu.h"
+#include "../../linear/linear.h"
+#include "../buffers.h"
 #include "expert_choice.h"
-#include "model.h"
+#include "../model.h"
 
 namespace pdserve::decoder {
 

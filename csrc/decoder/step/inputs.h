@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../attention/layer.h"
+#include "../../attention/layer.h"
 
 namespace pdserve::decoder {
 

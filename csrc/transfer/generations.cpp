@@ -6,7 +6,7 @@
 #include <atomic>
 #include <string>
 
-#include "tensor_view.h"
+#include "../tensor_view.h"
 
 namespace nb = nanobind;
 

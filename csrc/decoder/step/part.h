@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "inputs.h"
-#include "model.h"
+#include "../model.h"
 
 namespace pdserve::decoder {
 

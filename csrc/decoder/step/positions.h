@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "../attention/layer.h"
-#include "model.h"
+#include "../../attention/layer.h"
+#include "../model.h"
 
 namespace pdserve::decoder {
 

@@ -5,11 +5,11 @@
 
 #include <nanobind/nanobind.h>
 
-#include "../attention/batch_view.h"
-#include "../attention/pool_view.h"
-#include "../tensor_view.h"
-#include "forward.h"
-#include "model.h"
+#include "../../attention/batch_view.h"
+#include "../../attention/pool_view.h"
+#include "../../tensor_view.h"
+#include "../model.h"
+#include "inputs.h"
 
 namespace pdserve::decoder {
 

@@ -2,7 +2,7 @@
 
 #include "step_view.h"
 
-#include "../rows/launch.h"
+#include "../../rows/launch.h"
 
 namespace nb = nanobind;
 

@@ -9,7 +9,7 @@
 
 #include <nanobind/ndarray.h>
 
-#include "tensor_view.h"
+#include "../tensor_view.h"
 
 namespace nb = nanobind;
 
