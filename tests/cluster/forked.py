@@ -22,6 +22,7 @@ from pdserve.cli.main import main
 from pdserve.cluster.child import Child
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.process.parent_death import die_with_parent
 
 PROFILE_S = 0.2  # of a tiny model
 _IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this
@@ -127,5 +128,5 @@ def _run(
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
     if prepare is not None:
         prepare()
-    flags = [word for word in words if not word.startswith("--die-with-parent=")]
-    sys.exit(main([*flags, f"--die-with-parent={_IMPORTED_BY}"]))
+    die_with_parent(_IMPORTED_BY)
+    sys.exit(main([word for word in words if not word.startswith("--die-with-parent=")]))

@@ -33,9 +33,9 @@ NUM_STREAMED = 120  # of the streams that move
 def fork_ranks() -> None:
     """Ranks are forked: starting Python takes seconds."""
     from pdserve.node.device_ranks import start
-    from tests.unit.node.device_ranked import ForkedRank
+    from tests.unit.node.device_ranked import forked_rank
 
-    start._python = ForkedRank
+    start._python = forked_rank
 
 
 def as_on_gpus() -> None:

@@ -35,13 +35,13 @@ def as_on_gpus() -> None:
     from pdserve.node import runtime
     from pdserve.node.device_ranks import start
     from pdserve.node.start.model import NodeModel, plan_model
-    from tests.unit.node.device_ranked import ForkedRank
+    from tests.unit.node.device_ranked import forked_rank
 
     python = start._python
 
     def planned(config: NodeConfig) -> NodeModel:
         if config.node_id != "decode-0":
-            start._python = ForkedRank
+            start._python = forked_rank
         return replace(plan_model(config), kernels=None)
 
     assert python is start._python

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from pdserve.cluster.child import Child
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_family, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.forked import ForkedChild
 from tests.cluster.ranked_nodes import (
     check_every_pair,
     check_prefix_is_pulled,
@@ -25,42 +26,51 @@ from tests.cluster.ranked_nodes import (
     undisturbed,
     until_gone,
 )
+from tests.forked_rank import fork_ranks
 
 LENGTHS = (1, 16, 17, 100, 336)
 NUM_STREAMED = 400  # tokens of the streams that go on elsewhere
 
 
+class RanksForked(ForkedChild):
+    """A process that forks its ranks, too, if it is of a decode node. Others start Python anew."""
+
+    def _prepare(self, words: list[str]) -> Callable[[], None] | None:
+        return None if words[0] == "prefill" else fork_ranks
+
+
 class RankHost:
     """A `pdserve rank`, which a node's second host runs."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, make_child: type[Child]) -> None:
         self._model = model
+        self._make_child = make_child
         self._reserved = ReservedPort("127.0.0.1")
         self.address = f"127.0.0.1:{self._reserved.port}"
+        self.lines: list[str] = []
         self.start()
 
     def start(self) -> None:
         port = str(self._reserved.port)
         words = [*OWN_COMMAND, "rank", "--port", port, "--model", str(self._model), "--threads=1"]
-        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.process = self._make_child("host", words, self._remember, lambda _: None)
 
-    def end(self) -> str:
-        """End it; what it has written."""
+    async def end(self) -> None:
         self._reserved.close()
-        self.process.terminate()
-        _, written = self.process.communicate(timeout=10.0)
-        assert self.process.returncode == -signal.SIGTERM
-        return written
+        assert (await self.process.stop(10.0)).returncode == -signal.SIGTERM
+        assert not any("Traceback" in line for line in self.lines), self.lines
+
+    def _remember(self, _: str, line: str) -> None:
+        self.lines.append(line)
 
 
-@pytest.fixture(scope="module")
-def hosts(checkpoint: Path) -> Iterator[list[RankHost]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hosts(checkpoint: Path) -> AsyncIterator[list[RankHost]]:
     """The second hosts of prefill-1 and decode-1."""
-    hosts = [RankHost(checkpoint) for _ in range(2)]
+    hosts = [RankHost(checkpoint, Child), RankHost(checkpoint, RanksForked)]
     yield hosts
     for host in hosts:
-        written = host.end()
-        assert "Traceback" not in written, written
+        await host.end()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +95,7 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
         prefix=PrefixConfig(prefix_pull="always"),
         routing=RoutingConfig(router="random", admission=False),  # every pair has its turn
     )
-    async with running(Fleet(config, flags)) as fleet:
+    async with running(Fleet(config, flags, RanksForked)) as fleet:
         yield fleet
 
 
@@ -125,9 +135,9 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
     ranks = children(host.pid)
     assert len(ranks) == 1
     async with undisturbed(ranked, NUM_STREAMED):
-        host.kill()
+        host.send_signal(signal.SIGKILL)
         await until_gone([node, *ranks])
-    host.communicate()
+    await host.ended()
     hosts[1].start()
     await ranked.restore()
     await ranked.wait_back()
@@ -142,7 +152,7 @@ async def test_a_host_waits_for_its_node_to_come_back(
     await until_gone(ranks)
     await ranked.restore()
     await ranked.wait_back()
-    assert host.poll() is None
+    assert host.is_running
     async with Client(ranked.url) as client:
         prompts = [make_prompt(60, f"back {number}") for number in range(6)]
         outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))

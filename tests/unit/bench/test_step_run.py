@@ -27,7 +27,7 @@ from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from tests.unit.bench.test_random_checkpoint import TINY
-from tests.unit.node.device_ranked import ForkedRank, model_of
+from tests.unit.node.device_ranked import forked_rank, model_of
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_steps_of_ranks_that_have_a_device_each(
     folder: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_stages: int
 ) -> None:
     """Here each has a CPU, and torch computes, as on GPUs."""
-    start = partial(start_device_ranks, start=ForkedRank)
+    start = partial(start_device_ranks, start=forked_rank)
     monkeypatch.setattr(model_bench, "start_device_ranks", start)
     cores = CorePlan(2, *[tuple(sorted(os.sched_getaffinity(0)))] * 2)
     model = model_of(folder, num_ranks, num_stages=num_stages)

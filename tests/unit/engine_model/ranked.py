@@ -1,11 +1,11 @@
-"""Nodes of several ranks, forked from this process: importing torch again would take seconds."""
+"""Nodes of several ranks, forked from this process."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,33 +27,11 @@ from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
 from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.process.parent_death import die_with_parent
+from tests.forked_rank import ForkedRank
 from tests.unit.engine_model.harness import Node
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
-
-
-class ForkedRank:
-    """Implements pdserve.engine.ranks.processes.RankProcess."""
-
-    def __init__(self, order: RankOrder) -> None:
-        self.stdout, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                die_with_parent(order.parent)
-                run_rank(order, write)
-            finally:
-                os._exit(1)
-        os.close(write)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @contextmanager
@@ -94,7 +72,10 @@ def ranked_node(
             cores=(),
         )
 
-    ranks = RankProcesses(share.stages, lambda rank, fd: ForkedRank(order(rank, fd)))
+    def start(rank: int, memory_fd: int) -> ForkedRank:
+        return ForkedRank(partial(run_rank, order(rank, memory_fd)))
+
+    ranks = RankProcesses(share.stages, start)
     num_threads = _native.num_threads()
     try:
         ranks.wait_mapped()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -28,31 +29,15 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.wire.security import OPEN, Security
+from tests.forked_rank import ForkedRank
 from tests.unit.engine_model.harness import Node
 
 BLOCK_SIZE = 16
 
 
-class ForkedRank:
-    """Implements pdserve.engine.ranks.processes.RankProcess."""
-
-    def __init__(self, order: DeviceRankOrder, fds: Sequence[int]) -> None:
-        self.stdout, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                die_with_parent(order.parent)
-                run_device_rank(order, write)
-            finally:
-                os._exit(1)
-        os.close(write)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+def forked_rank(order: DeviceRankOrder, fds: Sequence[int]) -> ForkedRank:
+    """Start a rank, as pdserve.node.device_ranks.start has it."""
+    return ForkedRank(partial(run_device_rank, order))
 
 
 class ForkedHost:
@@ -65,7 +50,7 @@ class ForkedHost:
         if self.pid == 0:
             try:
                 die_with_parent(parent)
-                device_start._python = ForkedRank
+                device_start._python = forked_rank
                 server.run(config)
             finally:
                 os._exit(1)
@@ -137,7 +122,7 @@ def device_ranked(
     if model.has_device_ranks:
         cores = tuple(sorted(os.sched_getaffinity(0)))
         plan = CorePlan(model.share.num_ranks, cores, cores)  # a thread each
-        ranks = start_device_ranks(model, plan, memory, ForkedRank, security=security)
+        ranks = start_device_ranks(model, plan, memory, forked_rank, security=security)
     try:
         if ranks is not None:
             ranks.wait_mapped()
