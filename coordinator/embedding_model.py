@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pdserve.errors import InvalidRequest, ModelError
 from pdserve.model_files.checkpoint import Checkpoint, read_json
 from pdserve.pooling import Pooling
-from pdserve.settings.config import PoolingName
+from pdserve.settings.answers import PoolingName
 
 _BY_NAME: Final = {"last": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
 _BY_MODE: Final = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}

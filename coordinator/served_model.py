@@ -10,7 +10,8 @@ from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.errors import TokenizerError
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.settings.config import CheckpointConfig, PoolingName
+from pdserve.settings.answers import PoolingName
+from pdserve.settings.config import CheckpointConfig
 
 log = logging.getLogger(__name__)
 

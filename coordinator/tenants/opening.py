@@ -14,8 +14,10 @@ from pdserve.addresses import is_loopback
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.process.user_cache import state_file
+from pdserve.settings.access import AccessConfig
 from pdserve.settings.api_key import API_KEY_VARIABLE
-from pdserve.settings.config import IN_MEMORY, AccessConfig, CoordinatorConfig
+from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.values import IN_MEMORY
 
 
 def open_tenants(

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
+from pdserve.settings.access import AccessConfig
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
     ONE_POOL,
-    AccessConfig,
-    AnswerConfig,
     CheckpointConfig,
     EngineConfig,
     HandoffConfig,

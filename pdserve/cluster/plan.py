@@ -19,11 +19,10 @@ from pdserve.cluster.placement import (
     gpus_of_node,
 )
 from pdserve.node.start.cores import plan_cores
+from pdserve.settings.access import AccessConfig
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
-    IN_MEMORY,
     ONE_POOL,
-    AccessConfig,
-    AnswerConfig,
     CoordinatorConfig,
     EngineConfig,
     NodeConfig,
@@ -32,7 +31,7 @@ from pdserve.settings.config import (
 )
 from pdserve.settings.flags import as_flags
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
-from pdserve.settings.values import format_cpus
+from pdserve.settings.values import IN_MEMORY, format_cpus
 
 COORDINATOR: Final = "coordinator"
 

@@ -15,6 +15,8 @@ from msgspec import Meta
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.costs import DESCRIPTION, Prices
 from pdserve.entry_points import Kind
+from pdserve.settings.access import AccessConfig
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
 from pdserve.settings.security import SecurityConfig
 from pdserve.settings.struct import (
@@ -39,8 +41,6 @@ ONE_POOL: Final[tuple[Mode, ...]] = ("colocated", "multiplexed")
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
-PoolingName = Literal["auto", "last", "mean", "cls"]
-ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
@@ -357,59 +357,6 @@ class RoutingConfig(ConfigStruct, frozen=True):
         ROUTERS.check(self.router)
         parse_shares(self.revision_shares)
         Prices.of(self.price)
-
-
-IN_MEMORY = "memory"  # as `answers.store` and `access.usage_db`: no file
-
-
-class AnswerConfig(ConfigStruct, frozen=True):
-    """How answers are parsed and kept, and embeddings are made."""
-
-    tool_format: Annotated[
-        ToolFormatName,
-        Meta(description="how the model writes tool calls; auto: from its chat template"),
-    ] = "auto"
-    split_reasoning: Annotated[
-        bool, Meta(description="return text between <think> and </think> as reasoning_content")
-    ] = False
-    pooling: Annotated[
-        PoolingName,
-        Meta(
-            description="token states that embeddings are made of; auto: the checkpoint's, or last"
-        ),
-    ] = "auto"
-    store: Annotated[
-        str,
-        Meta(
-            description="SQLite file of stored responses and conversations, or postgresql://USER@"
-            "HOST/DATABASE for all coordinators; memory: none; empty: a file of the model and the "
-            "port in the user's state directory, none with port 0"
-        ),
-    ] = ""
-
-
-class AccessConfig(ConfigStruct, frozen=True):
-    """Who may use the API, and the record of its use."""
-
-    key_file: Annotated[
-        str, Meta(description="TOML file of tenants and API keys; reloaded when it changes")
-    ] = ""
-    https_dir: Annotated[
-        str, Meta(description="directory of tls.crt and tls.key, to speak HTTPS; empty: HTTP")
-    ] = ""
-    cors_origins: Annotated[
-        list[str],
-        Meta(description='web origins that may use the API, such as "https://a.org"; "*": all'),
-    ] = msgspec.field(default_factory=list)
-    page: Annotated[bool, Meta(description="serve a page at / that shows the cluster")] = True
-    usage_db: Annotated[
-        str,
-        Meta(
-            description="SQLite file of usage and of what tenants owe to their limits; memory: "
-            "none; empty: with a key file, one of the model and the port in the user's state "
-            "directory, none with port 0"
-        ),
-    ] = ""
 
 
 class CoordinatorConfig(ConfigStruct, frozen=True):

@@ -21,9 +21,8 @@ from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.status import fetch_status
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
-    IN_MEMORY,
-    AnswerConfig,
     CheckpointConfig,
     CoordinatorConfig,
     EngineConfig,
@@ -32,6 +31,7 @@ from pdserve.settings.config import (
 )
 from pdserve.settings.flags import as_flags
 from pdserve.settings.timeouts import CoordinatorTimeouts, Timeouts
+from pdserve.settings.values import IN_MEMORY
 from tests.cluster.client import MODEL
 from tests.cluster.forked import PROFILE_S, ForkedChild
 

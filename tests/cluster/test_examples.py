@@ -17,7 +17,7 @@ from pdserve.bench.compare import clusters
 from pdserve.cli.main import main
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.access import AccessConfig
 from pdserve.settings.file import load_config
 from tests.architecture.repository import ROOT
 from tests.cluster.fleet import Fleet, fleet_config, running

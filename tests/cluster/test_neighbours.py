@@ -16,7 +16,7 @@ from pdserve.bench.neighbours.measurement import (
     measure_neighbours,
 )
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.access import AccessConfig
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, fleet_config, running
 

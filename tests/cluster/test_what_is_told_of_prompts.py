@@ -13,7 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from pdserve.settings.config import AnswerConfig
+from pdserve.settings.answers import AnswerConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running

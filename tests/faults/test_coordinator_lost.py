@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
-from pdserve.settings.config import AnswerConfig
+from pdserve.settings.answers import AnswerConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client, Follower
 from tests.cluster.fleet import (

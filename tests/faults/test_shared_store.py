@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from pdserve.settings.config import AnswerConfig
+from pdserve.settings.answers import AnswerConfig
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import HEARD_S, Fleet, SecondCoordinator, fleet_config, running
 from tests.postgres import Postgres

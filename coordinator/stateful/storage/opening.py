@@ -11,7 +11,7 @@ from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import StoreFile
 from pdserve.errors import ConfigError
 from pdserve.process.user_cache import state_file
-from pdserve.settings.config import IN_MEMORY
+from pdserve.settings.values import IN_MEMORY
 
 
 def open_store(store: str, model: str, port: int) -> ResponseStore:

@@ -27,7 +27,8 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
-from pdserve.settings.config import ONE_POOL, AnswerConfig
+from pdserve.settings.answers import AnswerConfig
+from pdserve.settings.config import ONE_POOL
 
 
 class RelayedCluster(Cluster):

@@ -24,7 +24,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
-from pdserve.settings.config import AccessConfig
+from pdserve.settings.access import AccessConfig
 
 
 def run(config: NeighboursConfig, setup: dict[str, object]) -> int:

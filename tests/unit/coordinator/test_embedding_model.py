@@ -13,7 +13,7 @@ from coordinator.embedding_model import EmbeddingModel, embedding_model
 from pdserve.errors import InvalidRequest, ModelError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.pooling import Pooling
-from pdserve.settings.config import PoolingName
+from pdserve.settings.answers import PoolingName
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

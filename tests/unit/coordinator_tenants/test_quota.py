@@ -19,7 +19,8 @@ from coordinator.tenants.quota import Quota, format_wait
 from coordinator.tenants.tenants import Admitted, Tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import RateLimited
-from pdserve.settings.config import AccessConfig, CoordinatorConfig
+from pdserve.settings.access import AccessConfig
+from pdserve.settings.config import CoordinatorConfig
 
 
 def test_a_minutes_worth_and_then_as_it_flows() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.text.parts import AnswerParts, Parts, ToolFormat, detect_tool_format
 from coordinator.text.parts.interface import PartsParser
 from coordinator.text.parts.reasoning import Reasoning
-from pdserve.settings.config import ToolFormatName
+from pdserve.settings.answers import ToolFormatName
 
 Call = tuple[str, object]
 A: Call = ("weather", {"city": "Paris", "days": [1, 2], "deep": {"a": "}]\\"}})

@@ -1,0 +1,38 @@
+"""What answers are made of, and where they are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from pdserve.settings.struct import ConfigStruct
+
+PoolingName = Literal["auto", "last", "mean", "cls"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
+
+
+class AnswerConfig(ConfigStruct, frozen=True):
+    """How answers are parsed and kept, and embeddings are made."""
+
+    tool_format: Annotated[
+        ToolFormatName,
+        Meta(description="how the model writes tool calls; auto: from its chat template"),
+    ] = "auto"
+    split_reasoning: Annotated[
+        bool, Meta(description="return text between <think> and </think> as reasoning_content")
+    ] = False
+    pooling: Annotated[
+        PoolingName,
+        Meta(
+            description="token states that embeddings are made of; auto: the checkpoint's, or last"
+        ),
+    ] = "auto"
+    store: Annotated[
+        str,
+        Meta(
+            description="SQLite file of stored responses and conversations, or postgresql://USER@"
+            "HOST/DATABASE for all coordinators; memory: none; empty: a file of the model and the "
+            "port in the user's state directory, none with port 0"
+        ),
+    ] = ""
