@@ -13,17 +13,19 @@ from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
     ONE_POOL,
     CheckpointConfig,
+    Checksums,
+    ClusterMode,
     EngineConfig,
     HandoffConfig,
-    Mode,
+    MaxInflight,
     PolicyConfig,
     PrefixConfig,
     ProfileConfig,
     RoutingConfig,
-    TransportName,
+    Transports,
 )
 from pdserve.settings.flag_groups import CLUSTER
-from pdserve.settings.struct import ConfigStruct, Count, Port, Requests, Seconds
+from pdserve.settings.struct import ConfigStruct, Count, Port, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
 
@@ -54,13 +56,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
             "with rebalance"
         ),
     ] = ""
-    mode: Annotated[
-        Mode,
-        Meta(
-            description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either; multiplexed: decode nodes, beside their streams"
-        ),
-    ] = "disaggregated"
+    mode: ClusterMode = "disaggregated"
     on: Annotated[
         str,
         Meta(
@@ -70,16 +66,9 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = ""
     host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
-    max_inflight: Annotated[
-        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
-    ] = 1024
-    transports: Annotated[
-        list[TransportName],
-        Meta(description="KV transports, best first; empty: all that are useful here"),
-    ] = msgspec.field(default_factory=list)
-    checksums: Annotated[
-        bool, Meta(description="verify the bytes of every pulled block (CPU only)")
-    ] = False
+    max_inflight: MaxInflight = 1024
+    transports: Transports = msgspec.field(default_factory=list)
+    checksums: Checksums = False
     start_s: Annotated[
         Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0

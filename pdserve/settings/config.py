@@ -55,6 +55,23 @@ DECODE_POLICIES = Kind("decode policy", "pdserve.decode_policies", get_args(Deco
 ROUTERS = Kind("router", "pdserve.routers", get_args(RouterName))
 
 
+# Settings of a process that those who start it have, too.
+ClusterMode = Annotated[
+    Mode,
+    Meta(
+        description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
+        "either; multiplexed: decode nodes, beside their streams"
+    ),
+]
+MaxInflight = Annotated[
+    Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
+]
+Transports = Annotated[
+    list[TransportName],
+    Meta(description="KV transports, best first; empty: all that are useful here"),
+]
+Checksums = Annotated[bool, Meta(description="verify the bytes of every pulled block (CPU only)")]
+
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
 
 
@@ -274,13 +291,8 @@ class NodeConfig(ConfigStruct, frozen=True):
     coordinators: Annotated[
         list[str], Meta(min_length=1, description="gRPC host:port of coordinators or a name of all")
     ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
-    transports: Annotated[
-        list[TransportName],
-        Meta(description="KV transports, best first; empty: all that are useful here"),
-    ] = msgspec.field(default_factory=list)
-    checksums: Annotated[
-        bool, Meta(description="verify the bytes of every pulled block (CPU only)")
-    ] = False
+    transports: Transports = msgspec.field(default_factory=list)
+    checksums: Checksums = False
     multiplexed: Annotated[
         bool, Meta(description="compute prompts beside decodes, on shares of the cores (CPU only)")
     ] = False
@@ -371,16 +383,8 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     ] = ""
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
-    mode: Annotated[
-        Mode,
-        Meta(
-            description="which nodes compute prompts; colocated: decode nodes; adaptive, flowing: "
-            "either; multiplexed: decode nodes, beside their streams"
-        ),
-    ] = "disaggregated"
-    max_inflight: Annotated[
-        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
-    ] = 1024
+    mode: ClusterMode = "disaggregated"
+    max_inflight: MaxInflight = 1024
     checkpoint: CheckpointConfig = CheckpointConfig()
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()

@@ -17,7 +17,7 @@ from pdserve.bench.load.promises import Scale, TpotPromise, TtftPromise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
-from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, TransportName
+from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, Transports
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import check_pairs
 
@@ -144,10 +144,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     links: Annotated[
         list[str], Meta(description="networks to simulate between nodes, as handoff.links")
     ] = msgspec.field(default_factory=list)
-    transports: Annotated[
-        list[TransportName],
-        Meta(description="KV transports, best first; empty: all that are useful here"),
-    ] = msgspec.field(default_factory=list)
+    transports: Transports = msgspec.field(default_factory=list)
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
-from pdserve.settings.config import CheckpointConfig, EngineConfig, TransportName
+from pdserve.settings.config import CheckpointConfig, EngineConfig, Transports
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
 
@@ -26,10 +26,7 @@ class HandoffBenchConfig(ConfigStruct, frozen=True):
     links: Annotated[
         list[str], Meta(description="networks to simulate between nodes, as handoff.links")
     ] = msgspec.field(default_factory=list)
-    transports: Annotated[
-        list[TransportName],
-        Meta(description="KV transports, best first; empty: all that are useful here"),
-    ] = msgspec.field(default_factory=list)
+    transports: Transports = msgspec.field(default_factory=list)
     deadline_s: Annotated[Seconds, Meta(description="deadline for each round")] = 120.0
     json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: CheckpointConfig = CheckpointConfig()
