@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from secrets import token_hex
 
@@ -31,12 +31,7 @@ from coordinator.observers.recording import Recordings, add_record_route
 from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
-from coordinator.pools.desired import POOLS, DesiredNodes
-from coordinator.pools.drains import Drains
-from coordinator.pools.loads import PoolLoads
-from coordinator.pools.rebalancer import Rebalancer
-from coordinator.pools.role_changes import RoleChanges, carry_out
-from coordinator.pools.standby import Standby
+from coordinator.pools.pools import Pools
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
@@ -48,7 +43,6 @@ from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store
 from coordinator.stateful.storage.store import STORE
-from coordinator.status import ROLES
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from coordinator.ticks import ticking
@@ -63,7 +57,7 @@ from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
 from pdserve.protocol import Welcome
-from pdserve.protocol.status import CoordinatorStatus, RoleName
+from pdserve.protocol.status import CoordinatorStatus
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
@@ -131,33 +125,19 @@ class Coordinator:
             waits_for_nodes=config.routing.sleep_after_s > 0,
         )
         self._live = Live(self._flow.status, self._history)
-        self._loads = PoolLoads(
+        self._pools = Pools(
+            config,
             self._registry,
+            router,
             admission,
-            lambda member: router.node_outlook(member).queue_s,
+            self._metrics,
+            self._incarnation,
             SystemClock(),
-        )
-        self._loads.watch(self._metrics)
-        self._desired = DesiredNodes(SystemClock(), config.routing.sleep_after_s)
-        self._metrics.watch_each(
-            "desired_nodes",
-            "Nodes that the pool should have, for autoscalers",
-            "pool",
-            lambda: {str(pool): float(n) for pool, n in self._desired_nodes().items()},
         )
         self._costs: Costs | None = None
         if config.routing.price:
             self._costs = Costs(Prices.of(config.routing.price), self._registry, SystemClock())
             self._costs.watch(self._metrics)
-        self._drains = Drains(self._registry, config.mode)
-        self._changes = RoleChanges(self._registry, config.mode, self._metrics)
-        self._standby = Standby(
-            self._registry,
-            self._changes,
-            lambda: self._desired.numbers,
-            lambda: self._registry.are_led_by(self._incarnation),
-            flips=config.routing.rebalance,
-        )
         self._ready = asyncio.Event()  # once a request could be served
         self._registry.on_changed(self._look_ready)
         self._app = self._make_app(classes, tenants)
@@ -187,7 +167,7 @@ class Coordinator:
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
                 self._loop_lag_s = watch.longest_lag_s
-                async with self._rebalancing(), self._sizing(), self._live.running():
+                async with self._pools.rebalancing(), self._sizing(), self._live.running():
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                     await signals.drain.wait()
@@ -214,12 +194,9 @@ class Coordinator:
             max_waiting=self._config.routing.max_waiting,
             recent_calls=self._calls.recent(),
             absent=self._absent.nodes(),
-            desired_nodes=self._desired_nodes(),
+            desired_nodes=self._pools.desired_nodes(),
             costs=None if self._costs is None else self._costs.now(),
         )
-
-    def _desired_nodes(self) -> dict[RoleName, int]:
-        return {ROLES[role]: number for role, number in self._desired.numbers.items()}
 
     def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)
@@ -254,7 +231,7 @@ class Coordinator:
         )
         config = self._config
         add_stateful_routes(app, open_store(config.answers.store, self._model.name, config.port))
-        add_admin_routes(app, self._changes, self._drains, self._revisions)
+        add_admin_routes(app, self._pools.changes, self._pools.drains, self._revisions)
         add_record_route(app, self._recordings)
         if config.access.page:
             add_page_routes(app, self._live)
@@ -287,26 +264,11 @@ class Coordinator:
         """Keep desired numbers of nodes, and costs, up to date meanwhile."""
 
         def look() -> None:
-            demands = self._loads.demands(POOLS[self._config.mode])
-            self._desired.tick(demands, self._flow.num_inflight)
-            self._standby.look()
+            self._pools.look(self._flow.num_inflight)
             if self._costs is not None:
                 self._costs.tick()
 
         return ticking(self._config.timeouts.heartbeat_s, "sizing", look)
-
-    def _rebalancing(self) -> AbstractAsyncContextManager[None]:
-        """Move nodes between the pools meanwhile, if the configuration says so."""
-        if not self._config.routing.rebalance:
-            return nullcontext()
-        rebalancer = Rebalancer(SystemClock())
-
-        def look() -> None:
-            turn = rebalancer.tick(self._loads.look())
-            if turn is not None and self._registry.are_led_by(self._incarnation):
-                carry_out(turn, self._changes, self._desired)
-
-        return ticking(self._config.timeouts.heartbeat_s, "rebalancing", look)
 
 
 def _api_config(config: CoordinatorConfig) -> ApiConfig:
