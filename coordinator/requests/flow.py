@@ -108,9 +108,7 @@ class Flow:
         watch_pairs(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         metrics.watch("ready", "1: a request that arrives now can be served", self.is_ready)
-        self._departures = Departures(
-            registry, router, self._by_leg, self._resumes, self._moves, metrics
-        )
+        Departures(registry, router, self._by_leg, self._resumes, self._moves, metrics)
         registry.on_changed(lambda member: self._line_keeper.look())
 
     @property

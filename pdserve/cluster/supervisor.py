@@ -221,18 +221,6 @@ class Cluster:
 
         await self._wait_until(is_ready, [self._processes[name]])
 
-    async def restart_coordinator(self) -> None:
-        """Kill it, start it on the same ports, and wait until all running nodes are ready again.
-
-        Raises:
-            StartFailed: a process ended before that, or `start_s` passed.
-        """
-        await self.kill_node(COORDINATOR)
-        self._start(COORDINATOR)
-        running = [process for process in self._processes.values() if process.is_running]
-        names = [process.name for process in running if process.name != COORDINATOR]
-        await self._wait_until(lambda status: not status.waiting_for(names), running)
-
     def _start(self, name: str) -> None:
         self._retired.discard(name)
         words = self.command_line(name)

@@ -143,6 +143,12 @@ class Fleet(Cluster):
         dead = [name for name in self.node_names if not self.is_running(name)]
         await asyncio.gather(*(self.start_node(name) for name in dead))
 
+    async def restart_coordinator(self) -> None:
+        """Kill it, if it runs, and start it on the same ports; returns once the nodes are back."""
+        await self.kill_node(COORDINATOR)
+        await self.start_node(COORDINATOR)
+        await self.wait_back()
+
     def _remember(self, name: str, line: str) -> None:
         self.lines.append((name, line))
         sys.stderr.write(f"{name:12}| {line}\n")

@@ -54,10 +54,6 @@ async def embeddings(running: RunningRequest) -> list[bytes]:
     return [event.embedding for event in await heard(running)]
 
 
-def prefilling_role(nodes: Nodes) -> NodeRole:
-    return PREFILL if nodes.flow.status().mode == "disaggregated" else DECODE
-
-
 async def test_prefill_nodes_alone_serve_them() -> None:
     nodes = Nodes()
     member = nodes.join("p", PREFILL)
