@@ -1,6 +1,6 @@
 """Configuration: one frozen struct per concern, composed into one for each kind of process.
 
-The descriptions are the help texts of the flags (`pdserve/cli/flags.py`). A value of "auto" is
+The descriptions are the help texts of the flags (`pdserve/settings/flags.py`). A value of "auto" is
 resolved where the facts are known (the checkpoint, the machine), by a function that returns a new
 value; nothing here is ever assigned to.
 """
