@@ -35,11 +35,7 @@ from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
 from pdserve.node.memory.growth import MemoryGrowth
-from pdserve.node.memory.kv_memory import (
-    commit_if_asked,
-    make_kv_memory,
-    prefill_refusal,
-)
+from pdserve.node.memory.kv_memory import commit_if_asked, make_kv_memory, prefill_refusal
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier_blocks
 from pdserve.node.profiling.watch import ProfileWatch
