@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for a GPU that need not be there, of the given compute capability.
+"""Compiles every Triton kernel for GPUs that need not be there, one of each compute capability.
 
-Prints a JSON list of what came out, one entry a kernel and shape. A process of its own: in the
-tests' process the kernels are interpreted.
+Prints as JSON what came out: capability |-> one entry a kernel and shape. A process of its own: in
+the tests' process the kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -176,13 +176,14 @@ def main() -> None:
         choice_kernels.choose_tokens,
         rank_kernels.rank_logits,
     ]
-    capability = int(sys.argv[1])
-    shapes = SHAPES[capability]
-    results = [
-        compiled(kernel, shape, capability)
-        for kernel in kernels
-        for shape in (shapes[:1] if kernel.__name__ in SAMPLING else shapes)
-    ]
+    results = {
+        capability: [
+            compiled(kernel, shape, capability)
+            for kernel in kernels
+            for shape in (shapes[:1] if kernel.__name__ in SAMPLING else shapes)
+        ]
+        for capability, shapes in SHAPES.items()
+    }
     sys.stdout.write(json.dumps(results))
 
 
