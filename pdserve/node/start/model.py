@@ -163,18 +163,18 @@ def plan_model(config: NodeConfig) -> NodeModel:
         max_model_len,
     )
     return NodeModel(
-        checkpoint,
-        model,
-        device,
-        layout,
-        num_blocks,
-        max_model_len,
-        engine.quantization,
-        engine.attention,
-        engine.cuda_graphs,
-        _kernels(engine, model, dtype) if device.type == "cpu" else None,
-        share,
-        _worst_step(engine),
+        checkpoint=checkpoint,
+        config=model,
+        device=device,
+        layout=layout,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        quantization=engine.quantization,
+        attention=engine.attention,
+        has_graphs=engine.cuda_graphs,
+        kernels=_kernels(engine, model, dtype) if device.type == "cpu" else None,
+        share=share,
+        worst_step=_worst_step(engine),
     )
 
 
