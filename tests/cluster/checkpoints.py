@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
+from tests import reference
 from tests.checkpoints import make_checkpoint
 
 # With no ids beyond the tokenizer's (256 bytes, one end of turn), every token can be told from
@@ -70,41 +70,9 @@ def make_prompt(num_tokens: int, seed: object = 0) -> list[int]:
     return random.Random(f"{num_tokens} {seed}").choices(range(256), k=num_tokens)
 
 
-class Reference:
-    """transformers on a checkpoint, in float32, in one thread."""
+class Reference(reference.Reference):
+    """In float32, in one thread: beside clusters that compute."""
 
     def __init__(self, path: Path) -> None:
         torch.set_num_threads(1)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
-        self._model.generation_config.eos_token_id = None
-
-    @torch.inference_mode()
-    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Output of generate(), not stopping at eos."""
-        output = self._model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        return output[0, len(prompt) :].tolist()
-
-    @torch.inference_mode()
-    def logprobs(self, token_ids: list[int]) -> torch.Tensor:
-        """[num_tokens - 1, vocab_size], of each token but the first."""
-        return self._model(torch.tensor([token_ids])).logits[0, :-1].log_softmax(dim=-1)
-
-    @torch.inference_mode()
-    def states(self, token_ids: list[int]) -> torch.Tensor:
-        """[num_tokens, hidden_size], behind the final norm."""
-        found = self._model(torch.tensor([token_ids]), output_hidden_states=True)
-        return found.hidden_states[-1][0]
-
-    @torch.inference_mode()
-    def is_greedy(self, prompt: list[int], output: list[int]) -> bool:
-        """Whether each token of a long output is the likeliest one after those before it."""
-        logits = self._model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
-        return logits.argmax(dim=-1).tolist() == output
+        super().__init__(path, attention="sdpa")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from itertools import count
 from pathlib import Path
 
 import pytest_asyncio
 
+from pdserve.cli.main import main
 from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import DEADLINE_S, Client, Follower, Output
@@ -38,13 +40,13 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
 
 async def change_role(fleet: Fleet, *arguments: str) -> tuple[int, str]:
     """`pdserve role`: its exit code, and what it said."""
-    command = [sys.executable, "-m", "pdserve.cli", "role", *arguments, "--url", fleet.url]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+    said = StringIO()
+
+    def run() -> int:
+        with redirect_stdout(said), redirect_stderr(said):
+            return main(["role", *arguments, "--url", fleet.url])
+
+    return await asyncio.to_thread(run), said.getvalue()
 
 
 async def roles(fleet: Fleet) -> dict[str, str]:

@@ -5,6 +5,7 @@ Worlds are kept as numbers of their parts, since a hundred thousand of them shar
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -91,6 +92,13 @@ class Search(Generic[WorldT]):
         Raises:
             Violation: with the shortest way to it.
         """
+        gc.disable()  # nothing goes before the end; all would be looked at again and again
+        try:
+            return self._run()
+        finally:
+            gc.enable()
+
+    def _run(self) -> Found:
         graph = self._graph
         self._enter(self._first, -1, "")
         queue = deque([0])

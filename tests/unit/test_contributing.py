@@ -23,9 +23,9 @@ from pdserve.perf_model import PerfModel
 from pdserve.settings.flags import add_flags, config_from
 from tests.architecture.repository import ROOT
 from tests.checkpoints import edit_config, make_checkpoint
+from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node, make_prompt
-from tests.unit.engine_model.reference import Reference
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
 
 BLOCKS: dict[str, str] = dict(

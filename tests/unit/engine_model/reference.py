@@ -1,47 +1,12 @@
-"""transformers as the oracle."""
+"""Whether a node computes what transformers does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
-
+from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
-
-
-class Reference:
-    """transformers on a checkpoint, with plain attention."""
-
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="eager"
-        ).eval()
-
-    @torch.inference_mode()
-    def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """[num_tokens, vocab_size] float32."""
-        return self._model(torch.tensor([token_ids])).logits[0].float()
-
-    @torch.inference_mode()
-    def states(self, token_ids: list[int]) -> torch.Tensor:
-        """[num_tokens, hidden_size] float32, behind the final norm."""
-        found = self._model(torch.tensor([token_ids]), output_hidden_states=True)
-        return found.hidden_states[-1][0].float()
-
-    @torch.inference_mode()
-    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Output of generate(), not stopping at eos."""
-        self._model.generation_config.eos_token_id = None
-        output = self._model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        return output[0, len(prompt) :].tolist()
 
 
 def assert_matches(

@@ -10,9 +10,9 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.kv_layout import KvDtype
+from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
-from tests.unit.engine_model.reference import Reference
 
 Checkpoints = Callable[..., Path]
 WINDOWED = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}

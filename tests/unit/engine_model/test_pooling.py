@@ -15,9 +15,9 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import UnusableLogits
 from pdserve.kv_layout import KvDtype
 from pdserve.pooling import Pooling
+from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
-from tests.unit.engine_model.reference import Reference
 
 FAMILIES = ["llama", "qwen3"]
 

@@ -23,10 +23,11 @@ from pdserve.errors import ConfigError, NodeSick
 from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
+from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
 from tests.unit.engine_model.ranked import ranked_node
-from tests.unit.engine_model.reference import Reference, assert_node_matches
+from tests.unit.engine_model.reference import assert_node_matches
 from tests.unit.engine_model.test_families import CASES
 
 TENSOR, STAGES, BOTH = Parallelism(2), Parallelism(pipeline=2), Parallelism(2, 2)

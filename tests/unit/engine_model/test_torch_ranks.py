@@ -25,9 +25,10 @@ from pdserve.kv_layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.native_attention import writing_attention
+from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
-from tests.unit.engine_model.reference import Reference, assert_node_matches
+from tests.unit.engine_model.reference import assert_node_matches
 from tests.unit.engine_model.test_families import CASES
 from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
 
