@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.cluster.checkpoints import Reference, make_prompt
-from tests.cluster.client import Client, Follower, Output
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, poll
 
 NUM_OUTPUT = 10
@@ -51,20 +51,16 @@ async def check_prefix_is_pulled(fleet: Fleet, reference: Reference) -> None:
 
 
 @asynccontextmanager
-async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[list[Output]]:
-    """Streams that have the tokens that they would have had, whatever is done to nodes meanwhile.
-
-    Their outputs are in the list when the context has ended.
-    """
-    outputs: list[Output] = []
+async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[None]:
+    """Streams have the tokens that they would have had, whatever is done to nodes meanwhile."""
     async with Client(fleet.url) as client:
         prompts = [make_prompt(30, f"stream {number}") for number in range(4)]
         expected = await asyncio.gather(*(client.complete(p, num_output) for p in prompts))
         followers = [Follower(client, prompt, num_output) for prompt in prompts]
         for follower in followers:
             await follower.reached(5)
-        yield outputs
-        outputs += [await follower.end() for follower in followers]
+        yield
+        outputs = [await follower.end() for follower in followers]
     assert [o.tokens for o in outputs] == [o.tokens for o in expected]
 
 
