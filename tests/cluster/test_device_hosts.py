@@ -142,9 +142,8 @@ async def test_a_prefix_is_pulled_by_a_node_of_other_hosts(
 async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
     """With their KV, from one rank to two hosts."""
     node = ranked.pid("decode-1")
-    async with undisturbed(ranked, NUM_STREAMED) as outputs:
+    async with undisturbed(ranked, NUM_STREAMED):
         os.kill(node, signal.SIGTERM)
-    assert "decode-0" in {output.decode_node for output in outputs}
     await until_gone([node])
     await ranked.restore()
     await ranked.wait_back()
