@@ -7,12 +7,17 @@ wait for them (`coordinator/routing/loads/prefill.py`).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = TypeVar("Seconds", float, npt.NDArray[np.float64])
 
 NEEDED: Final = 1.5  # factor on the time that a prompt takes alone: steps may be shared
 
 
-def begin_by_s(due_s: float, alone_s: float) -> float:
+def begin_by_s(due_s: float, alone_s: Seconds) -> Seconds:
     """Return the latest time to begin a prompt whose token 1 is due then.
 
     `alone_s` is the predicted time of the prompt by itself. Times are on one clock, in seconds.

@@ -72,7 +72,9 @@ class Outlook:
         self.prompt_s: Floats = np.empty(fleet.capacity)
         self.view.prompts(self.num_tokens, hits.slots, *self._usable, self.prompt_s)
         # Queue time before it; on nodes with decode streams, its prefill work only.
-        self.queue_s: Floats = self.queues.before_s(newcomer, self.prompt_s, now_s)
+        self.queue_s: Floats = self.queues.before_s(
+            newcomer, self.prompt_s, now_s, request.slo.ttft_s
+        )
         self.ttft_s: Floats = self.queue_s + self.prompt_s  # on nodes without decode streams
 
     @property

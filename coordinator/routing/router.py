@@ -29,7 +29,7 @@ from pdserve._native import least
 from pdserve.batch_rule import aimed_s
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import NoNodeAvailable
-from pdserve.protocol import NodeRole, PrefixSource
+from pdserve.protocol import NodeRole, PrefixSource, Slo
 from pdserve.settings.config import Mode
 
 FEW = 8  # the most promising nodes, which are evaluated in full
@@ -142,11 +142,16 @@ class Router:
         placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
         return replace(placement, uncached_tokens=0, shares_prefill=True)
 
-    def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
-        """Enter a dispatched request into the books; report its progress to the booking."""
+    def dispatched(
+        self, request: GenerationRequest, placement: Placement, slo: Slo | None = None
+    ) -> Booking:
+        """Enter a dispatched request into the books; report its progress to the booking.
+
+        `slo`: what its nodes are told of its promise, if not all of it.
+        """
         if placement.prefill is not None and placement.decode is not None:
             self.health.sent(placement.prefill, placement.decode)
-        return self._books.dispatched(request, placement)
+        return self._books.dispatched(request, placement, slo or request.slo)
 
     def prefix_sources(self, placement: Placement, puller: Member) -> list[PrefixSource]:
         """Return the nodes that hold more of the prompt than `puller`, which will prefill it."""

@@ -131,7 +131,7 @@ class Coordinator:
     def _dispatch(
         self, call: Call, request: GenerationRequest, placement: Placement, slo: Slo
     ) -> None:
-        self._bookings[call.call_id] = self.router.dispatched(request, placement)
+        self._bookings[call.call_id] = self.router.dispatched(request, placement, slo)
         self.admission.dispatched(call.call_id, slo, placement, self._events.now_s)
         self._cluster.dispatch(
             call,

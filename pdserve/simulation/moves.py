@@ -80,9 +80,9 @@ class Moves:
         self._bookings[call_id].end(by_itself=False)
         request = self._rest(call)
         placement = self._router.place_on(request, hashes_of(call), target)
-        self._bookings[call_id] = self._router.dispatched(request, placement)
-        self._admission.interrupted(call_id)
         slo = structs.replace(call.slo, ttft_s=call.slo.tpot_s or call.slo.ttft_s, hold_s=0.0)
+        self._bookings[call_id] = self._router.dispatched(request, placement, slo)
+        self._admission.interrupted(call_id)
         self._cluster.go_on(call, self._nodes[target.node_id], slo)
         self.look()
 

@@ -21,6 +21,7 @@ from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
 from pdserve.late_rule import begin_by_s
 from pdserve.output_lengths import OutputLengths
+from pdserve.protocol import Slo
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
@@ -73,7 +74,7 @@ class Books:
         registry.on_changed(self._reported)
         registry.on_lost(self._lost)
 
-    def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
+    def dispatched(self, request: GenerationRequest, placement: Placement, slo: Slo) -> Booking:
         """Book a request whose legs are being sent."""
         booking = Booking(self, request, placement)
         prefills = placement.prefill or placement.decode
@@ -83,7 +84,7 @@ class Books:
             self.queues.push(
                 prefills,
                 request.request_id,
-                _pending(request, placement, now_s),
+                _pending(slo, placement, now_s),
                 now_s,
             )
         decode = placement.decode
@@ -194,8 +195,8 @@ class Books:
         self.neighbours.lost(member)
 
 
-def _pending(request: GenerationRequest, placement: Placement, now_s: float) -> PendingPrompt:
-    slo, alone_s = request.slo, placement.idle_ttft_s
+def _pending(slo: Slo, placement: Placement, now_s: float) -> PendingPrompt:
+    alone_s = placement.idle_ttft_s
     due_s = now_s + slo.ttft_s if slo.ttft_s else inf
     return PendingPrompt(
         ServiceClass.of(slo), alone_s, placement.prompt_tokens, begin_by_s(due_s, alone_s)

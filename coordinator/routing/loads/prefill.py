@@ -1,24 +1,28 @@
 """Prompts that were sent to nodes and are not computed yet: the queue before the next prompt.
 
-A prompt that can no longer be in time does not delay those of its own class, where nodes compute it
-after them (`NodeHello.late_last`). Under overload most of a queue is such prompts: with them, every
-prefill node would seem to be too late for everything, and adaptive mode would leave them all.
+A prompt that can no longer be in time does not delay one of its own class that can, where nodes
+compute it after that (`NodeHello.late_last`). Under overload most of a queue is such prompts: with
+them, every prefill node would seem to be too late for everything, and adaptive mode would leave
+them all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
+from pdserve.late_rule import begin_by_s
 from pdserve.protocol import Slo
+
+FEW: Final = 64  # prompts below which nothing is forgotten
 
 
 class ServiceClass(NamedTuple):
@@ -85,6 +89,7 @@ class PrefillQueues(SlotArrays):
         self._num_of_class: Counter[ServiceClass] = Counter()
         self._queues: dict[int, _Queue] = {}
         self._by_time: list[tuple[float, int, str]] = []  # heap: begin_by_s, slot, request id
+        self._most_by_time = FEW  # some are of prompts that were computed
         self._fleet = fleet
 
     def all_s(self, now_s: float) -> Floats:
@@ -92,20 +97,25 @@ class PrefillQueues(SlotArrays):
         total_s: Floats = self._left_s(now_s).sum(axis=1) + self._others_s
         return total_s
 
-    def before_s(self, newcomer: ServiceClass, own_s: Floats, now_s: float) -> Floats:
+    def before_s(
+        self, newcomer: ServiceClass, own_s: Floats, now_s: float, ttft_s: float = 0.0
+    ) -> Floats:
         """Return the seconds of prefill by slot before a new prompt, which itself takes `own_s`.
 
-        This is all queued work of higher priorities, and of the prompt's own class what is not
-        late. Classes of equal priority share a node by their weights: while the node works on this
-        class up to the end of the new prompt, it does at most the proportional amount for another
-        one (fair queueing).
+        This is all queued work of higher priorities and of the prompt's own class, but for what is
+        late there, if the prompt itself can be in time (`ttft_s` is promised; 0: nothing). Classes
+        of equal priority share a node by their weights: while the node works on this class up to
+        the end of the new prompt, it does at most the proportional amount for another one (fair
+        queueing).
         """
         self._note_late(now_s)
         left_s = self._left_s(now_s)
         column = self._columns.get(newcomer)
         before_s, of_class_s = self._others_s, own_s
         if column is not None:
-            of_own_s = np.maximum(left_s[:, column] - self._late_s[:, column], 0.0)
+            timely_s = np.maximum(left_s[:, column] - self._late_s[:, column], 0.0)
+            is_timely = timely_s <= begin_by_s(ttft_s, own_s)
+            of_own_s = np.where(is_timely, timely_s, left_s[:, column])
             before_s = of_own_s + before_s
             of_class_s = of_own_s + own_s
         for other, at in self._columns.items():
@@ -132,6 +142,8 @@ class PrefillQueues(SlotArrays):
         self._add(slot, prompt, 1)
         if member.hello.late_last and prompt.begin_by_s < inf:
             heappush(self._by_time, (prompt.begin_by_s, slot, request_id))
+            if len(self._by_time) > self._most_by_time:
+                self._forget()
         if queue.goes_ahead(request_id):
             self._set_head(queue, request_id, now_s)
 
@@ -179,13 +191,23 @@ class PrefillQueues(SlotArrays):
     def _add_late(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
         self._late_s[slot, self._column(prompt.service_class)] += sign * prompt.seconds
 
+    def _forget(self) -> None:
+        """Drop the times of prompts that are not pending any more."""
+        self._by_time = [
+            (by_s, slot, request_id)
+            for by_s, slot, request_id in self._by_time
+            if (queue := self._queues.get(slot)) is not None and request_id in queue.prompts
+        ]
+        heapify(self._by_time)
+        self._most_by_time = 2 * len(self._by_time) + FEW
+
     def _note_late(self, now_s: float) -> None:
         """Note which prompts have become late. The one being computed has begun in time."""
         while self._by_time and self._by_time[0][0] < now_s:
-            begin_by_s, slot, request_id = heappop(self._by_time)
+            by_s, slot, request_id = heappop(self._by_time)
             queue = self._queues.get(slot)
             prompt = queue.prompts.get(request_id) if queue is not None else None
-            if queue is None or prompt is None or prompt.begin_by_s != begin_by_s:
+            if queue is None or prompt is None or prompt.begin_by_s != by_s:
                 continue  # it was computed, or the node was lost
             if request_id != queue.head:
                 queue.late.add(request_id)

@@ -156,3 +156,23 @@ def test_a_prompt_that_is_late_is_computed_when_nothing_else_is_there() -> None:
     nodes.send(30, slo=PROMISED)  # goes ahead of it
     nodes.clock.advance(0.01)
     assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.02)
+
+
+def test_a_prompt_that_is_late_itself_waits_for_older_ones() -> None:
+    nodes = overloaded(late_last=True)
+    in_time, late = Slo(name="a", ttft_s=1.0), Slo(name="a", ttft_s=0.2)
+    assert nodes.place(100, slo=in_time).queue_s == pytest.approx(0.15)
+    assert nodes.place(100, slo=late).queue_s == pytest.approx(0.65)
+    assert nodes.place(100, slo=Slo(name="a")).queue_s == pytest.approx(0.65)
+
+
+def test_what_nodes_were_told_of_a_promise_says_whether_a_prompt_is_late() -> None:
+    """One that could not keep its promise is sent without it, and its node calls it never late."""
+    nodes = Nodes(d=1)
+    nodes.prefill.append(nodes.join("p0", NodeRole.PREFILL, late_last=True))
+    hopeless = Slo(name="a", ttft_s=0.1)
+    for _ in range(3):
+        request = nodes.request(400, slo=hopeless)
+        nodes.router.dispatched(request, nodes.router.place(request), Slo(name="a"))
+    nodes.clock.advance(0.2)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(1.0)
