@@ -30,11 +30,11 @@ def make_way(queues: Queues, policy: DecodePolicy, yields_to: YieldsTo) -> None:
     if newcomer is None:
         return
     victims = list(giving_way(queues, newcomer, yields_to))
-    if not victims or not _fits(queues, policy, newcomer, victims):
+    if not victims or not fits(queues, policy, newcomer, victims):
         return  # checked first, since it may hold for many steps
     preempted: list[Request] = []
     for victim in victims:
-        if _fits(queues, policy, newcomer, preempted):
+        if fits(queues, policy, newcomer, preempted):
             break
         preempted.append(victim)
     for victim in preempted:
@@ -86,10 +86,10 @@ def _first_to_preempt(queues: Queues, policy: DecodePolicy) -> Request | None:
     return None if first is None or queues.is_closed_to(first) else first
 
 
-def _fits(
-    queues: Queues, policy: DecodePolicy, newcomer: Request, preempted: list[Request]
+def fits(
+    queues: Queues, policy: DecodePolicy, newcomer: Request, preempted: Sequence[Request] = ()
 ) -> bool:
-    """Whether the newcomer could be admitted if these requests were preempted."""
+    """Whether there are blocks and a place for the newcomer if these requests were preempted."""
     if queues.num_missing(newcomer, preempted):
         return False
     members = [r for r in queues.beside(newcomer) if r not in preempted]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from decode_node.policies.decodes_first import DecodesFirst
+from decode_node.policies.places import fits
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 
@@ -25,6 +26,10 @@ class Static(DecodesFirst):
                 return [], chunks
         return super().compose(queues)
 
+    def plan_decodes(self, queues: Queues) -> list[Scheduled]:
+        """As SideBySide.plan_decodes: none while the batch is open."""
+        return [] if self._is_open(queues) else super().plan_decodes(queues)
+
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
         """Whether the batch is still open; a preempted member may always come back."""
         if newcomer.num_preemptions:
@@ -38,6 +43,17 @@ class Static(DecodesFirst):
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
         """Return infinity: nothing bounds a step's time."""
         return inf
+
+    def _is_open(self, queues: Queues) -> bool:
+        """Whether a prompt of the next batch is being computed beside, or can be now."""
+        if _has_begun(queues.streams):
+            return False
+        if queues.elsewhere or any(not request.is_decoding for request in queues.running):
+            return True
+        first = self.first(queues)
+        if first is None or first in queues.claims or queues.is_closed_to(first):
+            return False
+        return fits(queues, self, first)
 
 
 def _has_begun(members: Iterable[Request]) -> bool:

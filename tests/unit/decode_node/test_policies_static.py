@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from decode_node.policies.interface import SideBySide
 from tests.requests import make_request
 from tests.unit.decode_node.batches import Batch, tokens_of
-from tests.unit.engine.fakes import (
-    decode_policy,
-)
+from tests.unit.engine.fakes import decode_policy
 
 
 def test_prompts_fill_the_batch_before_anybody_decodes() -> None:
@@ -55,3 +54,41 @@ def test_whoever_was_preempted_from_the_batch_comes_back_to_it() -> None:
     preempted = batch.decoding(6, num_outputs=3)
     batch.queues.preempt(preempted, for_priority=True)
     assert tokens_of(preempted, policy.plan(batch.queues)) == 6
+
+
+# ---- side by side --------------------------------------------------------------------------------
+
+
+def test_beside_prompts_nobody_decodes_either_before_the_batch_is_complete() -> None:
+    batch = Batch()
+    policy = decode_policy(512, 2, "static", batch.perf, batch.clock)
+    assert isinstance(policy, SideBySide)
+    first = batch.decoding(num_outputs=1)  # its prompt has just been computed
+    second, third = batch.waiting(300), batch.waiting(300)
+    assert policy.plan_decodes(batch.queues) == [], "another prompt can be computed"
+    assert tokens_of(second, policy.plan_prompts(batch.queues)) == 256
+    batch.queues.elsewhere = {second}
+    assert policy.plan_decodes(batch.queues) == [], "it is computed"
+    second.num_computed_tokens = 256
+    batch.queues.elsewhere = set()
+    assert policy.plan_decodes(batch.queues) == [], "it was computed in part"
+    second.num_computed_tokens = 300
+    second.output_token_ids.append(1)
+    assert policy.plan_prompts(batch.queues) == [], "the batch is full"
+    assert [row.request for row in policy.plan_decodes(batch.queues)] == [first, second]
+    batch.queues.remove(second)
+    first.output_token_ids.append(1)
+    first.num_computed_tokens += 1
+    assert policy.plan_prompts(batch.queues) == [], "the batch has begun"
+    assert [row.request for row in policy.plan_decodes(batch.queues)] == [first]
+    assert list(batch.queues.waiting) == [third]
+
+
+def test_a_batch_does_not_wait_for_a_prompt_that_has_no_room() -> None:
+    batch = Batch(num_blocks=6)
+    policy = decode_policy(512, 4, "static", batch.perf, batch.clock)
+    assert isinstance(policy, SideBySide)
+    stream = batch.decoding(num_outputs=1)
+    batch.waiting(60)
+    assert policy.plan_prompts(batch.queues) == []
+    assert [row.request for row in policy.plan_decodes(batch.queues)] == [stream]
