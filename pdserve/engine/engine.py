@@ -72,7 +72,6 @@ class Engine(StepEnds):
         """As EngineCore; with `beside`, its loop runs beside that of the other engine."""
         super().__init__(queues, policy, eos_token_ids, beside)
         self._other = beside
-        self._is_beside = beside is not None
         if beside is not None:
             beside._other = self
         self.on_idle: Callable[[], None] = lambda: None  # called when there is nothing to compute
@@ -81,6 +80,7 @@ class Engine(StepEnds):
         self._thread: StepThread | None = None  # from its first use to the end of `run`
         self.step: Sequence[Scheduled] | None = None  # that is being computed
         self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
+        self._is_stopping = False
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
@@ -111,10 +111,15 @@ class Engine(StepEnds):
         if self._other is not None:
             self._other._wake.set()
 
+    def stop(self) -> None:
+        """Have `run` return when the step that is being computed is over."""
+        self._is_stopping = True
+        self._wake.set()
+
     # ---- the loop ------------------------------------------------------------------------------
 
     async def run(self, runner: Runner, observer: StepObserver) -> None:
-        """Run steps until cancelled; when there is no work, wait for more.
+        """Run steps until cancelled or told to stop; when there is no work, wait for more.
 
         Raises:
             NodeSick: too many steps have failed, or the device has.
@@ -122,8 +127,9 @@ class Engine(StepEnds):
         thread = self._started_thread()
         loop = _Loop(runner, observer, thread)
         step = self._step if runner.launcher is None else self._launched_steps
+        self._is_stopping = False
         try:
-            while True:
+            while not self._is_stopping:
                 self._wake.clear()
                 planned_s = self._clock.now()
                 self._drop_unfit(observer)
@@ -254,7 +260,9 @@ class Engine(StepEnds):
 
     def _launched_ahead(self, step: StepUnderWay, thread: StepThread) -> StepUnderWay | None:
         """Launch the step after this one, which is under way; None if it cannot be foreseen."""
-        if step.error is not None or not step.shape.is_decode or not step.prepared.can_be_followed:
+        if self._is_stopping or step.error is not None:
+            return None
+        if not step.shape.is_decode or not step.prepared.can_be_followed:
             return None
         now_s = self._clock.now()
         try:

@@ -110,6 +110,7 @@ class StepReport:
     model_s: float  # time spent in the model itself
     overhead_s: float  # all other time since the previous step ended, or since idling ended
     shape: StepShape  # as it was planned
+    of_prompts: bool = False  # by an engine that computes them beside another one's decodes
 
     @property
     def period_s(self) -> float:

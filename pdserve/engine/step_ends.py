@@ -47,6 +47,7 @@ class StepEnds(EngineCore):
         beside: EngineCore | None = None,
     ) -> None:
         super().__init__(queues, policy, eos_token_ids, beside)
+        self._is_beside = beside is not None
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
         self._last_end_s: float | None = None  # end of the previous step; None after idling
@@ -68,7 +69,13 @@ class StepEnds(EngineCore):
         self._record_step_time(times.ended_s - times.started_s)
         overhead_s = self._period_s(times.planned_s) - times.model_s
         self._unreported = StepReport(
-            rows, sampled, times.started_s, times.model_s, max(0.0, overhead_s), shape
+            rows,
+            sampled,
+            times.started_s,
+            times.model_s,
+            max(0.0, overhead_s),
+            shape,
+            of_prompts=self._is_beside,
         )
         if done or not shape.is_decode:
             self._report(observer)

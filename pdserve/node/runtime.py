@@ -165,7 +165,7 @@ class Node:
             parts,
             make,
             role,
-            prefill_refusal=prefill_refusal(memory),
+            prefill_refusal=prefill_refusal(config, memory),
             on_role=self._given_role,
             on_drain=on_drain,
         )
@@ -173,7 +173,7 @@ class Node:
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())
-        services.on_step(self._busy.stepped)
+        services.on_step(self._note_busy)
         samples = SampleLog(
             parts.node_id, partial(kind_of, model, config.engine), lambda: parts.perf.costs
         )
@@ -415,12 +415,18 @@ class Node:
         self._kv_events.attached(link)
         self._report_load()  # the others share the node with one more
 
+    def _note_busy(self, report: StepReport) -> None:
+        share = 1.0 if self._phases is None else self._phases.last_steps(report).share
+        self._busy.stepped(report, share)
+
     def _correct_perf(self, report: StepReport) -> None:
         # The whole period and not just the model's time: the prediction is for when the next token
         # arrives, and planning and messages are a large part of a small model's step.
         parts, seconds = self._parts, report.period_s
         if self._phases is not None:
-            seconds /= self._phases.slowdown(report.shape)
+            if report.of_prompts and report.shape.is_decode:
+                return  # prompts that came back and lack one token: no decodes, on other cores
+            seconds /= self._phases.last_steps(report).slowdown()
         parts.perf.observe(report.shape, seconds, parts.clock.now())
 
     async def _enter(self, state: NodeState) -> None:

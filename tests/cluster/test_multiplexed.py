@@ -11,7 +11,8 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.api.plan.generations import choice_seed
+from pdserve.cli.main import main
 from pdserve.errors import CalibrationError
 from pdserve.settings.config import PolicyConfig
 from pdserve.settings.values import format_cpus
@@ -188,6 +190,18 @@ async def test_phases_share_the_cores_while_both_compute_and_have_all_of_them_al
 async def test_nodes_without_cores_of_their_own_are_not_calibrated(fleet: Fleet) -> None:
     with pytest.raises(CalibrationError, match="the cores of a node change from step to step"):
         await asyncio.to_thread(calibrating.measured, CalibrateConfig(url=fleet.url))
+
+
+async def test_such_a_node_does_not_leave_its_pool(fleet: Fleet, client: Client) -> None:
+    said = StringIO()
+
+    def order() -> int:
+        with redirect_stderr(said):
+            return main(["role", NODE, "prefill", "--force", "--url", fleet.url])
+
+    assert await asyncio.to_thread(order) == 1
+    assert f"{NODE} cannot become a prefill node: it computes both phases" in said.getvalue()
+    assert len((await client.complete(make_prompt(5), 4)).tokens) == 4
 
 
 # ---- early ends ----------------------------------------------------------------------------------

@@ -75,8 +75,10 @@ def parts_memory(model: NodeModel) -> KvPool:
     return parts[0] if len(parts) == 1 else ShardedPool(parts)
 
 
-def prefill_refusal(memory: KvPool) -> str:
+def prefill_refusal(config: NodeConfig, memory: KvPool) -> str:
     """Why a node with this memory cannot be a prefill node; empty: it can."""
+    if config.multiplexed:
+        return "it computes both phases itself, beside each other (multiplexed)"
     if memory.kind == "private":
         return "its KV is in memory that no other node can read"
     return ""

@@ -22,10 +22,12 @@ class BusyShare:
         self._share = 0.0
         self.prompts = 0.0  # the share, as of the last look, in which prompts were computed
 
-    def stepped(self, report: StepReport) -> None:
-        """Note a step."""
-        self._busy_s += report.period_s
-        self._prompt_s += report.period_s * self._perf.prompt_share(report.shape)
+    def stepped(self, report: StepReport, share: float = 1.0) -> None:
+        """Note a step that had this share of the node's cores."""
+        busy_s = report.period_s * share
+        of_prompts = 1.0 if report.of_prompts else self._perf.prompt_share(report.shape)
+        self._busy_s += busy_s
+        self._prompt_s += busy_s * of_prompts
 
     def share(self, now_s: float) -> float:
         """Return the share, at most 1."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdserve.clock import Clock
 from pdserve.core_rule import Slowdowns, cores_for_decodes
 from pdserve.engine.due_times import step_limit_s
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.shape import shape_of
-from pdserve.perf_model import PerfModel
+from pdserve.perf_model import PerfModel, StepShape
+from pdserve.protocol import StepCosts
+
+_ONE = StepShape(1)
+_ONE_S: Final = StepCosts(knot_tokens=[1], knot_s=[1.0])
 
 
 class Demand(Protocol):
@@ -22,6 +26,8 @@ class Demand(Protocol):
 
     def slowdown(self, asked: int, mean_cores: float) -> float:
         """Return by which factor a step took longer than is to be predicted.
+
+        Called once for each step, before the performance model learns from it.
 
         Args:
             asked: the cores that it asked for.
@@ -66,6 +72,9 @@ class StreamDemand:
         self._num_cores = num_cores
         self._clock = clock
         self._tpot_s = tpot_s
+        # How much longer steps took than on all cores, beside as many prompts as those that `perf`
+        # has learned its ratio from. It is averaged by the same rule, so that the two fit.
+        self._beside = PerfModel(_ONE_S, decode_ratio=slowdowns.at(num_cores - 1))
 
     def cores(self, rows: Sequence[Scheduled]) -> int:
         """As Demand.cores."""
@@ -73,9 +82,9 @@ class StreamDemand:
             return 1  # there is nothing to decide
         streams = [row.request for row in rows]
         limit_s = step_limit_s(streams, self._clock.now(), self._tpot_s)
-        most_s = self._perf.step_s(shape_of(rows)) / self._slowdowns.at(self._num_cores - 1)
+        alone_s = self._perf.step_s(shape_of(rows)) / self._beside.decode_ratio
         return cores_for_decodes(
-            self._num_cores, lambda cores: most_s * self._slowdowns.at(cores), limit_s
+            self._num_cores, lambda cores: alone_s * self._slowdowns.at(cores), limit_s
         )
 
     def slowdown(self, asked: int, mean_cores: float) -> float:
@@ -83,4 +92,6 @@ class StreamDemand:
         if not mean_cores:
             return 1.0
         beside = (self._num_cores - mean_cores) / (self._num_cores - asked)  # share of the step
-        return self._slowdowns.at(mean_cores) / self._slowdowns.at(self._num_cores - beside)
+        predicted = self._slowdowns.at(self._num_cores - beside)
+        self._beside.observe(_ONE, predicted)
+        return self._slowdowns.at(mean_cores) / predicted

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import NamedTuple
 
 from pdserve import _native
 from pdserve.core_rule import Slowdowns
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
-from pdserve.engine.interface import StepObserver
+from pdserve.engine.interface import StepObserver, StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.node.roles import NodeParts
@@ -17,7 +18,6 @@ from pdserve.node.split_cores.demand import RestDemand, StreamDemand
 from pdserve.node.split_cores.steps import SplitSteps
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import WARMUP_TOKENS, NodeModel
-from pdserve.perf_model import StepShape
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
 
@@ -50,6 +50,15 @@ def check_splits(config: NodeConfig, role: NodeRole, cores: CorePlan, model: Nod
         )
 
 
+class _Phase(NamedTuple):
+    """One of the two."""
+
+    engine: Engine
+    share: _native.CoreShare
+    runner: ModelRunner
+    steps: SplitSteps
+
+
 class Phases:
     """Runs both engines of a node, each with workers of its own on their share of the cores."""
 
@@ -68,40 +77,52 @@ class Phases:
         streams = StreamDemand(parts.perf, slowdowns, num_cores, parts.clock, tpot_s)
         self._cores = cores
         self._max_model_len = parts.max_model_len
-        self._engines = {parts.engine: asking, prompt_engine: resting}
-        self._beside = runner.beside(GrammarProgress(num_cores))
+        beside = runner.beside(GrammarProgress(num_cores))
         self.decodes = SplitSteps(runner, asking, streams)
-        self.prompts = SplitSteps(self._beside, resting, RestDemand())
+        self.prompts = SplitSteps(beside, resting, RestDemand())
+        self._phases = [
+            _Phase(parts.engine, asking, runner, self.decodes),
+            _Phase(prompt_engine, resting, beside, self.prompts),
+        ]
         parts.perf.decode_ratio = slowdowns.at(num_cores - 1)  # until there was a step
 
     async def load(self) -> None:
-        """Start the threads, with their workers, and warm up what computes prompts."""
-        for engine, share in self._engines.items():
+        """Start the threads, and warm up what they compute with: workers start with a first job."""
+        num_tokens = min(WARMUP_TOKENS, self._max_model_len)
+        for engine, share, runner, _ in self._phases:
             engine.on_idle = share.release
             await engine.in_thread(partial(_use, self._cores, share))
-        num_tokens = min(WARMUP_TOKENS, self._max_model_len)
-        await engine.in_thread(partial(self._beside.warmup, num_tokens))
+            await engine.in_thread(partial(runner.warmup, num_tokens))
 
-    def slowdown(self, shape: StepShape) -> float:
-        """Return by which factor a step took longer than is to be predicted for it.
+    def last_steps(self, report: StepReport) -> SplitSteps:
+        """Return what computed a step, and knows what it had.
 
-        It is the last one of its phase. If its report was deferred, that may be the one after it,
-        which hardly differs.
+        That is of the last step of this phase. If its report was deferred, that may be the one
+        after it, which hardly differs.
         """
-        return (self.decodes if shape.is_decode else self.prompts).slowdown
+        return self.prompts if report.of_prompts else self.decodes
 
     async def run(self, observer: StepObserver) -> None:
-        """Run both loops until cancelled. Raises as Engine.run."""
-        steps = (self.decodes, self.prompts)
-        runs = [e.run(s, observer) for e, s in zip(self._engines, steps, strict=True)]
-        await asyncio.gather(*runs)
+        """Run both loops until cancelled.
+
+        If one fails, so does this, at once: the other one's step may be one that never ends. That
+        loop ends with its step.
+
+        Raises:
+            NodeSick: as Engine.run.
+        """
+        loops = [engine.run(steps, observer) for engine, _, _, steps in self._phases]
+        try:
+            await asyncio.gather(*loops)
+        finally:
+            for phase in self._phases:
+                phase.engine.stop()
 
     def close(self) -> None:
         """Let go of what is native: cycles would have it when the process ends."""
-        for engine in self._engines:
-            engine.on_idle = lambda: None
-        self._engines.clear()
-        del self._beside
+        for phase in self._phases:
+            phase.engine.on_idle = lambda: None
+        self._phases.clear()
         self.decodes.close()
         self.prompts.close()
 

@@ -29,6 +29,10 @@ class SplitSteps:
         return self._runner.model_s
 
     @property
+    def share(self) -> float:
+        """The share of the node's cores that the last step had."""
+        return self.mean_cores / self._share.num_cores
+
     def slowdown(self) -> float:
         """As Demand.slowdown, of the last step."""
         return self._demand.slowdown(self._asked, self.mean_cores)

@@ -22,14 +22,18 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.errors import DeadlineExceeded, UnusableLogits
 from pdserve.lifecycle import Targets
+from pdserve.settings.config import DecodePolicyName
 from tests.requests import make_request
 from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy, expected_output
 
 BLOCK = 4
 
 
-def phases(budget: int = 16, batch: int = 8) -> tuple[Policy, Policy]:
-    policy = decode_policy(budget, batch)
+POLICIES = st.sampled_from(["max-batch", "static"])
+
+
+def phases(budget: int, name: DecodePolicyName = "max-batch") -> tuple[Policy, Policy]:
+    policy = decode_policy(budget, 8, name)
     assert isinstance(policy, SideBySide)
     return Phase(policy.plan_decodes), Phase(policy.plan_prompts)
 
@@ -54,11 +58,13 @@ def state_of(rows: Sequence[Scheduled]) -> list[tuple[int, list[int], list[int]]
 class World:
     """Both cores, whose steps begin and end when a test says so."""
 
-    def __init__(self, num_blocks: int, budget: int = 16) -> None:
+    def __init__(
+        self, num_blocks: int, budget: int = 16, policy: DecodePolicyName = "max-batch"
+    ) -> None:
         self.pool = BlockPool(num_blocks, BLOCK)
         self.clock = ManualClock()
         self.queues = Queues(self.pool, self.clock, victims=Victims(3))
-        decodes, prompts = phases(budget)
+        decodes, prompts = phases(budget, policy)
         self.cores = [EngineCore(self.queues, decodes, frozenset())]
         self.cores.append(EngineCore(self.queues, prompts, frozenset(), beside=self.cores[0]))
         self.steps: dict[EngineCore, Step] = {}
@@ -136,12 +142,12 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=150)
-@given(actions=st.lists(ACTIONS, max_size=60), num_blocks=st.integers(11, 24))
+@given(actions=st.lists(ACTIONS, max_size=60), num_blocks=st.integers(11, 24), policy=POLICIES)
 def test_whatever_comes_when_requests_are_left_alone_while_they_are_computed(
-    actions: list[tuple[str, int, int]], num_blocks: int
+    actions: list[tuple[str, int, int]], num_blocks: int, policy: DecodePolicyName
 ) -> None:
     """Also with so little room that streams are preempted, for blocks and for priority."""
-    world = World(num_blocks)
+    world = World(num_blocks, policy=policy)
     requests: list[Request] = []
     for kind, number, other in actions:
         if kind == "turn":
@@ -236,10 +242,13 @@ def test_a_request_that_is_late_keeps_its_blocks_until_its_step_ends() -> None:
 
 @asynccontextmanager
 async def running(
-    num_blocks: int, budget: int = 16, runners: Sequence[FakeRunner] = ()
+    num_blocks: int,
+    budget: int = 16,
+    runners: Sequence[FakeRunner] = (),
+    policy: DecodePolicyName = "max-batch",
 ) -> AsyncIterator[tuple[Engine, list[FakeRunner], Observer]]:
     pool, observer = BlockPool(num_blocks, BLOCK), Observer()
-    decodes, prompts = phases(budget)
+    decodes, prompts = phases(budget, policy)
     engine = Engine(Queues(pool, ManualClock()), decodes, frozenset())
     beside = Engine(engine.queues, prompts, frozenset(), beside=engine)
     both = [*runners] or [FakeRunner(BLOCK), FakeRunner(BLOCK)]
@@ -263,14 +272,15 @@ async def running(
     ),
     num_blocks=st.integers(11, 40),
     budget=st.integers(1, 20),
+    policy=POLICIES,
 )
 def test_output_does_not_depend_on_room_chunks_or_company(
-    prompts: list[tuple[int, int, bool]], num_blocks: int, budget: int
+    prompts: list[tuple[int, int, bool]], num_blocks: int, budget: int, policy: DecodePolicyName
 ) -> None:
     """And neither loop sleeps while there is something for it to do."""
 
     async def scenario() -> None:
-        async with running(num_blocks, budget) as (engine, _, observer):
+        async with running(num_blocks, budget, policy=policy) as (engine, _, observer):
             requests = [
                 make_request([7] * n if shared else n, max_tokens=m) for n, m, shared in prompts
             ]
@@ -342,3 +352,21 @@ async def test_a_deadline_that_passes_during_a_prompt_is_kept() -> None:
         assert isinstance(observer.failed[0][1], DeadlineExceeded)
         held.may_end.set()
         await observer.until(lambda: observer.reports or engine.pool.num_free == 40)
+
+
+async def test_a_report_says_which_of_them_has_computed_a_step() -> None:
+    """Also that of a prompt that came back and lacks one token, as a decode does."""
+    async with running(40) as (engine, _, observer):
+        stream = make_request([7] * BLOCK, max_tokens=3)
+        engine.submit(stream)
+        await observer.until(lambda: stream.request_id in observer.done)
+        assert [report.of_prompts for report in observer.reports] == [True, False, False]
+        output = expected_output(stream)
+        back = make_request([7] * BLOCK, max_tokens=3, output_token_ids=output[:1])
+        engine.submit(back)
+        await observer.until(lambda: back.request_id in observer.done)
+        assert back.output_token_ids == output
+        first, second = observer.reports[3:]
+        assert first.shape.is_decode
+        assert first.of_prompts
+        assert not second.of_prompts

@@ -53,3 +53,16 @@ def test_the_part_for_prompts_is_told_apart() -> None:
         busy.share(now_s)
     assert busy.share(now_s) == pytest.approx(0.5, abs=0.01)
     assert busy.prompts == pytest.approx(0.375, abs=0.01)
+
+
+def test_two_steps_side_by_side_count_as_the_shares_of_the_cores_that_they_had() -> None:
+    """Each runs half of the time, on half of the cores. One of a prompt may look like decodes."""
+    busy, now_s, shape = busy_share(), 0.0, StepShape(1, 1, 0, 10)
+    for _ in range(1000):
+        for of_prompts in (False, True):
+            report = StepReport([], [], 0.0, 0.04, 0.0, shape, of_prompts)
+            busy.stepped(report, 0.5)
+        now_s += 0.08
+        busy.share(now_s)
+    assert busy.share(now_s) == pytest.approx(0.5, abs=0.01)
+    assert busy.prompts == pytest.approx(0.25, abs=0.01)

@@ -23,6 +23,7 @@ from pdserve.protocol import (
     PrefixSource,
     TokenBatch,
 )
+from pdserve.settings.config import NodeConfig
 from tests.requests import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 
@@ -85,13 +86,14 @@ async def test_a_node_that_cannot_prefill_for_others_stays_what_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     private = PrivatePool(NUM_BLOCKS, LAYOUT.block_bytes)
-    bench = Bench(D, refusal=prefill_refusal(private))
+    bench = Bench(D, refusal=prefill_refusal(NodeConfig(), private))
     with caplog.at_level(logging.WARNING):
         bench.services.set_role(P)
     assert bench.services.role is D
     assert bench.num_reports == 0
     assert "n stays a decode node: its KV is in memory that no other node can read" in caplog.text
-    assert prefill_refusal(bench.memory) == ""
+    assert prefill_refusal(NodeConfig(), bench.memory) == ""
+    assert "both phases" in prefill_refusal(NodeConfig(multiplexed=True), bench.memory)
     await bench.close()
 
 

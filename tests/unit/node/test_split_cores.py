@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -9,27 +10,37 @@ from typing import cast
 import pytest
 import torch
 
+from decode_node.policies.interface import Phase, SideBySide
 from pdserve import _native
 from pdserve.clock import ManualClock
 from pdserve.core_rule import Slowdowns
+from pdserve.engine.engine import Engine
+from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.interface import Sampled
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, NodeSick
 from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.node.roles import NodeParts
 from pdserve.node.split_cores.demand import RestDemand, StreamDemand
-from pdserve.node.split_cores.phases import check_splits
+from pdserve.node.split_cores.phases import Phases, check_splits
 from pdserve.node.split_cores.steps import SplitSteps
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, SamplingParams, StepCosts
 from pdserve.settings.config import NodeConfig
+from tests.requests import make_request
+from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
 
 D = NodeRole.DECODE
+BLOCK = 4
 TWO = CorePlan(2, (0, 1), (0, 1))
 
 
@@ -124,6 +135,27 @@ def test_steps_that_take_longer_than_profiled_need_more() -> None:
     assert bench.demand.cores([row]) == 5
 
 
+@pytest.mark.parametrize(("num_cores", "tpot_s", "needed"), [(8, 0.04, 3), (3, 0.0245, 2)])
+def test_what_decodes_ask_for_does_not_depend_on_how_many_prompts_there_were(
+    num_cores: int, tpot_s: float, needed: int
+) -> None:
+    """Although their steps are predicted beside as many prompts as lately."""
+    bench = Demanding(num_cores)
+    row = bench.stream(targets=Targets(tpot_s=tpot_s))
+    one_core_s = COSTS.knot_s[0] * (num_cores - 1)
+    predicted_s = []
+    for is_alone in (True, False, True, False):
+        for _ in range(60):
+            asked = bench.demand.cores([row])
+            assert asked == needed
+            cores = num_cores if is_alone else asked
+            seconds = one_core_s / cores / bench.demand.slowdown(asked, cores)
+            bench.perf.observe(shape_of([row]), seconds)
+        predicted_s.append(bench.perf.step_s(shape_of([row])))
+    alone_s, beside_s = one_core_s / num_cores, one_core_s / (num_cores - 1)
+    assert predicted_s == pytest.approx([alone_s, beside_s] * 2, rel=0.05)
+
+
 # ---- steps ---------------------------------------------------------------------------------------
 
 
@@ -170,6 +202,78 @@ def test_a_step_asks_before_it_begins() -> None:
     assert resting.allowed == 1
     assert compute() == [None]
     assert runner.allowed == [3]
-    assert (steps.mean_cores, steps.slowdown) == (0, 3), "it has called no kernels"
+    assert (steps.mean_cores, steps.share, steps.slowdown()) == (0, 0, 3), (
+        "it has called no kernels"
+    )
     steps.foresee(rows)
     assert (runner.foreseen, steps.model_s) == ([rows], 1.5)
+
+
+# ---- both loops ----------------------------------------------------------------------------------
+
+
+class Pair(FakeRunner):
+    """A runner, and the one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCK)
+        self.other = FakeRunner(BLOCK)
+
+    def beside(self, grammars: GrammarProgress) -> FakeRunner:
+        return self.other
+
+
+class Bench:
+    """Both phases of a node of four cores."""
+
+    def __init__(self) -> None:
+        clock, self.runner = ManualClock(), Pair()
+        self.pool = BlockPool(20, BLOCK)
+        policy = decode_policy(16, 8)
+        assert isinstance(policy, SideBySide)
+        self.engine = Engine(Queues(self.pool, clock), Phase(policy.plan_decodes), frozenset())
+        self.prompt_engine = Engine(
+            self.engine.queues, Phase(policy.plan_prompts), frozenset(), beside=self.engine
+        )
+        parts = SimpleNamespace(
+            config=NodeConfig(multiplexed=True),
+            perf=PerfModel(COSTS),
+            clock=clock,
+            max_model_len=100,
+            engine=self.engine,
+        )
+        self.phases = Phases(
+            cast("NodeParts", parts),
+            self.prompt_engine,
+            CorePlan(4, (0, 1, 2, 3), (0, 1, 2, 3)),
+            cast("ModelRunner", self.runner),
+            Slowdowns.proportional(4),
+        )
+
+
+@pytest.mark.parametrize("failing", ["prompts", "decodes"])
+async def test_if_one_loop_fails_the_other_one_ends_with_its_step(failing: str) -> None:
+    bench, observer = Bench(), Observer()
+    runner = bench.runner.other if failing == "prompts" else bench.runner
+    runner.error = NodeSick("the machine is broken")
+    bench.engine.submit(make_request(5, max_tokens=3))
+    async with asyncio.timeout(5):
+        with pytest.raises(NodeSick, match="the machine is broken"):
+            await bench.phases.run(observer)
+        while bench.engine.has_thread or bench.prompt_engine.has_thread:
+            await asyncio.sleep(0)
+    bench.phases.close()
+
+
+async def test_of_each_step_it_is_known_what_it_had() -> None:
+    bench, observer = Bench(), Observer()
+    request = make_request(5, max_tokens=2)
+    bench.engine.submit(request)
+    running = asyncio.create_task(bench.phases.run(observer))
+    await observer.until(lambda: request.request_id in observer.done)
+    steps = [bench.phases.last_steps(report) for report in observer.reports]
+    assert steps == [bench.phases.prompts, bench.phases.decodes]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    bench.phases.close()
