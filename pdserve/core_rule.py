@@ -1,7 +1,7 @@
-"""How a prefill and a decode node of one host split its cores: multiplexed mode.
+"""How the two phases of a node split its cores: multiplexed mode.
 
-A node alone has all cores. While both compute, the decode node has as many as its streams need to
-keep their TPOT, and the prefill node has the rest; each has at least one. Nodes decide by this rule
+A phase alone has all cores. While both compute, decodes have as many as their streams need to keep
+their TPOT, and prompts have the rest; each has at least one. Nodes decide by this rule
 (`pdserve/node/split_cores`), and so does the simulation.
 """
 
@@ -44,7 +44,7 @@ def cores_for_decodes(num_cores: int, step_s: Callable[[int], float], limit_s: f
     These are the fewest with which it takes no longer than `limit_s`, or all but one.
 
     Args:
-        num_cores: of both nodes together.
+        num_cores: of the node.
         step_s: the predicted time of the step on so many cores; falls as they rise.
         limit_s: how long it may take; infinite if nothing is promised.
     """

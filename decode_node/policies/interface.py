@@ -14,11 +14,11 @@ from pdserve.engine.scheduler import Policy, Queues
 class Phase:
     """The policy (`pdserve.engine.scheduler.Policy`) of an engine for one of two phases."""
 
-    planned: Callable[[Queues], list[Scheduled]]
+    planner: Callable[[Queues], list[Scheduled]]
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
-        return self.planned(queues)
+        return self.planner(queues)
 
 
 @runtime_checkable

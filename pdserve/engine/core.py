@@ -37,7 +37,7 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         beside: EngineCore | None = None,
     ) -> None:
-        """With `beside`, it computes requests of that core, which keeps all its verbs."""
+        """With `beside`, it computes requests of that core. All verbs are called on that one."""
         self.pool = queues.pool
         self.policy = policy  # may be replaced between steps
         self.queues = queues
@@ -50,7 +50,7 @@ class EngineCore:
         self._in_step: set[Request] = set()  # of the steps that are under way
         self._in_step_ahead: set[Request] = set()  # of these: in the second one
         self._kept: list[int] = []  # blocks of ended requests that the second one still uses
-        self.next_deadline_s = inf  # no request here has an earlier one
+        self.next_deadline_s = inf  # no request that was given to this core has an earlier one
 
     # ---- verbs ---------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ class Queues:
         self.victims = victims or Victims()
         self.preemptions = Preemptions(pool.block_size, could_fetch)
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
-        self.elsewhere: AbstractSet[Request] = frozenset()  # running, in a step beside the next one
+        # Running, in a step beside the one that is planned; out of date when the plan is made.
+        self.elsewhere: AbstractSet[Request] = frozenset()
         self.are_foreseen = False  # as they will be after a step that runs (`foresight.py`)
 
     @property

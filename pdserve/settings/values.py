@@ -53,8 +53,8 @@ def format_cpus(cores: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def check_pairs(modes: Sequence[str], num_prefill: int, num_decode: int) -> None:
-    """Raise ConfigError if these are no pairs of nodes, and one of the modes needs pairs."""
+def check_equal_pools(modes: Sequence[str], num_prefill: int, num_decode: int) -> None:
+    """Raise ConfigError if these pools are not equal, and one of the modes needs that."""
     if "multiplexed" in modes and num_prefill != num_decode:
         raise ConfigError(
             f"--prefill {num_prefill} --decode {num_decode}: a node of mode multiplexed has what "

@@ -42,21 +42,22 @@ class Host:
     threads: int = 1  # that a node computes with
     running: dict[object, _Step] = field(default_factory=dict)  # by loop
     _cores: dict[object, list[int]] = field(default_factory=dict)  # of each loop's threads
-    _pairs: dict[object, object] = field(default_factory=dict)  # loop |-> its pair, or itself
+    # loop |-> whose threads it computes with: its own, or those of all loops of its node
+    _owners: dict[object, object] = field(default_factory=dict)
 
     @property
     def is_shared(self) -> bool:
         """Whether a step here depends on what other nodes do."""
         return self.sharing != Sharing()
 
-    def join(self, node: object, pair: object = None) -> None:
+    def join(self, node: object, owner: object = None) -> None:
         """Add a node, or one of its loops, in the order in which a cluster is started.
 
         Args:
             node: which computes one step at a time.
-            pair: is the same for two of which each computes on the cores of both.
+            owner: is the same for loops each of which computes on the cores of all of them.
         """
-        self._pairs[node] = node if pair is None else pair
+        self._owners[node] = node if owner is None else owner
         nodes = [*self._cores, node]
         shares = assign_cores(len(nodes), range(self.sharing.cores or len(nodes)))
         threads = [share[: self.threads] for share in shares]
@@ -89,16 +90,16 @@ class Host:
     def _waits_for_cores(self, node: object) -> float:
         """Return for how many threads' worth of work its threads' cores have to make time.
 
-        A node's threads stay on their cores; a step of a pair has those of both nodes. What is in
+        A node's threads stay on their cores; a step has those of all loops of its node. What is in
         front runs where there is room, and so on cores that compute nothing, as far as there are
         any.
         """
         if not self.sharing.cores:
             return 1.0
         used = [0.0] * self.sharing.cores
-        pairs = {self._pairs[other] for other in self.running}
+        running = {self._owners[other] for other in self.running}
         for other, cores in self._cores.items():
-            if self._pairs[other] not in pairs:
+            if self._owners[other] not in running:
                 continue
             for core in cores:
                 used[core] += self.threads / len(cores)

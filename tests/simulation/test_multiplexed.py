@@ -149,7 +149,9 @@ def test_a_run_can_be_repeated() -> None:
     assert once.score == again.score
 
 
-def test_what_is_no_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_of_prefill_than_of_decode_nodes_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ConfigError, match="as many of each"):
         SimulateConfig(modes=["multiplexed"], prefill=2).check()
     with pytest.raises(ConfigError, match="as many of each"):

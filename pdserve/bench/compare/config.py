@@ -19,7 +19,7 @@ from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
 from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, Transports
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
-from pdserve.settings.values import check_pairs
+from pdserve.settings.values import check_equal_pools
 
 COLOCATED: Final[Mode] = "colocated"
 
@@ -175,7 +175,7 @@ class CompareConfig(ConfigStruct, frozen=True):
                 raise ConfigError(f"{flag} {','.join(names)}: must not name anything twice")
         if not self.modes and not self.against:
             raise ConfigError("--modes names none, and no --against another server: name any")
-        check_pairs(self.modes, self.prefill, self.decode)
+        check_equal_pools(self.modes, self.prefill, self.decode)
         if self.shape not in SHAPES:
             raise ConfigError(f'--shape "{self.shape}": there are {", ".join(SHAPES)}')
         if sorted(set(self.rates)) != self.rates:

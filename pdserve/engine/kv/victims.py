@@ -3,7 +3,9 @@
 The lowest priority is preempted first; within a priority, the request whose next token is due last,
 that is with the most slack (TaiChi, Kairos). A request that was preempted `max_preemptions` times
 is spared as long as there is another candidate, so that no request starves. If there is none, it
-gives way again: otherwise whoever has priority over it would wait until it ends.
+gives way again: otherwise whoever has priority over it would wait until it ends. Beside a long
+prompt that another engine computes at the moment (multiplexed mode), a stream that needs a block
+may have to give way itself: the prompt is no candidate until its step has ended.
 """
 
 from __future__ import annotations

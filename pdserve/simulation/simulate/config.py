@@ -11,7 +11,7 @@ from pdserve.errors import ConfigError
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import Count
-from pdserve.settings.values import check_pairs
+from pdserve.settings.values import check_equal_pools
 from pdserve.simulation.predict.config import PredictConfig, Rate
 
 _FLAGS: Final[Groups] = {
@@ -56,6 +56,6 @@ class SimulateConfig(PredictConfig, frozen=True):
         """
         if sorted(set(self.rates)) != self.rates:
             raise ConfigError(f"--rates {','.join(map(str, self.rates))}: must rise")
-        check_pairs(self.modes, self.prefill, self.decode)
+        check_equal_pools(self.modes, self.prefill, self.decode)
         if self.scale and (self.rates or not self.trace):
             raise ConfigError("--scale is for a --trace, and instead of --rates")

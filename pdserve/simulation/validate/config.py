@@ -15,7 +15,7 @@ from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig, Mode
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
-from pdserve.settings.values import check_pairs
+from pdserve.settings.values import check_equal_pools
 
 _FLAGS: Final[Groups] = {
     "nodes": ("calibration", "calibrate_s", "shape", "deployments", "threads"),
@@ -86,5 +86,5 @@ def _parse(text: str) -> tuple[Mode, int, int]:
     num_prefill, num_decode = map(int, matched.groups())
     if not num_prefill or not num_decode:
         raise ConfigError(f"--deployments {text}: needs nodes of both roles")
-    check_pairs([mode], num_prefill, num_decode)
+    check_equal_pools([mode], num_prefill, num_decode)
     return msgspec.convert(mode, Mode), num_prefill, num_decode
