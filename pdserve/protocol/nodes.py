@@ -139,8 +139,10 @@ class LoadReport(Message, frozen=True):
     sent_at: float = 0.0  # by the node's clock, seconds since 1970; 0: not told
     loop_lag_s: float = 0.0  # longest lag of the node's event loop in the last minute
     certificate_ends_at: float = 0.0  # seconds since 1970; 0: it has none, or cannot tell
-    busy_share: float = 0.0  # of the last seconds, in which it computed steps
-    prompt_share: float = 0.0  # of the last seconds, in which it computed chunks of prompts
+    # Of the last seconds, in which it computed steps, and in which chunks of prompts; steps side by
+    # side count as the shares of the node's cores that they had.
+    busy_share: float = 0.0
+    prompt_share: float = 0.0
     is_standby: bool = False  # it is LOADING no more, but waits to be given a pool: see SetRole
 
     def check(self) -> None:

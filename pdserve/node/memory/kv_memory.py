@@ -76,7 +76,7 @@ def parts_memory(model: NodeModel) -> KvPool:
 
 
 def prefill_refusal(config: NodeConfig, memory: KvPool) -> str:
-    """Why a node with this memory cannot be a prefill node; empty: it can."""
+    """Why a node with this config and memory cannot be a prefill node; empty: it can."""
     if config.multiplexed:
         return "it computes both phases itself, beside each other (multiplexed)"
     if memory.kind == "private":
