@@ -131,15 +131,15 @@ async def test_a_crowd_that_is_preempted_gets_what_it_gets_on_a_co_located_node(
 
 async def test_a_prefix_that_a_stream_uses_is_shared(client: Client, colocated: Client) -> None:
     prompt = make_prompt(300, "shared")
-    stream = Follower(client, prompt, STREAMED)
-    await stream.reached(2)
     for tail in (0, 1, 20):
         longer = prompt + make_prompt(tail, "tail")
+        stream = Follower(client, prompt, STREAMED)
+        await stream.reached(2)
         output = await client.complete(longer, NUM_OUTPUT)
+        assert not stream.output.is_done
+        await stream.hang_up()
         assert output.tokens == (await colocated.complete(longer, NUM_OUTPUT)).tokens
         assert output.num_cached_tokens >= (len(prompt) - 1) // BLOCK * BLOCK
-    assert not stream.output.is_done
-    await stream.hang_up()
 
 
 async def test_a_grammar_is_followed_from_one_phase_to_the_other(
