@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kv_transfer.uninterrupted import wait_ended
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class CopyThreads:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
             cancel.set()
-            await _wait_for_end(future, ended)
+            future.cancel()  # if the job has not started, it never will
+            await wait_ended(ended)
             raise
 
     async def move(self, job: Callable[[], T], cancel: CancelFlag, num_bytes: int) -> T:
@@ -125,13 +127,3 @@ async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _wait_for_end(future: Future[T], ended: asyncio.Future[T]) -> None:
-    future.cancel()  # if the job has not started, it never will
-    while not ended.done():
-        # A second cancellation cannot hurry the thread; the caller re-raises the first one.
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({ended})
-    if not ended.cancelled():
-        ended.exception()  # marks it as retrieved

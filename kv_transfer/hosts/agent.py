@@ -51,6 +51,7 @@ from kv_transfer.tier import SlotCopies, TierCopies
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.sockets import receive_exactly, send_all
 from kv_transfer.transports.tls import NodeTls
+from kv_transfer.uninterrupted import to_its_end
 from pdserve import _native
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import ConfigError, PdserveError, PeerLost, TransferCancelled
@@ -60,6 +61,8 @@ log = logging.getLogger(__name__)
 
 SECRET_BYTES: Final = 32
 FIRST_S: Final = 10.0  # from a connection to its secret
+BUMPS_S: Final = 30.0  # for what the node has said before a step to come
+_RETRY_S: Final = 0.1  # after accept has failed: no event tells when there are descriptors again
 _SOME_BYTES: Final = 64 << 10
 _BUSY: Final = "this host serves a node already"
 _SAID: Final = msgspec.msgpack.Decoder(Said)
@@ -105,15 +108,23 @@ class Agent:
         """Wait until so many messages about generations have come. For another thread.
 
         Raises:
-            PeerLost: there is no connection any more.
+            PeerLost: there is no connection any more, or they do not come within BUMPS_S.
         """
         with self._has_bumped:
-            self._has_bumped.wait_for(lambda: self._num_bumps >= num_bumps or self._is_over)
+            self._has_bumped.wait_for(
+                lambda: self._num_bumps >= num_bumps or self._is_over, BUMPS_S
+            )
             if self._num_bumps < num_bumps:
-                raise PeerLost("the connection for KV broke")
+                raise PeerLost(
+                    "the connection for KV broke"
+                    if self._is_over
+                    else f"it has not said within {BUMPS_S:g} s which blocks the step reuses"
+                )
 
     async def serve(self, listener: socket.socket, secret: bytes) -> None:
         """Wait for the node's connection, and do what it says until it breaks.
+
+        Once this has raised, also by cancellation, nothing here touches the pool.
 
         Raises:
             PeerLost: it broke.
@@ -123,7 +134,7 @@ class Agent:
             while True:
                 self._heed(conversation, await conversation.hear())
         finally:
-            await self._end(conversation)
+            await to_its_end(self._end(conversation))
 
     def over(self) -> None:
         """Nothing is heard any more: whoever waits for bumps need not. For any thread."""
@@ -137,7 +148,12 @@ class Agent:
         """The first connection that shows the secret; all others are closed."""
         loop = asyncio.get_running_loop()
         while True:
-            sock, (peer, *_) = await loop.sock_accept(listener)
+            try:
+                sock, (peer, *_) = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(FIRST_S):
@@ -258,13 +274,16 @@ class Agent:
             tls=self._tls,
         )
         if said.tier_blocks:
-            copies = await asyncio.to_thread(self._make_tier, said.tier_blocks)
-            self._tier = SlotCopies(copies)
+            # A thread cannot be stopped: what it has pinned is closed with the rest.
+            await to_its_end(asyncio.to_thread(self._pin, said.tier_blocks))
         try:
             await exporter.start(self._host, self._advertised, said.kv_port)
         except OSError as error:
             raise ConfigError(f"cannot listen on {self._host}: {error}") from error
         return Serves([replace(offer, host_id=host_id()) for offer in exporter.offers])
+
+    def _pin(self, tier_blocks: int) -> None:
+        self._tier = SlotCopies(self._make_tier(tier_blocks))
 
     @property
     def _begun(self) -> tuple[Exporter, Puller]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,9 +31,11 @@ from kv_transfer.hosts.messages import (
     Load,
     Pull,
     Pulled,
+    Said,
     Serves,
     Store,
 )
+from kv_transfer.uninterrupted import wait_ended
 from pdserve.clock import Clock
 from pdserve.errors import PeerLost, from_code
 from pdserve.protocol import ExporterWelcome, TransportOffer
@@ -41,6 +43,11 @@ from pdserve.protocol import ExporterWelcome, TransportOffer
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+# For a host to answer, beyond what it is given for what it is asked: one that is frozen keeps its
+# connections, so there is no other sign.
+ANSWER_S: Final = 30.0
+_BEGIN_S: Final = 600.0  # likewise, to pin a host tier as large as its memory
 
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
 
@@ -66,9 +73,7 @@ class FarHost:
         self.name = name
         self.block_bytes = block_bytes
         self.lost = ""  # how it was lost; empty: it was not
-        self.num_bumps = (
-            0  # messages about generations that it has been sent; other threads read it
-        )
+        self.num_bumps = 0  # Bumped messages to it; other threads read it
         self._conversation: Conversation[Answer] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._calls: dict[int, asyncio.Future[Answer]] = {}
@@ -115,6 +120,7 @@ class FarHost:
                 tier_blocks=tier_blocks,
             ),
             Serves,
+            _BEGIN_S,
         )
         self.bumped(range(len(generations)), generations)
         return serves.offers
@@ -135,17 +141,21 @@ class FarHost:
 
     def dismiss(self, token: bytes) -> None:
         """Do not let it in any more."""
-        if self._conversation is not None and not self.lost:
-            self._conversation.say(Dismiss(token))
+        self._say(Dismiss(token))
 
     # ---- pulling -------------------------------------------------------------------------------
 
     async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> FarLink:
         """Prepare to pull from an exporter. Raises as Puller.connect."""
         number = next(self._numbers)
-        connected = await self._ask(
-            lambda call: Connect(call, number, welcome, timeout_s), Connected
-        )
+        try:
+            connected = await self._ask(
+                lambda call: Connect(call, number, welcome, timeout_s), Connected, timeout_s
+            )
+        except BaseException:
+            # It may have been made before it was cancelled. Nobody waits for this answer.
+            self._say(Disconnect(next(self._numbers), number))
+            raise
         return FarLink(self, number, connected)
 
     async def pull(
@@ -159,7 +169,7 @@ class FarHost:
         """As Puller.pull, into the parts of this host."""
         table = np.asarray(block_table, np.int64).tobytes()
         return await self._ask(
-            lambda call: Pull(call, link, ticket, table, from_token, timeout_s), Pulled
+            lambda call: Pull(call, link, ticket, table, from_token, timeout_s), Pulled, timeout_s
         )
 
     async def disconnect(self, link: int) -> None:
@@ -191,12 +201,19 @@ class FarHost:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    async def _ask(self, make: Callable[[int], Call], kind: type[R]) -> R:
-        """Call, and decode what is answered."""
-        return msgspec.msgpack.decode(await self._call(make), type=kind)
+    def _say(self, message: Said) -> None:
+        """Say what nobody waits for. To a host that is lost, there is nothing to say."""
+        if self._conversation is not None and not self.lost:
+            self._conversation.say(message)
 
-    async def _call(self, make: Callable[[int], Call]) -> bytes:
+    async def _ask(self, make: Callable[[int], Call], kind: type[R], takes_s: float) -> R:
+        """Call, and decode what is answered."""
+        return msgspec.msgpack.decode(await self._call(make, takes_s), type=kind)
+
+    async def _call(self, make: Callable[[int], Call], takes_s: float = 0.0) -> bytes:
         """Call, and return what is answered. When cancelled, it ends when the agent says so.
+
+        If there is no answer ANSWER_S after the time that it may take, the host is lost.
 
         Raises:
             PeerLost: the host is lost.
@@ -207,14 +224,19 @@ class FarHost:
         number = next(self._numbers)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
-        self._conversation.say(make(number))
+        call = make(number)
+        self._conversation.say(call)
+        within_s = takes_s + ANSWER_S
+        silence = f"it has not answered {type(call).__name__} within {within_s:g} s"
+        overdue = asyncio.get_running_loop().call_later(within_s, self._fail, silence)
         try:
             answered = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            self._conversation.say(Cancel(number))
-            await _wait_for_end(answer)
+            self._say(Cancel(number))
+            await wait_ended(answer)
             raise
         finally:
+            overdue.cancel()
             del self._calls[number]
         if answered.code:
             raise from_code(answered.code, f"host {self.name}: {answered.message}")
@@ -260,11 +282,3 @@ class FarLink:
 
 def _bytes_of(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, np.int64).tobytes()
-
-
-async def _wait_for_end(answer: asyncio.Future[Any]) -> None:
-    while not answer.done():
-        # A second cancellation cannot hurry the agent; the caller re-raises the first one.
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({answer})
-    answer.exception()  # marks it as retrieved

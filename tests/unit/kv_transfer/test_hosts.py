@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,20 +19,25 @@ import pytest
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.hosts import agent as agent_module
+from kv_transfer.hosts import far_host
 from kv_transfer.hosts.agent import SECRET_BYTES, Agent
 from kv_transfer.hosts.far_host import Exported, FarHost
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.puller import Puller
-from kv_transfer.sharded_pool import ShardedPool
+from kv_transfer.sharded_pool import ShardedPool, parts_here
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from kv_transfer.transports.catalog import choose_kinds
+from kv_transfer.uninterrupted import wait_ended
+from pdserve.addresses import split_address
 from pdserve.clock import ManualClock
 from pdserve.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
 
 MODEL = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)
+IDENTITY = KvIdentity("a-model", "main", MODEL)
 NUM_BLOCKS = 12
 FIRST, END = 3, 22  # tokens, neither at a block's border
 TABLE = [7, 4, 9, 0, 11, 6]  # request block |-> pool block
@@ -95,15 +102,7 @@ async def wide(
         stack.push_async_callback(exporter.close)
         stack.push_async_callback(puller.close)
         await exporter.start("127.0.0.1")
-        exported = Exported(
-            node_id=node_id,
-            incarnation="life-1",
-            identity=identity,
-            ticket_key=exporter.ticket_key,
-            transports=[kind],
-            kv_port=0,
-            links=[],
-        )
+        exported = exported_by(node_id, [kind], identity, exporter.ticket_key)
         for number, host in enumerate(hosts, start=1):
             listener = socket.create_server(("127.0.0.1", 0))
             listener.setblocking(False)
@@ -132,6 +131,29 @@ async def wide(
             await host.close()
         ended = await asyncio.gather(*agents, return_exceptions=True)
         assert all(isinstance(end, PeerLost) for end in ended), ended
+
+
+def exported_by(
+    node_id: str,
+    transports: list[str],
+    identity: KvIdentity = IDENTITY,
+    ticket_key: bytes = bytes(32),
+) -> Exported:
+    return Exported(
+        node_id=node_id,
+        incarnation="life-1",
+        identity=identity,
+        ticket_key=ticket_key,
+        transports=transports,
+        kv_port=0,
+        links=[],
+    )
+
+
+def pool_of_last_host() -> ShardedPool:
+    """Of two hosts."""
+    first, last = (layout.block_bytes for layout in MODEL.parts(2, 1))
+    return ShardedPool([PartElsewhere("cpu", NUM_BLOCKS, first), ExportedPool(NUM_BLOCKS, last)])
 
 
 async def admitted(node: Wide) -> ExporterWelcome:
@@ -270,6 +292,156 @@ async def test_a_lost_host_ends_what_is_asked_of_it() -> None:
         node.pool.bump(TABLE)  # disturbs nobody
         await link.close()
         node.agents.clear()
+
+
+async def test_a_host_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen one keeps its connections."""
+    async with wide("tcp") as node:
+        (host,) = node.hosts
+        monkeypatch.setattr(far_host, "ANSWER_S", 0.02)
+        monkeypatch.setattr(Agent, "_heed", lambda *_: None)
+        asked = asyncio.create_task(admitted(node))
+        await asyncio.wait({asked}, timeout=5.0)
+        assert asked.done()
+        with pytest.raises(PeerLost, match=r"host 1: it has not answered Admit within 0\.02 s"):
+            await asked
+        assert "Admit" in host.lost
+
+
+def test_generations_that_do_not_come_end_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BUMPS_S", 0.01)
+    agent = Agent(pool_of_last_host(), "127.0.0.1", "127.0.0.1", lambda _: [])
+    timer = threading.Timer(5.0, agent.over)  # so that it does not hang where there is no deadline
+    timer.start()
+    with pytest.raises(PeerLost, match=r"has not said within 0\.01 s which blocks"):
+        agent.wait_bumps(1)
+    timer.cancel()
+
+
+async def test_a_cancelled_connect_leaves_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host had connected, when it was told to stop."""
+    has_connected, has_closed = asyncio.Event(), asyncio.Event()
+
+    class Made:
+        transport, reason = "tcp", ""
+
+        async def close(self) -> None:
+            has_closed.set()
+
+    async def connect(*_: Any) -> Made:
+        has_connected.set()
+        return Made()
+
+    async with wide("tcp") as node:
+        (host,) = node.hosts
+        monkeypatch.setattr(Puller, "connect", connect)
+        connecting = asyncio.create_task(host.connect(node.exporter.welcome(), 1.0))
+        await has_connected.wait()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        async with asyncio.timeout(5.0):
+            await has_closed.wait()
+
+
+async def test_an_agent_that_is_cancelled_while_it_ends_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When a node dies, its connection for steps breaks just after that for KV."""
+    began, is_cancelled, may_end, has_ended = (asyncio.Event() for _ in range(4))
+
+    async def slow(*_: Any, **__: Any) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+            await wait_ended(asyncio.ensure_future(may_end.wait()))  # as a thread that copies
+            has_ended.set()
+
+    async with wide("tcp") as node, wide("tcp", num_hosts=1) as other:
+        (host,), (agent,) = node.hosts, node.agents
+        ticket = other.exporter.issue("r", 0, END, TABLE)
+        link = await node.puller.connect(await admitted(other), 1.0)
+        offer = next(offer for offer in node.exporter.offers if offer.part)
+        pull = Puller.pull
+        monkeypatch.setattr(Puller, "pull", slow)
+        pulling = asyncio.create_task(pull(node.puller, link, ticket, OTHER_TABLE, 0, 5.0))
+        await began.wait()
+        await host.close()
+        await is_cancelled.wait()
+        agent.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(agent, pulling, return_exceptions=True)
+        assert has_ended.is_set()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(split_address(offer.endpoint)).close()
+        await link.close()
+        node.agents.clear()
+
+
+async def test_a_tier_that_is_being_made_is_closed_with_the_rest() -> None:
+    pool = pool_of_last_host()
+    (part,) = parts_here(pool).values()
+    assert isinstance(part, ExportedPool)
+    is_pinning, may_end, is_closed = (threading.Event() for _ in range(3))
+
+    class Copies(CpuCopies):
+        def close(self) -> None:
+            is_closed.set()
+
+    def make_tier(num_blocks: int) -> list[CpuCopies]:
+        is_pinning.set()
+        assert may_end.wait(5.0)
+        return [Copies(part, FileBlocks(num_blocks, [part.block_bytes], ""))]
+
+    agent = Agent(pool, "127.0.0.1", "127.0.0.1", make_tier)
+    host = FarHost("host 1", part.block_bytes)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        serving = asyncio.create_task(agent.serve(listener, SECRET))
+        sock = socket.create_connection(listener.getsockname())
+        sock.sendall(SECRET)
+        beginning = asyncio.create_task(
+            host.begin(sock, exported_by("node", ["tcp"]), part.generations, 2, ManualClock(1.0))
+        )
+        await asyncio.to_thread(is_pinning.wait, 5.0)
+        await host.close()
+        done, _ = await asyncio.wait({serving}, timeout=0.05)
+        may_end.set()
+        assert not done, "the thread still pins"
+        ended = await asyncio.gather(serving, beginning, return_exceptions=True)
+    assert all(isinstance(end, PeerLost) for end in ended), ended
+    assert is_closed.is_set()
+
+
+async def test_an_agent_out_of_descriptors_accepts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    accept, has_failed = loop.sock_accept, asyncio.Event()
+
+    async def failing_once(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise OSError(errno.EMFILE, "too many open files")
+        return await accept(listener)
+
+    agent = Agent(pool_of_last_host(), "127.0.0.1", "127.0.0.1", lambda _: [])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        monkeypatch.setattr(loop, "sock_accept", failing_once)
+        serving = asyncio.create_task(agent.serve(listener, SECRET))
+        await has_failed.wait()
+        sock = socket.create_connection(listener.getsockname())
+        sock.sendall(SECRET)
+        host = FarHost("host 1", 0)
+        exported = exported_by("node", ["tcp"])
+        generations = np.zeros(NUM_BLOCKS, np.uint64)
+        offers = await host.begin(sock, exported, generations, 0, ManualClock(1.0))
+        assert offers
+        await host.close()
+        with pytest.raises(PeerLost):
+            await serving
 
 
 async def test_the_host_tier_has_slots_on_every_host() -> None:
