@@ -18,6 +18,7 @@ from pdserve.errors import MalformedMessage, PdserveError, PeerLost
 from pdserve.node.prefixes.exports import PrefixExports, PrefixHolds
 from pdserve.protocol import (
     Announcement,
+    ExporterWelcome,
     HandoffEnded,
     HandoffRecord,
     Ping,
@@ -120,13 +121,17 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         else:
             welcome = self._exporter.welcome()
             try:
-                await self._exporter.introduce(welcome)
+                await self._introduce(welcome, context)
                 await context.write(FROM_EXPORTER.wrap(replace(welcome, answers_pings=True)))
                 await self._serve(hello, context)
-            except PeerLost as error:  # another host of this node, with which it ends
-                await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
             finally:
                 self._exporter.dismiss(welcome)
+
+    async def _introduce(self, welcome: ExporterWelcome, context: Context) -> None:
+        try:
+            await self._exporter.introduce(welcome)
+        except PeerLost as error:  # another host of this node, with which it ends
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
 
     async def _serve(self, hello: PullerHello, context: Context) -> None:
         outbox = Outbox(self._stamped)

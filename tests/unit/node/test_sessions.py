@@ -188,6 +188,26 @@ async def test_a_stream_is_subscribed_to_and_taken_over(pair: Pair) -> None:
     assert pair.announcer.settled == [("s", False)]
 
 
+async def test_only_a_lost_host_of_the_node_makes_it_unavailable(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(_: object) -> None:
+        raise PeerLost("host A: it is gone")
+
+    def broken(*_: object) -> None:
+        raise PeerLost("of something else")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.exporter, "introduce", lost)
+        with pytest.raises(PeerLost, match="UNAVAILABLE host A: it is gone"):
+            await pair.sessions.get(pair.peer)
+    session = await pair.sessions.get(pair.peer)
+    monkeypatch.setattr(pair.announcer, "renew", broken)
+    async with session.subscribed("r") as subscription, asyncio.timeout(3):
+        with pytest.raises(PeerLost, match="UNKNOWN"):
+            await subscription.renew()
+
+
 async def test_over_a_simulated_link_everything_takes_its_time() -> None:
     """A subscription and its answer: a round trip. A pull: another one, and its bytes."""
     slow = SimulatedLink(bandwidth=20 * IDENTITY.layout.block_bytes, delay=0.02)
