@@ -250,7 +250,7 @@ class Node:
         await asyncio.to_thread(self._parts.preparation.compiler.load)
         loading = self._services.engine.in_thread(self.loading.run)
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
-        await self._ranks.share_kv(self._parts)
+        await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)

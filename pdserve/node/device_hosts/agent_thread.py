@@ -24,6 +24,7 @@ class AgentThread:
             listener: this host's, which nobody else uses meanwhile.
             secret: what the connection begins with.
         """
+        self.failed = ""  # why it ended, though the connection did not break; empty: it has not
         self._agent = agent
         self._listener = listener
         self._loop = asyncio.new_event_loop()
@@ -31,6 +32,10 @@ class AgentThread:
         self._thread = threading.Thread(target=self._run, name="kv-agent", daemon=True)
         listener.setblocking(False)
         self._thread.start()
+
+    def wait_bumps(self, num_bumps: int) -> None:
+        """As Agent.wait_bumps."""
+        self._agent.wait_bumps(num_bumps)
 
     def close(self) -> None:
         """End it: nothing here touches the pool any more, and the listener is as it was."""
@@ -46,7 +51,8 @@ class AgentThread:
             pass
         except PeerLost as error:
             log.info("the connection for KV has ended: %s", error)
-        except Exception:
+        except Exception as error:
             log.exception("the agent for KV has failed")
+            self.failed = f"its agent for KV has failed: {error!r}"
         finally:
             self._agent.over()

@@ -195,12 +195,15 @@ class LaterHost:
                 sock = await asyncio.to_thread(asyncio.run, connecting)
                 sock.setblocking(False)
                 await send_all(sock, self._order.devices.secret)
-            pool.follow_bumps(lambda ids: self.kv.bumped(ids, pool.generations))
-            return await self.kv.begin(sock, exported, pool.generations, tier_blocks, clock)
         except OSError as error:
             raise self._fail(PeerLost(f"the connection broke: {error}")) from error
         except PeerLost as error:
             raise self._fail(error) from error
+        pool.follow_bumps(lambda ids: self.kv.bumped(ids, pool.generations))
+        try:
+            return await self.kv.begin(sock, exported, pool.generations, tier_blocks, clock)
+        except PeerLost as error:  # which names the host
+            raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from error
 
     def send(self, step: NDArray[np.uint8]) -> None:
         """Send it a step. Raises NodeSick."""
@@ -248,7 +251,7 @@ class LaterHost:
                 self._fail(error)
 
     def _fail(self, error: PeerLost) -> NodeSick:
-        if not self._lost:
+        if not self.lost:
             self._lost = f"host {self._address}: {error}"
             log.error("lost %s", self._lost)
         return NodeSick(f"{Sickness.RANK_LOST}: {self.lost}")

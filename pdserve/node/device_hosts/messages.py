@@ -17,7 +17,8 @@ class HostStep(msgspec.Struct, frozen=True):
 class HostResult(msgspec.Struct, frozen=True):
     """The step has been computed: its states follow, [num_states, hidden_size] float32.
 
-    They do where the first rank of the last stage is. Before the first step: the host has no ranks.
+    They do where the first rank of the last stage is. Before the first step: it has no ranks, or
+    refuses.
     """
 
     num_states: int = 0

@@ -54,7 +54,7 @@ def serve_devices(
 
     Raises:
         PeerLost: it has ended.
-        NodeSick, RanksLost: a rank of this host has.
+        NodeSick, RanksLost: a rank of this host has, or its agent.
         ConfigError: this host cannot do what is asked.
     """
     model = device_model_of(order, devices, checkpoint, named_device(config.engine.device))
@@ -72,20 +72,19 @@ def serve_devices(
         closing.callback(started.close)
         started.wait_mapped()
         last_stage = (share.parallelism.pipeline - 1) * share.parallelism.tensor
-        agent: Agent | None = None
+        thread: AgentThread | None = None
         if isinstance(memory, ShardedPool):
             make_tier = partial(_tier, model, memory)
             agent = Agent(memory, config.host, devices.advertised, make_tier, tls)
+            thread = AgentThread(agent, listener, devices.secret)
+            closing.callback(thread.close)
         stand_in = DeviceStandIn(
             stream,
             started.processes,
             model.config.hidden_size,
             model.config.vocab_size,
-            agent.wait_bumps if agent is not None else lambda _: None,
+            thread,
         )
-        if agent is not None:
-            thread = AgentThread(agent, listener, devices.secret)
-            closing.callback(thread.close)
         stand_in.run(has_states=last_stage in share.ranks)
 
 

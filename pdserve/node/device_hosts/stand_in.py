@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Final
 
 from pdserve import _native
 from pdserve.engine.ranks.processes import RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.errors import NodeSick, PeerLost
+from pdserve.node.device_hosts.agent_thread import AgentThread
 from pdserve.node.device_hosts.messages import HostResult, HostStep
 from pdserve.node.rank_hosts.stream import HostStream
 
-_LOOK_S: Final = 0.1  # how often it looks whether a rank is lost, while no step comes
+_LOOK_S: Final = 0.1  # how often it looks whether a part of this host is lost, between steps
 
 
 class DeviceStandIn:
@@ -25,7 +25,7 @@ class DeviceStandIn:
         processes: RankProcesses,
         hidden_size: int,
         vocab_size: int,
-        wait_bumps: Callable[[int], None],
+        agent: AgentThread | None,
     ) -> None:
         """Compute for the node.
 
@@ -33,10 +33,10 @@ class DeviceStandIn:
             stream: to it.
             processes: the ranks of this host.
             hidden_size, vocab_size: of the model.
-            wait_bumps: wait until so many messages about generations of KV have come.
+            agent: of the KV here; None: no KV moves.
         """
         self._stream = stream
-        self._wait_bumps = wait_bumps
+        self._agent = agent
         self._processes = processes
         self._steps = StepMemory(processes.memory, 0, processes.stages)
         self._sizes = hidden_size, vocab_size
@@ -47,7 +47,7 @@ class DeviceStandIn:
 
         Raises:
             PeerLost: it has.
-            NodeSick, RanksLost: a rank of this host has.
+            NodeSick, RanksLost: a rank of this host has, or its agent.
         """
         group = self._steps.group
         threading.Thread(target=self._give_up_with_node, daemon=True).start()
@@ -73,9 +73,12 @@ class DeviceStandIn:
         while stream.is_silent(_LOOK_S):
             if self._processes.lost:
                 raise _native.RanksLost(self._processes.lost)
+            if self._agent is not None and self._agent.failed:
+                raise NodeSick(self._agent.failed)
         head = stream.receive(HostStep)
         stream.receive_array(self._steps.step_to_be(head.num_bytes).numpy())
-        self._wait_bumps(head.num_bumps)
+        if self._agent is not None:
+            self._agent.wait_bumps(head.num_bumps)
 
     def _give_up_with_node(self) -> None:
         """Notice its end also while ranks compute, which may wait for it for ever."""

@@ -23,6 +23,7 @@ from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.errors import ConfigError, PdserveError, PeerLost
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.node.device_hosts.messages import HostResult
 from pdserve.node.device_hosts.serving import serve_devices
 from pdserve.node.rank_hosts.messages import HostAnswer, HostOrder
 from pdserve.node.rank_hosts.ordered_model import model_of
@@ -61,13 +62,14 @@ def run(config: RankHostConfig) -> None:
             log.warning("refused %s: %s", peer, error)
             continue
         try:
-            _serve(config, security, checkpoint, stream, listener, tls)
+            order = stream.receive(HostOrder, within_s=_FIRST_S)
+            _serve(config, order, security, checkpoint, stream, listener, tls)
         except PeerLost as error:
             log.info("the node at %s has ended: %s", peer, error)
         except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
             log.error("the node at %s cannot go on: %s", peer, error)
             with suppress(PeerLost):
-                stream.send(HostAnswer(str(error)))
+                stream.send(_failure(order, str(error)))
         finally:
             stream.close()
 
@@ -90,8 +92,13 @@ async def _secured(sock: socket.socket, tls: NodeTls | None) -> socket.socket:
         return await tls.accept(sock)
 
 
+def _failure(order: HostOrder, why: str) -> HostAnswer | HostResult:
+    return HostAnswer(why) if order.devices is None else HostResult(error=why)
+
+
 def _serve(
     config: RankHostConfig,
+    order: HostOrder,
     security: Security,
     checkpoint: Checkpoint,
     stream: HostStream,
@@ -99,7 +106,6 @@ def _serve(
     tls: NodeTls | None,
 ) -> None:
     """Load what the node asks for, and compute its steps until it ends."""
-    order = stream.receive(HostOrder, within_s=_FIRST_S)
     if not hmac.compare_digest(order.token.encode(), security.token.encode()):
         raise ConfigError("the join token is not the one here: compare security.join_token_file")
     check_protocol(order.protocol, "the node")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ class ForkedHost:
     def __init__(self, config: RankHostConfig) -> None:
         parent = os.getpid()
         self.address = f"{config.host}:{config.port}"
+        gc.collect()  # garbage of torch's, with threads that the other process will not have
         self.pid = os.fork()
         if self.pid == 0:
             try:

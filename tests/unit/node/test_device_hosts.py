@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,24 +14,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 import torch
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.hosts.agent import Agent
+from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.tier import HostTier
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.addresses import split_address
 from pdserve.clock import ManualClock
 from pdserve.cluster.ports import ReservedPort
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.steps.batch import WantedStates
-from pdserve.errors import NodeSick
-from pdserve.node.device_hosts.later_hosts import KvSettings
+from pdserve.errors import NodeSick, PeerLost
+from pdserve.node.device_hosts.later_hosts import KvSettings, LaterHosts
 from pdserve.node.prefixes.host_tier import slot_copies, slots_of
+from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.settings.security import SecurityConfig
 from pdserve.wire.security import Security
 from tests.checkpoints import make_checkpoint
@@ -38,7 +44,13 @@ from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, make_prompt
 from tests.unit.engine_model.harness import Node as Alone
-from tests.unit.node.device_ranked import DeviceRanked, ForkedHost, device_ranked, host_config
+from tests.unit.node.device_ranked import (
+    DeviceRanked,
+    ForkedHost,
+    device_ranked,
+    host_config,
+    model_of,
+)
 
 LENGTHS = (1, 16, 60)
 
@@ -286,6 +298,54 @@ def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_p
         assert prefilled_and_decoded(source, destination, NodeTls(keys)) == expected[-1]
 
 
+def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it listened: the node may connect, and would wait for ever."""
+
+    async def broken(*_: object) -> NoReturn:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Agent, "serve", broken)
+    with (
+        later_host(checkpoint) as host,
+        device_ranked(checkpoint, 2, hosts=[host.address]) as ranked,
+    ):
+        assert ranked.ranks is not None
+        end_s = time.monotonic() + 5.0
+        while not ranked.ranks.lost and time.monotonic() < end_s:
+            time.sleep(0.01)
+        why = "its agent for KV has failed: RuntimeError('a bug')"
+        assert ranked.ranks.lost == f"host {host.address}: {why}"
+
+
+def test_a_lost_host_is_named_once(
+    checkpoint: Path, host: ForkedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = f"host {host.address}: it is gone"
+
+    async def begin(self: FarHost, sock: socket.socket, *_: object) -> NoReturn:
+        sock.close()
+        self.lost = "it is gone"
+        raise PeerLost(lost)
+
+    monkeypatch.setattr(FarHost, "begin", begin)
+    with device_ranked(checkpoint, 2, hosts=[host.address]) as ranked:
+        assert ranked.ranks is not None
+        with pytest.raises(NodeSick, match=f"^rank_lost: {lost}$"):
+            asyncio.run(computed_after_a_load(ranked, make_request(make_prompt(9))))
+        with pytest.raises(NodeSick, match=f"^rank_lost: {lost}$"):
+            ranked.node.logits(make_prompt(9))
+        assert ranked.ranks.lost == lost
+
+
+class WholeResult(msgspec.Struct):
+    """A HostResult, and nothing that only looks like one."""
+
+    num_states: int
+    error: str
+
+
 def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> None:
     stranger = Security(token="x" * 16)
     with (
@@ -293,6 +353,12 @@ def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> Non
         device_ranked(checkpoint, 2, hosts=[host.address], security=stranger),
     ):
         pass
+    model = model_of(checkpoint, 2, hosts=[host.address])
+    (later,) = LaterHosts(model, "127.0.0.1:1", stranger, shares_kv=True)._hosts
+    stream = HostStream(socket.create_connection(split_address(host.address), timeout=5.0))
+    stream.send(later._order)
+    assert "join token" in stream.receive(WholeResult, within_s=5.0).error
+    stream.close()
 
 
 def test_a_host_that_serves_a_node_says_so_to_another(checkpoint: Path, host: ForkedHost) -> None:
