@@ -8,13 +8,9 @@ from rich.console import Console
 from pdserve.cli.main import main
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.parts import Parts
-from pdserve.simulation.validate.report import (
-    Figures,
-    PredictionReport,
-    Row,
-    parts_table,
-    table,
-)
+from pdserve.simulation.validate.regret import regret_table, regrets_of, said
+from pdserve.simulation.validate.report import PredictionReport, parts_table, table
+from pdserve.simulation.validate.row import Figures, Row
 
 
 def figures(attainment: float, ttft_p99: float) -> Figures:
@@ -39,16 +35,20 @@ REPORT = PredictionReport(
     rows=[
         Row(
             load="a trace",
+            ttft_s=1.0,
+            tpot_s=0.02,
             deployment="colocated 2",
             rates=[1.0, 2.0, 3.0],
             predicted=[figures(0.99, 100.0), figures(0.92, 200.0), figures(0.80, 400.0)],
             measured=[figures(0.93, 125.0), figures(0.90, 800.0), figures(0.81, 900.0)],
+            measured_kinds=[[(93, 100)], [(90, 100)], [(81, 100)]],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
             predicted_goodput=2.2,
             measured_goodput=2.0,
         )
     ],
+    regrets=[],
     errors=HeldOutErrors(0.03, None, 0.05, 0.1),
     outside={"batch": (20, 30)},
 )
@@ -82,7 +82,7 @@ def test_the_tables_have_a_row_for_each_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "told"),
     [
         ("--traces /nowhere.jsonl", "cannot read the trace /nowhere.jsonl"),
         (
@@ -94,7 +94,65 @@ def test_the_tables_have_a_row_for_each_rate() -> None:
     ],
 )
 def test_what_leads_nowhere_is_told_before_anything_is_measured(
-    words: str, said: str, capsys: pytest.CaptureFixture[str]
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "prediction", *words.split()]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def measured_row(
+    deployment: str, predicted_goodput: float, in_time: dict[float, int], load: str = "a trace"
+) -> Row:
+    """A row of which only the goodputs matter: requests in time at each rate, of 1000."""
+    return Row(
+        load=load,
+        ttft_s=1.0,
+        tpot_s=0.02,
+        deployment=deployment,
+        rates=list(in_time),
+        predicted=[],
+        measured=[],
+        measured_kinds=[[(met, 1000)] for met in in_time.values()],
+        predicted_parts=[],
+        measured_parts=[],
+        predicted_goodput=predicted_goodput,
+        measured_goodput=None,
+    )
+
+
+def test_regret_is_what_the_choice_loses_to_the_best_measured_one() -> None:
+    rows = [
+        measured_row("1P1D", 12.0, {8.0: 1000, 12.0: 800}),  # 10
+        measured_row("colocated 2", 11.0, {8.0: 950, 16.0: 850}),  # 12
+        measured_row("adaptive 1P1D", 3.0, {8.0: 800, 12.0: 700}),  # below the rates
+        measured_row("1P1D", 5.0, {4.0: 1000, 6.0: 800}, load="another"),  # 5
+        measured_row("colocated 2", 4.0, {4.0: 990, 6.0: 800}, load="another"),  # 4.95
+    ]
+    wrong, right = regrets_of(rows, 0.9)
+    assert (wrong.chosen, wrong.best) == ("1P1D", "colocated 2")
+    assert wrong.regret == pytest.approx(1 - 10 / 12)
+    assert wrong.certainty < 0.05
+    assert not wrong.is_close
+    assert (right.chosen, right.best, right.regret) == ("1P1D", "1P1D", 0.0)
+    assert right.certainty > 0.9
+    assert "1 of 2 cases" in said([wrong, right])[0]
+    assert "16.7%" in said([wrong, right])[0]
+    assert "16.7%" in shown(regret_table([wrong, right]))
+
+
+def test_regret_is_unknown_where_another_one_was_not_measured_to_its_end() -> None:
+    """Of what lies above the rates nobody knows by how much, unless that is the chosen one."""
+    above = {8.0: 1000, 12.0: 950}
+    rows = [measured_row("1P1D", 12.0, {8.0: 1000, 12.0: 800}), measured_row("2P1D", 9.0, above)]
+    (unknown,) = regrets_of(rows, 0.9)
+    assert unknown.regret is None
+    assert not unknown.is_close
+    assert "?" in shown(regret_table([unknown]))
+    rows[1] = measured_row("2P1D", 13.0, above)
+    (best,) = regrets_of(rows, 0.9)
+    assert (best.chosen, best.regret) == ("2P1D", 0.0)
+
+
+def test_one_deployment_is_no_choice() -> None:
+    assert regrets_of(REPORT.rows, 0.9) == []
+    assert said([]) == []

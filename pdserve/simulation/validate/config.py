@@ -19,8 +19,8 @@ from pdserve.settings.values import check_equal_pools
 
 _FLAGS: Final[Groups] = {
     "nodes": ("calibration", "calibrate_s", "shape", "deployments", "threads"),
-    "load": ("scenarios", "traces", "loads", "requests", "seed"),
-    "promises": ("ttft_s", "tpot_s", "target"),
+    "load": ("scenarios", "traces", "loads", "requests", "run_s", "seed"),
+    "promises": ("ttft_s", "tpot_s", "promise_factors", "target"),
     "answer": ("json",),
 }
 _DEPLOYMENT = re.compile(r"(\d+)P(\d+)D")
@@ -43,18 +43,23 @@ class PredictionConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(
         default_factory=lambda: ["1P1D", "2P1D", "1P2D", "colocated:2", "adaptive:1P1D"]
     )
-    scenarios: Annotated[list[ScenarioName], Meta(description="built-in workloads")] = (
-        msgspec.field(default_factory=lambda: ["long-prompts", "conversation"])
-    )
+    scenarios: Annotated[
+        list[ScenarioName],
+        Meta(description="built-in workloads; neither these nor traces: two of them"),
+    ] = msgspec.field(default_factory=list)
     traces: Annotated[
-        list[str], Meta(description="replay these traces instead, from their beginnings")
+        list[str], Meta(description="replay these traces, too, from their beginnings")
     ] = msgspec.field(default_factory=list)
     loads: Annotated[
         list[Seconds], Meta(min_length=2, description="rates, as shares of the predicted goodput")
     ] = msgspec.field(default_factory=lambda: [0.7, 1.0, 1.3])
     requests: Annotated[Count, Meta(description="requests of each run")] = 100
+    run_s: Annotated[Scale, Meta(description="least time over which those of a run arrive")] = 0.0
     ttft_s: TtftPromise = 0.0
     tpot_s: TpotPromise = 0.0
+    promise_factors: Annotated[
+        list[Seconds], Meta(min_length=1, description="factors on both promises; a case for each")
+    ] = msgspec.field(default_factory=lambda: [1.0])
     target: Annotated[
         float, Meta(gt=0, lt=1, description="share of each kind of requests that must be in time")
     ] = 0.9

@@ -3,77 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 from rich.table import Table
 
-from pdserve.bench.load.slo_score import Score
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.answer import said_errors
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.step_times import REGIONS
+from pdserve.simulation.validate.regret import Regret, said
+from pdserve.simulation.validate.row import Figures, Row
 
 _KNEE = 0.97  # attainment, predicted or measured, from which on a rate is below the knee
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """What is compared of one run; latencies in milliseconds."""
-
-    attainment: float
-    attainment_low: float  # 95 % interval
-    attainment_high: float
-    ttft_p50: float
-    ttft_p99: float
-    tpot_p50: float
-    tpot_p99: float
-
-    @classmethod
-    def of(cls, score: Score) -> Figures:
-        """Return a run's figures."""
-        ttft, tpot = score.ttft_ms, score.tpot_ms
-        return cls(
-            score.attainment,
-            score.attainment_low,
-            score.attainment_high,
-            ttft.p50 or 0.0,
-            ttft.p99 or 0.0,
-            tpot.p50 or 0.0,
-            tpot.p99 or 0.0,
-        )
-
-    @classmethod
-    def between(cls, scores: Sequence[Score]) -> Figures:
-        """Return the means of several runs with the same requests."""
-        figures = [msgspec.structs.astuple(cls.of(score)) for score in scores]
-        return cls(*map(statistics.fmean, zip(*figures, strict=True)))
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployment under one load, at several rates."""
-
-    load: str
-    deployment: str
-    rates: list[float]
-    predicted: list[Figures]
-    measured: list[Figures]
-    predicted_parts: list[Parts]
-    measured_parts: list[Parts]
-    predicted_goodput: float
-    measured_goodput: float | None  # None: not between the rates
-
-    @property
-    def goodput_error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        if not self.measured_goodput:
-            return None
-        return self.predicted_goodput / self.measured_goodput - 1
 
 
 class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
     """Predictions beside measurements."""
 
     rows: list[Row]
+    regrets: list[Regret]
     errors: HeldOutErrors
     outside: dict[str, tuple[int, int]]
 
@@ -93,6 +42,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             _line("goodput, where the crossing was measured", map(abs, goodputs), "{:.1%}"),
             _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
             _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
+            *said(self.regrets),
             *(
                 f"OUTSIDE the calibration: {what} from {least} to {most}"
                 for what, (least, most) in self.outside.items()
@@ -134,7 +84,7 @@ def table(report: PredictionReport) -> Table:
         ):
             goodput = "" if number else _goodput(row)
             made.add_row(
-                row.load if not number else "",
+                row.case if not number else "",
                 row.deployment if not number else "",
                 f"{rate:.2f}",
                 f"{100 * predicted.attainment:.0f} / {100 * measured.attainment:.0f} "
@@ -160,7 +110,7 @@ def parts_table(report: PredictionReport) -> Table:
             zip(row.rates, row.predicted_parts, row.measured_parts, strict=True)
         ):
             made.add_row(
-                row.load if not number else "",
+                row.case if not number else "",
                 row.deployment if not number else "",
                 f"{rate:.2f}",
                 *(

@@ -7,7 +7,7 @@ the *predicted* goodput, so a prediction that is far off shows as attainments fa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from pdserve.bench.compare.goodput import crossing
 from pdserve.bench.compare.runner import drain_s
 from pdserve.bench.load.open_loop import longest_s, open_loop_client
 from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
@@ -47,12 +48,16 @@ from pdserve.simulation.predict.load import (
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.config import PredictionConfig
 from pdserve.simulation.validate.parts import parts_of
-from pdserve.simulation.validate.report import Figures, PredictionReport, Row, parts_table, table
+from pdserve.simulation.validate.regret import regret_table, regrets_of
+from pdserve.simulation.validate.report import PredictionReport, parts_table, table
+from pdserve.simulation.validate.row import Figures, Row
 
+_SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
 _CLOSE = 1.05
 _SEEDS: Final = range(3)  # simulations of each run: their scatter differs, their requests do not
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
 _READ_S = 10.0  # a step of 1 ms is kept for thrice as long
+_MOST_MORE, _FURTHER = 2, 1.4  # rates beyond those that were asked for, and the factor to each
 _MANY = 4096  # requests on the nodes
 _TIMES_TTFT = 3
 
@@ -75,19 +80,25 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
         admission=False,
         target=config.target,
     )
-    report = PredictionReport(rows=[], errors=calibration.errors, outside={})
+    rows: list[Row] = []
     for question in _questions(config):
         case = question.case(calibration, config.seed)
         asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
-        promise = promise_of(asked, rig, case, deployments)
-        for deployment in deployments:
-            say(f"{case.name}, {deployment.text}")
-            report.rows.append(_row(config, rig, deployment, question, case, promise))
-    report.outside.update(rig.ranges.outside)
+        whole = promise_of(asked, rig, case, deployments)
+        for factor in config.promise_factors:
+            promise = Promise(factor * whole.ttft_s, factor * whole.tpot_s)
+            for deployment in deployments:
+                say(f"{case.name}, promises x {factor:g}, {deployment.text}")
+                rows.append(_row(config, rig, deployment, question, case, promise))
+    regrets = regrets_of(rows, config.target)
+    report = PredictionReport(
+        rows=rows, regrets=regrets, errors=calibration.errors, outside=rig.ranges.outside
+    )
     if config.json:
         print_json(report, setup)
     else:
-        print_tables([table(report), parts_table(report)], report.remarks)
+        tables = [table(report), parts_table(report)]
+        print_tables(tables + [regret_table(regrets)] * bool(regrets), report.remarks)
     return OK
 
 
@@ -101,9 +112,10 @@ def _calibration(config: PredictionConfig) -> Calibration:
 
 
 def _questions(config: PredictionConfig) -> list[Question]:
-    if config.traces:
-        return [Question(trace, "conversation", 0.0, config.requests) for trace in config.traces]
-    return [Question("", scenario, 0.0, config.requests) for scenario in config.scenarios]
+    scenarios = config.scenarios or ([] if config.traces else _SCENARIOS)
+    made_up = [Question("", scenario, 0.0, config.requests) for scenario in scenarios]
+    traces = [Question(trace, "conversation", 0.0, config.requests) for trace in config.traces]
+    return made_up + traces
 
 
 def _row(
@@ -124,19 +136,23 @@ def _row(
             f"{promise.ttft_s:.3g} s and TPOT {promise.tpot_s:.3g} s are just kept: its goodput is "
             f"{goodput.where}; give another --ttft-s or --tpot-s"
         )
-    rates = [share * goodput.rate for share in config.loads]
+    wanted = [share * goodput.rate for share in config.loads]
+    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, wanted, promise))
+    rates = sorted(measured)
+    found, parts = zip(*(measured[rate] for rate in rates), strict=True)
     predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
-    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, rates, promise))
-    attained = [found.attainment for found, _ in measured]
-    at, where = crossing(rates, attained, config.target)
+    at, where = crossing(rates, [score.attainment for score in found], config.target)
     return Row(
         load=case.name,
+        ttft_s=promise.ttft_s,
+        tpot_s=promise.tpot_s,
         deployment=deployment.text,
         rates=rates,
         predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
-        measured=[Figures.of(found) for found, _ in measured],
+        measured=[Figures.of(score) for score in found],
+        measured_kinds=[[(kind.met, kind.sent) for kind in s.kinds.values()] for s in found],
         predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
-        measured_parts=[parts for _, parts in measured],
+        measured_parts=list(parts),
         predicted_goodput=goodput.rate,
         measured_goodput=at if where == "crossing" else None,
     )
@@ -144,7 +160,7 @@ def _row(
 
 def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
     """Return the requests of a run, which come for much longer than one of them may take."""
-    return case.count_at(rate, config.requests, _TIMES_TTFT * promise.ttft_s)
+    return case.count_at(rate, config.requests, max(config.run_s, _TIMES_TTFT * promise.ttft_s))
 
 
 def _predicted(
@@ -170,8 +186,11 @@ async def _measure(
     case: CompareCase,
     rates: Sequence[float],
     promise: Promise,
-) -> list[tuple[Score, Parts]]:
-    """Start the cluster, and send it the requests at each rate."""
+) -> dict[float, tuple[Score, Parts]]:
+    """Start the cluster, and send it the requests at each rate; return what was seen at each.
+
+    While the goodput is not between these, the next rate beyond them is measured, too.
+    """
     is_multiplexed = deployment.mode == "multiplexed"  # each node is a prefill and a decode node
     cluster = Cluster(
         ClusterConfig(
@@ -190,7 +209,8 @@ async def _measure(
         ),
         on_line=lambda _name, _line: None,
     )
-    measured = []
+    measured: dict[float, tuple[Score, Parts]] = {}
+    left = list(rates)
     async with cluster as running, aiohttp.ClientSession() as session:
         model = (await running.status()).model
         server = RunningServer(running, model, most_tokens(calibration))
@@ -199,7 +219,8 @@ async def _measure(
         async with open_loop_client(running.url, model) as client:
             await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
             await reader.read()
-            for rate in rates:
+            while left:
+                rate = left.pop(0)
                 count = _count(config, case, rate, promise)
                 requests = case.workload.timed(rate, count)
                 before = await scrape(front)
@@ -208,5 +229,17 @@ async def _measure(
                 await server.settle()
                 recording.extend(await reader.read())
                 parts = parts_of(before, await scrape(front), recording)
-                measured.append((score(found.outcomes, promise, config.target), parts))
+                measured[rate] = score(found.outcomes, promise, config.target), parts
+                if not left and len(measured) < len(rates) + _MOST_MORE:
+                    attained = {rate: score.attainment for rate, (score, _) in measured.items()}
+                    left = _beyond(attained, config.target)
     return measured
+
+
+def _beyond(attained: Mapping[float, float], target: float) -> list[float]:
+    """Return the rate to measure next, to have the goodput between two; none if it is."""
+    rates = sorted(attained)
+    _, where = crossing(rates, [attained[rate] for rate in rates], target)
+    if where == "above the rates":
+        return [rates[-1] * _FURTHER]
+    return [rates[0] / _FURTHER] if where == "below the rates" else []
