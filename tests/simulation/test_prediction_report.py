@@ -41,7 +41,9 @@ REPORT = PredictionReport(
             rates=[1.0, 2.0, 3.0],
             predicted=[figures(0.99, 100.0), figures(0.92, 200.0), figures(0.80, 400.0)],
             measured=[figures(0.93, 125.0), figures(0.90, 800.0), figures(0.81, 900.0)],
+            predicted_ttft_p99=[(90.0, 130.0), (190.0, 700.0), (390.0, 1000.0)],
             measured_kinds=[[(93, 100)], [(90, 100)], [(81, 100)]],
+            alone=[1.08, None, 0.95],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
             predicted_goodput=2.2,
@@ -69,6 +71,8 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     assert "2 of 3 attainments lie within the measured 95 % intervals" in remarks
     assert "error of TTFT p99 below the knee: median 20.0%, worst 20.0%, of 1" in remarks
     assert "median 10.0%, worst 10.0%, of 1" in remarks  # goodput
+    assert "2 of 3 TTFT p99 lie within those of the simulated runs" in remarks
+    assert "took 1.02 times as long as calibrated in the median, 0.95 to 1.08" in remarks
     assert "OUTSIDE the calibration: batch from 20 to 30" in remarks
 
 
@@ -79,6 +83,7 @@ def test_the_tables_have_a_row_for_each_rate() -> None:
     assert "5.00 / 6.00" in where
     assert "5.50 / -" in where
     assert "12.3 / 6.60" in where
+    assert "x 1.08" in where
 
 
 @pytest.mark.parametrize(
@@ -111,10 +116,12 @@ def measured_row(
         deployment=deployment,
         rates=list(in_time),
         predicted=[],
+        predicted_ttft_p99=[],
         measured=[],
         measured_kinds=[[(met, 1000)] for met in in_time.values()],
         predicted_parts=[],
         measured_parts=[],
+        alone=[],
         predicted_goodput=predicted_goodput,
         measured_goodput=None,
     )

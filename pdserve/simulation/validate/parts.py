@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from pdserve.cluster.scrape import Samples, between
+from pdserve.measured.calibration import Calibration
+from pdserve.simulation.calibrate.neighbours import sort
+from pdserve.simulation.calibrate.residuals import Found
 from pdserve.simulation.calibrate.samples import Recording
+from pdserve.simulation.machine import Machine
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.step_times import REGIONS, region_of
 from pdserve.simulation.total import Total
+
+
+def alone_of(calibration: Calibration, recording: Recording) -> float | None:
+    """Return what steps beside which nothing ran took, over what was calibrated; None: too few."""
+    found, alone = Found([], []), sort(recording)
+    for region, costs in Machine.of(calibration).step_costs.items():
+        found = found.and_then(Found.of(costs, alone.alone(region)))
+    return found.slower
 
 
 def parts_of(before: Samples, after: Samples, recording: Recording) -> Parts:

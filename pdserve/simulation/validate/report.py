@@ -40,14 +40,33 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             _line("attainment below the knee", _points(below), "{:.1f}"),
             f"{chance} of {len(pairs)} attainments lie within the measured 95 % intervals",
             _line("goodput, where the crossing was measured", map(abs, goodputs), "{:.1%}"),
+            self._said_tails(),
             _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
             _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
             *said(self.regrets),
+            self._said_machine(),
             *(
                 f"OUTSIDE the calibration: {what} from {least} to {most}"
                 for what, (least, most) in self.outside.items()
             ),
         ]
+
+    def _said_tails(self) -> str:
+        tails = [
+            least <= measured.ttft_p99 <= most
+            for row in self.rows
+            for (least, most), measured in zip(row.predicted_ttft_p99, row.measured, strict=True)
+        ]
+        return f"{sum(tails)} of {len(tails)} TTFT p99 lie within those of the simulated runs"
+
+    def _said_machine(self) -> str:
+        alone = sorted(factor for row in self.rows for factor in row.alone if factor is not None)
+        if not alone:
+            return "the machine may have been faster or slower than when it was calibrated"
+        return (
+            f"steps beside which nothing ran took {statistics.median(alone):.2f} times as long as "
+            f"calibrated in the median, {alone[0]:.2f} to {alone[-1]:.2f}"
+        )
 
 
 def _points(pairs: Iterable[tuple[Figures, Figures]]) -> list[float]:
@@ -100,14 +119,18 @@ def table(report: PredictionReport) -> Table:
 
 
 def parts_table(report: PredictionReport) -> Table:
-    """Where the time went, to see what is off: means, predicted / measured."""
+    """Where the time went, to see what is off: means, predicted / measured.
+
+    The last column is of steps beside which nothing ran: by how much the machine itself, or the
+    costs, differ from the calibration.
+    """
     made = Table(title="where the time goes: means in ms, predicted / measured")
     for column in ("load", "deployment", "rate", "queue", "prefill", "handoff", "decode",
-                   *(f"{region} step" for region in REGIONS)):  # fmt: skip
+                   *(f"{region} step" for region in REGIONS), "alone"):  # fmt: skip
         made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
     for row in report.rows:
-        for number, (rate, predicted, measured) in enumerate(
-            zip(row.rates, row.predicted_parts, row.measured_parts, strict=True)
+        for number, (rate, predicted, measured, alone) in enumerate(
+            zip(row.rates, row.predicted_parts, row.measured_parts, row.alone, strict=True)
         ):
             made.add_row(
                 row.case if not number else "",
@@ -117,6 +140,7 @@ def parts_table(report: PredictionReport) -> Table:
                     f"{_ms(ours)} / {_ms(theirs)}"
                     for ours, theirs in zip(_means(predicted), _means(measured), strict=True)
                 ),
+                "-" if alone is None else f"x {alone:.2f}",
                 end_section=number + 1 == len(row.rates),
             )
     return made

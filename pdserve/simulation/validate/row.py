@@ -11,6 +11,8 @@ from pdserve.bench.compare.goodput import Draws, Goodput, RatePoint, drawn, good
 from pdserve.bench.load.slo_score import Score
 from pdserve.simulation.predict.parts import Parts
 
+_SHARES = ("attainment", "attainment_low", "attainment_high")
+
 
 class Figures(msgspec.Struct, frozen=True):
     """What is compared of one run; latencies in milliseconds."""
@@ -39,9 +41,15 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def between(cls, scores: Sequence[Score]) -> Figures:
-        """Return the means of several runs with the same requests."""
-        figures = [msgspec.structs.astuple(cls.of(score)) for score in scores]
-        return cls(*map(statistics.fmean, zip(*figures, strict=True)))
+        """Return what several runs with the same requests tell of another one.
+
+        Attainments are means. Latencies are medians: those of a run depend on whether one request
+        more was too late to be served first, so runs lie on two sides of their mean.
+        """
+        figures = [msgspec.structs.asdict(cls.of(score)) for score in scores]
+        means = {name: statistics.fmean(run[name] for run in figures) for name in figures[0]}
+        medians = {name: statistics.median(run[name] for run in figures) for name in figures[0]}
+        return cls(**{name: (means if name in _SHARES else medians)[name] for name in means})
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +61,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     rates: list[float]  # per second, ascending
     predicted: list[Figures]
+    predicted_ttft_p99: list[tuple[float, float]]  # ms; least and most of the simulated runs
     measured: list[Figures]
     measured_kinds: list[list[tuple[int, int]]]  # of each rate and kind: (in time, sent)
     predicted_parts: list[Parts]
     measured_parts: list[Parts]
+    alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time
     predicted_goodput: float
     measured_goodput: float | None  # None: not between the rates
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 
@@ -47,19 +47,28 @@ from pdserve.simulation.predict.load import (
 )
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.config import PredictionConfig
-from pdserve.simulation.validate.parts import parts_of
+from pdserve.simulation.validate.parts import alone_of, parts_of
 from pdserve.simulation.validate.regret import regret_table, regrets_of
 from pdserve.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.simulation.validate.row import Figures, Row
 
 _SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
 _CLOSE = 1.05
-_SEEDS: Final = range(3)  # simulations of each run: their scatter differs, their requests do not
+_SEEDS: Final = range(3)  # simulations of a rate: their scatter differs, their requests do not
+_MORE_SEEDS: Final = range(5)  # of a rate that is measured
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
 _READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _MOST_MORE, _FURTHER = 2, 1.4  # rates beyond those that were asked for, and the factor to each
 _MANY = 4096  # requests on the nodes
 _TIMES_TTFT = 3
+
+
+class _Measured(NamedTuple):
+    """What was measured at one rate."""
+
+    score: Score
+    parts: Parts
+    alone: float | None
 
 
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
@@ -139,9 +148,9 @@ def _row(
     wanted = [share * goodput.rate for share in config.loads]
     measured = asyncio.run(_measure(config, rig.calibration, deployment, case, wanted, promise))
     rates = sorted(measured)
-    found, parts = zip(*(measured[rate] for rate in rates), strict=True)
+    found = [measured[rate] for rate in rates]
     predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
-    at, where = crossing(rates, [score.attainment for score in found], config.target)
+    at, where = crossing(rates, [of.score.attainment for of in found], config.target)
     return Row(
         load=case.name,
         ttft_s=promise.ttft_s,
@@ -149,13 +158,21 @@ def _row(
         deployment=deployment.text,
         rates=rates,
         predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
-        measured=[Figures.of(score) for score in found],
-        measured_kinds=[[(kind.met, kind.sent) for kind in s.kinds.values()] for s in found],
+        predicted_ttft_p99=[_tails(runs) for runs in predicted],
+        measured=[Figures.of(of.score) for of in found],
+        measured_kinds=[[(k.met, k.sent) for k in of.score.kinds.values()] for of in found],
         predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
-        measured_parts=list(parts),
+        measured_parts=[of.parts for of in found],
+        alone=[of.alone for of in found],
         predicted_goodput=goodput.rate,
         measured_goodput=at if where == "crossing" else None,
     )
+
+
+def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float]:
+    """Return the least and the most TTFT p99 of these runs, in milliseconds."""
+    tails = [run.score.ttft_ms.p99 or 0.0 for run in runs]
+    return min(tails), max(tails)
 
 
 def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
@@ -175,7 +192,7 @@ def _predicted(
     unstopped = replace(rig, target=0.0)  # however late requests are
     return [
         simulated.run(unstopped, deployment, case, rate, count, promise, seed, until_s)
-        for seed in _SEEDS
+        for seed in _MORE_SEEDS
     ]
 
 
@@ -186,7 +203,7 @@ async def _measure(
     case: CompareCase,
     rates: Sequence[float],
     promise: Promise,
-) -> dict[float, tuple[Score, Parts]]:
+) -> dict[float, _Measured]:
     """Start the cluster, and send it the requests at each rate; return what was seen at each.
 
     While the goodput is not between these, the next rate beyond them is measured, too.
@@ -209,7 +226,7 @@ async def _measure(
         ),
         on_line=lambda _name, _line: None,
     )
-    measured: dict[float, tuple[Score, Parts]] = {}
+    measured: dict[float, _Measured] = {}
     left = list(rates)
     async with cluster as running, aiohttp.ClientSession() as session:
         model = (await running.status()).model
@@ -228,10 +245,13 @@ async def _measure(
                 found, recording = await reader.during(sent, _READ_S)
                 await server.settle()
                 recording.extend(await reader.read())
-                parts = parts_of(before, await scrape(front), recording)
-                measured[rate] = score(found.outcomes, promise, config.target), parts
+                measured[rate] = _Measured(
+                    score(found.outcomes, promise, config.target),
+                    parts_of(before, await scrape(front), recording),
+                    alone_of(calibration, recording),
+                )
                 if not left and len(measured) < len(rates) + _MOST_MORE:
-                    attained = {rate: score.attainment for rate, (score, _) in measured.items()}
+                    attained = {rate: of.score.attainment for rate, of in measured.items()}
                     left = _beyond(attained, config.target)
     return measured
 
