@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
-from pdserve.bench.load.promises import TpotPromise, TtftPromise
+from pdserve.bench.load.promises import Scale, TpotPromise, TtftPromise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig, Mode

@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     predicted: list[Figures]
     predicted_ttft_p99: list[tuple[float, float]]  # ms; least and most of the simulated runs
     measured: list[Figures]
-    measured_kinds: list[list[tuple[int, int]]]  # of each rate and kind: (in time, sent)
+    measured_kinds: list[dict[str, tuple[int, int]]]  # of each rate: kind |-> (in time, sent)
     predicted_parts: list[Parts]
     measured_parts: list[Parts]
     alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time

@@ -160,7 +160,7 @@ def _row(
         predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
         predicted_ttft_p99=[_tails(runs) for runs in predicted],
         measured=[Figures.of(of.score) for of in found],
-        measured_kinds=[[(k.met, k.sent) for k in of.score.kinds.values()] for of in found],
+        measured_kinds=[of.score.counts for of in found],
         predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
         measured_parts=[of.parts for of in found],
         alone=[of.alone for of in found],
