@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from pdserve.bench.load.outcome import Outcome, Promise
+from pdserve.bench.load.slo_score import Score, score
 from pdserve.cli.main import main
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate.regret import regret_table, regrets_of, said
 from pdserve.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.simulation.validate.row import Figures, Row
+from pdserve.simulation.validate.run import beyond
 
 
 def figures(attainment: float, ttft_p99: float) -> Figures:
@@ -163,3 +166,37 @@ def test_regret_is_unknown_where_another_one_was_not_measured_to_its_end() -> No
 def test_one_deployment_is_no_choice() -> None:
     assert regrets_of(REPORT.rows, 0.9) == []
     assert said([]) == []
+
+
+def scored(ttft_ms: float, num_late: int) -> Score:
+    """A run of 100 requests, of which some are late."""
+    outcomes = [
+        Outcome(
+            kind="any",
+            due_s=0.0,
+            num_prompt=10,
+            num_output=1,
+            arrivals_s=[1.0 if number < num_late else ttft_ms / 1e3],
+            num_received=1,
+            end="finished",
+        )
+        for number in range(100)
+    ]
+    return score(outcomes, Promise(0.5, 0.01), 0.9)
+
+
+def test_latencies_of_several_runs_are_those_of_the_one_in_the_middle() -> None:
+    """One run in which requests are served last, and so wait much longer, moves no tail."""
+    runs = [scored(100.0, 0), scored(110.0, 0), scored(120.0, 6)]
+    between = Figures.between(runs)
+    assert between.attainment == pytest.approx(0.98)
+    assert between.ttft_p99 == pytest.approx(110.0)
+    assert between.ttft_p50 == pytest.approx(110.0)
+
+
+def test_rates_go_on_until_the_goodput_lies_between_two() -> None:
+    assert beyond({1.0: 0.95, 2.0: 0.8}, 0.9) == []
+    (higher,) = beyond({1.0: 0.99, 2.0: 0.95}, 0.9)
+    (lower,) = beyond({1.0: 0.85, 2.0: 0.5}, 0.9)
+    assert 2.0 < higher < 4.0
+    assert 0.5 < lower < 1.0

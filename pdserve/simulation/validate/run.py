@@ -252,11 +252,11 @@ async def _measure(
                 )
                 if not left and len(measured) < len(rates) + _MOST_MORE:
                     attained = {rate: of.score.attainment for rate, of in measured.items()}
-                    left = _beyond(attained, config.target)
+                    left = beyond(attained, config.target)
     return measured
 
 
-def _beyond(attained: Mapping[float, float], target: float) -> list[float]:
+def beyond(attained: Mapping[float, float], target: float) -> list[float]:
     """Return the rate to measure next, to have the goodput between two; none if it is."""
     rates = sorted(attained)
     _, where = crossing(rates, [attained[rate] for rate in rates], target)
