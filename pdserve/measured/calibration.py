@@ -22,6 +22,7 @@ from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 VERSION: Final = 2
 
 Region = Literal["prefill", "decode", "mixed"]
+DeviceType = Literal["cpu", "cuda"]
 
 _Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0)]
@@ -127,6 +128,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     version: int = VERSION
     date: str  # ISO 8601, UTC: when it was measured
     device: str  # processor or GPU, as people know it
+    device_type: DeviceType = "cpu"  # as `--device`
     cpus: int  # cores of one node's engine; on GPUs those of the process
     model: str  # checkpoint or hub id
     shape: ModelShape

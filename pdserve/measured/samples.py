@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdserve.measured.calibration import ModelShape, NodeLimits
+from pdserve.measured.calibration import DeviceType, ModelShape, NodeLimits
 from pdserve.perf_model import StepShape
 from pdserve.protocol import StepCosts
 
@@ -48,6 +48,7 @@ class NodeKind(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured: nodes of one kind take the same time for the same step."""
 
     device: str  # processor or GPU, as people know it
+    device_type: DeviceType
     cpus: int  # threads of the engine
     host_cores: int  # of the host, for all its processes
     model: str

@@ -25,6 +25,7 @@ from pdserve.simulation.machine import Machine
 TRUE = StepCosts(knot_tokens=[1, 64, 512], knot_s=[0.005, 0.015, 0.1], pair_s=5e-8, context_s=4e-7)
 KIND = NodeKind(
     device="a processor",
+    device_type="cpu",
     cpus=1,
     host_cores=4,
     model="random-50m",

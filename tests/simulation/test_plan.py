@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import CalibrationError, ConfigError
 from pdserve.settings.flags import config_from
+from pdserve.settings.values import parse_bytes
 from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig, Prices
 from pdserve.simulation.plan.cost import price_per_hour
@@ -103,6 +105,8 @@ def test_what_it_prints_can_be_run(mode: str) -> None:
     schema = json.loads((ROOT / "deploy/helm/pdserve/values.schema.json").read_text())
     values = helm_values(deployment, calibration, promise)
     jsonschema.Draft7Validator(schema).validate(values)
+    pools = [values[role] for role in ("prefill", "decode") if role in values]
+    assert [pool["device"] for pool in pools] == ["cuda"] * len(pools)  # type: ignore[index]
     assert values["coordinator"]["settings"]["routing.default_class"] == "planned"  # type: ignore[index]
     parsed = []
     for line in commands(deployment, calibration, promise):
@@ -115,6 +119,25 @@ def test_what_it_prints_can_be_run(mode: str) -> None:
     assert config.routing.slo_classes == ["planned ttft=1 tpot=0.05"]
     assert (config.engine.max_batch_size, config.engine.token_budget) == (256, 2048)
     assert (config.engine.block_size, config.engine.dtype) == (64, "bfloat16")
+    assert config.engine.device == "cuda"
+    kv_bytes, layout = parse_bytes(config.engine.kv_memory), calibration.shape.layout
+    assert layout.blocks_in_budget(kv_bytes, 32768) == calibration.limits.num_blocks
+
+
+def test_nodes_of_several_gpus_have_the_pool_that_was_simulated() -> None:
+    """Their parts are uneven, and the largest one decides what fits."""
+    uneven = msgspec.structs.replace(load_calibration("a100-13b"), pipeline_parallel=3)
+    line = commands(Deployment("colocated", 0, 1), uneven, Promise(1.0, 0.05))[0]
+    config = config_from(ClusterConfig, build_parser().parse_args(shlex.split(line)[1:]))
+    parts = uneven.shape.layout.parts(1, 3)
+    of_one = parse_bytes(config.engine.kv_memory) / len(parts)
+    assert of_one / max(part.block_bytes for part in parts) == uneven.limits.num_blocks
+    assert len({part.block_bytes for part in parts}) > 1
+
+
+def test_nodes_on_cpus_stay_there() -> None:
+    values = helm_values(Deployment("colocated", 0, 1), load_calibration("core-53m"), Promise(1, 1))
+    assert values["decode"]["device"] == "cpu"  # type: ignore[index]
 
 
 def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
     as_loaded = weight_bytes(model.config, torch.bfloat16 if quantised else dtype)
     return NodeKind(
         device=device_name(model.device),
+        device_type="cuda" if model.device.type == "cuda" else "cpu",
         cpus=torch.get_num_threads(),
         host_cores=os.cpu_count() or 1,
         model=model.checkpoint.model_id,

@@ -82,6 +82,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
     calibration = Calibration(
         date=date,
         device=kind.device,
+        device_type=kind.device_type,
         cpus=kind.cpus,
         model=kind.model,
         shape=kind.shape,

@@ -1,7 +1,7 @@
 """What starts the deployment that a plan chose: commands, and values of the Helm chart.
 
-Nodes have the limits of those that were simulated, and requests the promise, to which policies
-keep.
+Nodes have the device and the limits of those that were simulated, KV included, and requests the
+promise, to which policies keep.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def helm_values(
 ) -> dict[str, object]:
     """Return the values of the chart for this deployment, but for the model."""
     settings = _engine(calibration)
-    parts = {  # that have values of their own
+    device = settings.pop("engine.device")  # these have values of their own
+    parts = {
         "tensorParallel": settings.pop("engine.tensor_parallel", 1),
         "pipelineParallel": settings.pop("engine.pipeline_parallel", 1),
     }
@@ -52,7 +53,7 @@ def helm_values(
         "mode": deployment.mode,
         "coordinator": {"settings": promised},
         **{
-            role: {"replicas": number, "settings": settings, **changed}
+            role: {"replicas": number, "device": device, "settings": settings, **changed}
             for role, number in _pools(deployment).items()
         },
     }
@@ -71,17 +72,28 @@ def _promised(promise: Promise) -> str:
 
 def _engine(calibration: Calibration) -> dict[str, object]:
     """Return the settings of the engine that was calibrated."""
-    limits = calibration.limits
+    limits, shape = calibration.limits, calibration.shape
     parts = {
         "engine.tensor_parallel": calibration.tensor_parallel,
         "engine.pipeline_parallel": calibration.pipeline_parallel,
     }
     return {
+        "engine.device": calibration.device_type,
+        "engine.kv_memory": str(_kv_bytes(calibration)),
         "engine.max_model_len": limits.max_model_len,
         "engine.max_batch_size": limits.max_batch_size,
         "engine.token_budget": limits.token_budget,
-        "engine.block_size": calibration.shape.block_size,
-        "engine.dtype": str(calibration.shape.dtype),
+        "engine.block_size": shape.block_size,
+        "engine.dtype": str(shape.dtype),
         **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),
         **{name: number for name, number in parts.items() if number > 1},
     }
+
+
+def _kv_bytes(calibration: Calibration) -> int:
+    """Return the memory of which a node makes as many blocks: on GPUs, the largest part decides."""
+    layout, num_blocks = calibration.shape.layout, calibration.limits.num_blocks
+    if calibration.device_type == "cpu":
+        return num_blocks * layout.block_bytes
+    parts = layout.parts(calibration.tensor_parallel, calibration.pipeline_parallel)
+    return num_blocks * len(parts) * max(part.block_bytes for part in parts)
