@@ -513,6 +513,22 @@ WRONG: dict[str, tuple[Document, str]] = {
         {"decode": {"device": "cuda", "settings": {"engine.tensor_parallel": 2}}},
         "engine.tensor_parallel",
     ),
+    "GPUs whose cores are to be split": (
+        {"mode": "multiplexed", "decode": {"device": "cuda"}},
+        "decode/device",
+    ),
+    "several processes whose cores are to be split": (
+        {"mode": "multiplexed", "decode": {"tensorParallel": 2}},
+        "decode/tensorParallel",
+    ),
+    "stages whose cores are to be split": (
+        {"mode": "multiplexed", "decode": {"pipelineParallel": 2}},
+        "decode/pipelineParallel",
+    ),
+    "hosts whose cores are to be split": (
+        {"mode": "multiplexed", "decode": {"hosts": 2}},
+        "decode/hosts",
+    ),
     "a mode in two places": ({"decode": {"settings": {"multiplexed": True}}}, "multiplexed"),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
