@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -10,6 +13,7 @@ from pdserve.bench.load.slo_score import Score, score
 from pdserve.cli.main import main
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.simulation.predict.parts import Parts
+from pdserve.simulation.validate import run as validating
 from pdserve.simulation.validate.regret import regret_table, regrets_of, said
 from pdserve.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.simulation.validate.row import Figures, Row
@@ -44,6 +48,7 @@ REPORT = PredictionReport(
             rates=[1.0, 2.0, 3.0],
             predicted=[figures(0.99, 100.0), figures(0.92, 200.0), figures(0.80, 400.0)],
             measured=[figures(0.93, 125.0), figures(0.90, 800.0), figures(0.81, 900.0)],
+            predicted_kinds=[[{"turn": (met, 100)}] * 5 for met in (99, 92, 80)],
             predicted_ttft_p99=[(90.0, 130.0), (190.0, 700.0), (390.0, 1000.0)],
             measured_kinds=[{"turn": (93, 100)}, {"turn": (90, 100)}, {"turn": (81, 100)}],
             alone=[1.08, None, 0.95],
@@ -74,7 +79,10 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     assert "2 of 3 attainments lie within the measured 95 % intervals" in remarks
     assert "error of TTFT p99 below the knee: median 20.0%, worst 20.0%, of 1" in remarks
     assert "median 10.0%, worst 10.0%, of 1" in remarks  # goodput
-    assert "2 of 3 TTFT p99 lie within those of the simulated runs" in remarks
+    assert (
+        "2 of 3 TTFT p99 lie within those of the simulated runs; were the prediction perfect, 2 "
+        "would"
+    ) in remarks
     assert "took 1.02 times as long as calibrated in the median, 0.95 to 1.08" in remarks
     assert "OUTSIDE the calibration: batch from 20 to 30" in remarks
 
@@ -87,6 +95,23 @@ def test_the_tables_have_a_row_for_each_rate() -> None:
     assert "5.50 / -" in where
     assert "12.3 / 6.60" in where
     assert "x 1.08" in where
+
+
+def test_a_run_in_which_nothing_is_answered_has_no_latencies() -> None:
+    """Not ones of 0 ms, which would lie within those of the simulated runs, or outside."""
+    nothing = Figures.of(_unanswered())
+    assert nothing.ttft_p99 is nothing.tpot_p50 is None
+    assert Figures.between([scored(100.0, 0), _unanswered()]).ttft_p99 is None
+    (row,) = REPORT.rows
+    row = msgspec.structs.replace(
+        row,
+        measured=[nothing, *row.measured[1:]],
+        predicted_ttft_p99=[(0.0, 130.0), *row.predicted_ttft_p99[1:]],
+    )
+    report = msgspec.structs.replace(REPORT, rows=[row])
+    assert "1 of 2 TTFT p99 lie within" in "\n".join(report.remarks)
+    assert "error of TTFT p99 below the knee: none was comparable" in "\n".join(report.remarks)
+    assert "100 / -" in shown(table(report))
 
 
 @pytest.mark.parametrize(
@@ -108,10 +133,36 @@ def test_what_leads_nowhere_is_told_before_anything_is_measured(
     assert told in " ".join(capsys.readouterr().err.split())
 
 
+def test_nothing_is_measured_before_all_is_known_to_be_worth_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of two promises can be kept."""
+
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("a cluster was started")
+
+    monkeypatch.setattr(validating, "Cluster", started)
+    words = (
+        "--calibration core-53m --scenarios conversation --deployments 1P1D --requests 10 "
+        "--ttft-s 2 --tpot-s 0.05 --promise-factors 1,1e-4"
+    )
+    assert main(["bench", "prediction", *words.split()]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "TTFT 0.0002 s and TPOT 5e-06 s are just kept: its goodput is below the rates" in told
+
+
 def measured_row(
-    deployment: str, predicted_goodput: float, in_time: dict[float, int], load: str = "a trace"
+    deployment: str,
+    predicted_goodput: float,
+    in_time: dict[float, int],
+    load: str = "a trace",
+    sent: int = 1000,
+    simulated: Sequence[int] = (),
 ) -> Row:
-    """A row of which only the goodputs matter: requests in time at each rate, of 1000."""
+    """A row of which only the goodputs matter: requests in time at each rate, of so many.
+
+    `simulated`: requests in time of the simulated runs at each rate.
+    """
     return Row(
         load=load,
         ttft_s=1.0,
@@ -119,9 +170,10 @@ def measured_row(
         deployment=deployment,
         rates=list(in_time),
         predicted=[],
+        predicted_kinds=[[{"turn": (met, sent)} for met in simulated] for _ in in_time],
         predicted_ttft_p99=[],
         measured=[],
-        measured_kinds=[{"turn": (met, 1000)} for met in in_time.values()],
+        measured_kinds=[{"turn": (met, sent)} for met in in_time.values()],
         predicted_parts=[],
         measured_parts=[],
         alone=[],
@@ -163,9 +215,63 @@ def test_regret_is_unknown_where_another_one_was_not_measured_to_its_end() -> No
     assert (best.chosen, best.regret) == ("2P1D", 0.0)
 
 
+def test_chance_is_another_one_for_each_deployment() -> None:
+    """Else those that were measured to be equal would be equal for certain."""
+    curve = {8.0: 98, 12.0: 80}
+    rows = [measured_row(name, 10.0, curve, sent=100) for name in ("1P1D", "2P1D", "1P2D")]
+    (found,) = regrets_of(rows, 0.9)
+    assert found.regret == 0.0
+    assert 0.3 < found.certainty < 0.75
+    assert found.unknown < 0.05
+
+
+def test_where_late_requests_come_together_less_is_certain() -> None:
+    """Rates are measured once, so simulated runs tell how much equal ones differ."""
+    better, worse = {8.0: 990, 12.0: 800}, {8.0: 950, 12.0: 700}
+
+    def certainty(simulated: Sequence[int]) -> float:
+        rows = [
+            measured_row("1P1D", 11.0, better, simulated=simulated),
+            measured_row("2P1D", 10.0, worse, simulated=simulated),
+        ]
+        return regrets_of(rows, 0.9)[0].certainty
+
+    alike = certainty([900, 910, 890, 905, 895])
+    assert alike > 0.99
+    assert certainty([990, 700, 950, 800, 1000]) < 0.95
+
+
+BELOW, ABOVE = {8.0: 500, 12.0: 400}, {8.0: 1000, 12.0: 1000}
+
+
+@pytest.mark.parametrize("both", [BELOW, ABOVE], ids=["below", "above"])
+def test_which_of_two_beyond_the_rates_is_the_better_one_is_unknown(both: dict[float, int]) -> None:
+    rows = [measured_row("1P1D", 12.0, both), measured_row("2P1D", 9.0, both)]
+    (found,) = regrets_of(rows, 0.9)
+    assert (found.regret, found.certainty, found.unknown) == (None, 0.0, 1.0)
+    assert not found.is_close
+    assert "0%-100%" in shown(regret_table([found]))
+
+
+def test_of_a_choice_below_the_rates_only_a_bound_of_its_regret_is_known() -> None:
+    """It is lost for certain only where the best one is above the lowest of its rates."""
+    rows = [measured_row("1P1D", 12.0, BELOW), measured_row("2P1D", 9.0, {8.0: 1000, 12.0: 800})]
+    (lost,) = regrets_of(rows, 0.9)
+    assert (lost.regret, lost.certainty, lost.unknown) == (None, 0.0, 0.0)
+    rows[1] = measured_row("2P1D", 9.0, {4.0: 1000, 7.0: 500})
+    (unknown,) = regrets_of(rows, 0.9)
+    assert (unknown.regret, unknown.certainty, unknown.unknown) == (None, 0.0, 1.0)
+
+
 def test_one_deployment_is_no_choice() -> None:
     assert regrets_of(REPORT.rows, 0.9) == []
     assert said([]) == []
+
+
+def _unanswered() -> Score:
+    """A run that nobody has answered."""
+    sent = Outcome(kind="any", due_s=0.0, num_prompt=10, num_output=5)
+    return score([sent], Promise(0.5, 0.01), 0.9)
 
 
 def scored(ttft_ms: float, num_late: int) -> Score:

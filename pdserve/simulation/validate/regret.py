@@ -1,16 +1,21 @@
 """What following a prediction costs: the deployment that it calls the best, beside the best one.
 
-A case is a load with its promises, under which all deployments were measured.
+A case is a load with its promises, under which all deployments were measured. Of a goodput beyond
+the rates that were measured only a bound is known, so what depends on more than it is unknown.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
+import numpy as np
 from rich.table import Table
 
+from pdserve.bench.compare.goodput import Draws, crossing, drawn
+from pdserve.bench.compare.verdict import dispersion
 from pdserve.simulation.validate.row import Row
 
 CLOSE = 0.03  # regret up to which a choice is as good as the best one
@@ -25,10 +30,11 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str  # the deployment with the highest predicted goodput
     best: str  # that with the highest measured one
     predicted: float  # goodput of the chosen one
-    goodput: float  # of the chosen one; "above the rates": the highest rate
+    goodput: float  # of the chosen one; the highest rate if above the rates, 0 if below
     best_goodput: float
     regret: float | None  # share of the best goodput that is lost; None: not all was measured
     certainty: float  # that at most `CLOSE` is lost, for all that chance allows
+    unknown: float  # share of what chance allows of which the rates do not tell whether it is so
 
     @property
     def is_close(self) -> bool:
@@ -45,19 +51,17 @@ def regrets_of(rows: Iterable[Row], target: float) -> list[Regret]:
 
 
 def _regret(rows: Sequence[Row], target: float) -> Regret:
-    found = [row.goodput(target) for row in rows]
+    found = [
+        crossing(row.rates, [point.attainment for point in row.points], target) for row in rows
+    ]
     chosen = max(range(len(rows)), key=lambda i: rows[i].predicted_goodput)
-    best = max(range(len(rows)), key=lambda i: found[i].rate)
-    # What lies above the rates may be any goodput, so only the chosen one may.
-    is_known = all(
-        goodput.where != "above the rates" or index == chosen == best
-        for index, goodput in enumerate(found)
-    )
-    is_known = is_known and found[best].rate > 0
-    draws = [row.drawn(target) for row in rows]
-    most = draws[best]
-    for of_row in draws:
-        most = most.clip(min=of_row)
+    best = max(range(len(rows)), key=lambda i: found[i][0])
+    measured = [np.array([inf if where == "above the rates" else rate]) for rate, where in found]
+    ((least,), (most,)) = _lost(rows, measured, chosen)
+    # Each rate was measured once, so it is simulated runs that tell how late requests cluster.
+    spread = dispersion([row.simulated for row in rows])
+    draws = [drawn(row.points, target, seed, spread) for seed, row in enumerate(rows)]
+    at_least, at_most = _lost(rows, draws, chosen)
     return Regret(
         load=rows[0].load,
         ttft_s=rows[0].ttft_s,
@@ -65,11 +69,29 @@ def _regret(rows: Sequence[Row], target: float) -> Regret:
         chosen=rows[chosen].deployment,
         best=rows[best].deployment,
         predicted=rows[chosen].predicted_goodput,
-        goodput=found[chosen].rate,
-        best_goodput=found[best].rate,
-        regret=1 - found[chosen].rate / found[best].rate if is_known else None,
-        certainty=float((draws[chosen] >= (1 - CLOSE) * most).mean()),
+        goodput=found[chosen][0],
+        best_goodput=found[best][0],
+        regret=float(least) if least == most else None,
+        certainty=float((at_most <= CLOSE).mean()),
+        unknown=float(((at_least <= CLOSE) & (at_most > CLOSE)).mean()),
     )
+
+
+def _lost(rows: Sequence[Row], goodputs: Sequence[Draws], chosen: int) -> tuple[Draws, Draws]:
+    """Return the least and the most of the best goodput that the chosen one may lose, as shares.
+
+    `goodputs` are as `drawn` has them: 0 is at most the lowest rate, infinite at least the highest.
+    """
+    least = [np.where(of == inf, row.rates[-1], of) for row, of in zip(rows, goodputs, strict=True)]
+    most = [np.where(of == 0, row.rates[0], of) for row, of in zip(rows, goodputs, strict=True)]
+    own_least, own_most = least.pop(chosen), most.pop(chosen)
+    best_least, best_most = np.max(least, axis=0), np.max(most, axis=0)
+    return 1 - _kept(own_most, best_least), 1 - _kept(own_least, best_most)
+
+
+def _kept(own: Draws, best: Draws) -> Draws:
+    """Return the share of the best of the others that the chosen one has; 1 if it is better."""
+    return np.divide(own, best, out=np.ones_like(own), where=own < best)
 
 
 def said(regrets: Sequence[Regret]) -> list[str]:
@@ -104,6 +126,11 @@ def regret_table(regrets: Sequence[Regret]) -> Table:
             regret.best,
             f"{regret.best_goodput:.2f}",
             "?" if regret.regret is None else f"{regret.regret:.1%}",
-            f"{regret.certainty:.0%}",
+            _share(regret.certainty, regret.certainty + regret.unknown),
         )
     return made
+
+
+def _share(least: float, most: float) -> str:
+    said = f"{least:.0%}", f"{most:.0%}"
+    return said[0] if said[0] == said[1] else f"{said[0]}-{said[1]}"

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from pdserve.bench.compare.goodput import Draws, Goodput, RatePoint, drawn, goodput
+from pdserve.bench.compare.goodput import RatePoint
 from pdserve.bench.load.slo_score import Score
 from pdserve.simulation.predict.parts import Parts
 
 _SHARES = ("attainment", "attainment_low", "attainment_high")
 
+Kinds = Mapping[str, tuple[int, int]]
+"""Kind of requests |-> (in time, sent) of a run."""
+
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is compared of one run; latencies in milliseconds."""
+    """What is compared of one run; latencies in milliseconds, None if no request has one."""
 
     attainment: float
     attainment_low: float  # 95 % interval
     attainment_high: float
-    ttft_p50: float
-    ttft_p99: float
-    tpot_p50: float
-    tpot_p99: float
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
 
     @classmethod
     def of(cls, score: Score) -> Figures:
@@ -33,10 +37,10 @@ class Figures(msgspec.Struct, frozen=True):
             score.attainment,
             score.attainment_low,
             score.attainment_high,
-            ttft.p50 or 0.0,
-            ttft.p99 or 0.0,
-            tpot.p50 or 0.0,
-            tpot.p99 or 0.0,
+            ttft.p50,
+            ttft.p99,
+            tpot.p50,
+            tpot.p99,
         )
 
     @classmethod
@@ -47,9 +51,23 @@ class Figures(msgspec.Struct, frozen=True):
         more was too late to be served first, so runs lie on two sides of their mean.
         """
         figures = [msgspec.structs.asdict(cls.of(score)) for score in scores]
-        means = {name: statistics.fmean(run[name] for run in figures) for name in figures[0]}
-        medians = {name: statistics.median(run[name] for run in figures) for name in figures[0]}
-        return cls(**{name: (means if name in _SHARES else medians)[name] for name in means})
+        between: dict[str, Any] = {}
+        for name in figures[0]:
+            of_runs = [run[name] for run in figures]
+            between[name] = statistics.fmean(of_runs) if name in _SHARES else _median(of_runs)
+        return cls(**between)
+
+
+def _median(figures: Sequence[float | None]) -> float | None:
+    known = known_of(figures)
+    return statistics.median(known) if known else None
+
+
+def known_of(figures: Iterable[float | None]) -> list[float]:
+    """Return all of them; none if one is missing, since a run without it is no better."""
+    all_of_them = list(figures)
+    known = [figure for figure in all_of_them if figure is not None]
+    return known if len(known) == len(all_of_them) else []
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +79,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     rates: list[float]  # per second, ascending
     predicted: list[Figures]
-    predicted_ttft_p99: list[tuple[float, float]]  # ms; least and most of the simulated runs
+    predicted_kinds: list[list[Kinds]]  # of each rate: of each of the simulated runs
+    predicted_ttft_p99: list[tuple[float, float] | None]  # ms; their least and most
     measured: list[Figures]
-    measured_kinds: list[dict[str, tuple[int, int]]]  # of each rate: kind |-> (in time, sent)
+    measured_kinds: list[Kinds]  # of each rate
     predicted_parts: list[Parts]
     measured_parts: list[Parts]
     alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time
@@ -82,17 +101,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return self.predicted_goodput / self.measured_goodput - 1
 
-    def goodput(self, target: float) -> Goodput:
-        """Return the measured goodput, with its interval."""
-        return goodput(self._points, target, seed=0)
-
-    def drawn(self, target: float) -> Draws:
-        """Return what the measured goodput may be, for all that chance allows."""
-        return drawn(self._points, target, seed=0)
-
     @property
-    def _points(self) -> list[RatePoint]:
+    def points(self) -> list[RatePoint]:
+        """The measured attainment curve."""
         return [
             RatePoint(rate, kinds)
             for rate, kinds in zip(self.rates, self.measured_kinds, strict=True)
+        ]
+
+    @property
+    def simulated(self) -> list[RatePoint]:
+        """Points of that curve, as each simulated run has them."""
+        return [
+            RatePoint(rate, kinds)
+            for rate, runs in zip(self.rates, self.predicted_kinds, strict=True)
+            for kinds in runs
         ]

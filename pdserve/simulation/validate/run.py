@@ -50,7 +50,7 @@ from pdserve.simulation.validate.config import PredictionConfig
 from pdserve.simulation.validate.parts import alone_of, parts_of
 from pdserve.simulation.validate.regret import regret_table, regrets_of
 from pdserve.simulation.validate.report import PredictionReport, parts_table, table
-from pdserve.simulation.validate.row import Figures, Row
+from pdserve.simulation.validate.row import Figures, Row, known_of
 
 _SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
 _CLOSE = 1.05
@@ -61,6 +61,15 @@ _READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _MOST_MORE, _FURTHER = 2, 1.4  # rates beyond those that were asked for, and the factor to each
 _MANY = 4096  # requests on the nodes
 _TIMES_TTFT = 3
+
+
+class _Predicted(NamedTuple):
+    """A deployment under a load, and what is predicted of it before anything is measured."""
+
+    deployment: Deployment
+    case: CompareCase
+    promise: Promise
+    goodput: float
 
 
 class _Measured(NamedTuple):
@@ -89,7 +98,7 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
         admission=False,
         target=config.target,
     )
-    rows: list[Row] = []
+    predicted: list[_Predicted] = []  # all of them, so that no measurement is in vain
     for question in _questions(config):
         case = question.case(calibration, config.seed)
         asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
@@ -97,8 +106,10 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
         for factor in config.promise_factors:
             promise = Promise(factor * whole.ttft_s, factor * whole.tpot_s)
             for deployment in deployments:
-                say(f"{case.name}, promises x {factor:g}, {deployment.text}")
-                rows.append(_row(config, rig, deployment, question, case, promise))
+                goodput = _goodput(config, rig, deployment, question, case, promise)
+                say(f"{case.name}, promises x {factor:g}, {deployment.text}: {goodput:.2f}/s")
+                predicted.append(_Predicted(deployment, case, promise, goodput))
+    rows = [_row(config, rig, one) for one in predicted]
     regrets = regrets_of(rows, config.target)
     report = PredictionReport(
         rows=rows, regrets=regrets, errors=calibration.errors, outside=rig.ranges.outside
@@ -127,11 +138,15 @@ def _questions(config: PredictionConfig) -> list[Question]:
     return made_up + traces
 
 
-def _row(
+def _goodput(
     config: PredictionConfig, rig: Rig, deployment: Deployment, question: Question,
     case: CompareCase, promise: Promise,
-) -> Row:  # fmt: skip
-    """Predict and measure one deployment under one load."""
+) -> float:  # fmt: skip
+    """Predict the goodput of one deployment under one load.
+
+    Raises:
+        ConfigError: there is none, so no rate is worth measuring.
+    """
 
     def simulate(rate: float) -> list[simulated.Result]:
         count = _count(config, case, rate, promise)
@@ -145,7 +160,14 @@ def _row(
             f"{promise.ttft_s:.3g} s and TPOT {promise.tpot_s:.3g} s are just kept: its goodput is "
             f"{goodput.where}; give another --ttft-s or --tpot-s"
         )
-    wanted = [share * goodput.rate for share in config.loads]
+    return goodput.rate
+
+
+def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
+    """Measure one deployment under one load, and predict the same runs."""
+    deployment, case, promise, goodput = one
+    say(f"measuring {case.name}, TTFT {promise.ttft_s:.3g} s, {deployment.text}")
+    wanted = [share * goodput for share in config.loads]
     measured = asyncio.run(_measure(config, rig.calibration, deployment, case, wanted, promise))
     rates = sorted(measured)
     found = [measured[rate] for rate in rates]
@@ -158,21 +180,22 @@ def _row(
         deployment=deployment.text,
         rates=rates,
         predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
+        predicted_kinds=[[result.score.counts for result in runs] for runs in predicted],
         predicted_ttft_p99=[_tails(runs) for runs in predicted],
         measured=[Figures.of(of.score) for of in found],
         measured_kinds=[of.score.counts for of in found],
         predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
         measured_parts=[of.parts for of in found],
         alone=[of.alone for of in found],
-        predicted_goodput=goodput.rate,
+        predicted_goodput=goodput,
         measured_goodput=at if where == "crossing" else None,
     )
 
 
-def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float]:
-    """Return the least and the most TTFT p99 of these runs, in milliseconds."""
-    tails = [run.score.ttft_ms.p99 or 0.0 for run in runs]
-    return min(tails), max(tails)
+def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float] | None:
+    """Return the least and the most TTFT p99 of these runs in milliseconds; None: one has none."""
+    tails = known_of(run.score.ttft_ms.p99 for run in runs)
+    return (min(tails), max(tails)) if tails else None
 
 
 def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
