@@ -112,7 +112,7 @@ def test_a_host_keeps_nothing_of_a_node_that_has_ended(checkpoint: Path, host: F
     with device_ranked(checkpoint, 2, hosts=[host.address]) as ranked:
         asyncio.run(computed_after_a_load(ranked, make_request(make_prompt(20))))
         assert has_kv()
-    end_s = time.monotonic() + 5.0
+    end_s = time.monotonic() + 30.0
     while has_kv() and time.monotonic() < end_s:
         time.sleep(0.01)
     assert not has_kv()
