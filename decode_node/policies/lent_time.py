@@ -118,8 +118,9 @@ class LentTime:
 
         At the usual pace, and with all before it: if the first waits, those behind it do, too. One
         that needs more than it has left counts, until it is due: more is asked than the node can
-        do, so streams should have no more time than they need. (Without these, a third less of a
-        co-located node's prompts were in time under overload.) Those of other payers do not count.
+        do, so streams should have no more time than they need. (Without these, up to a quarter
+        fewer of a co-located node's prompts were in time in simulated overloads.) Those of other
+        payers do not count.
         """
         most, num_tokens, chunk = 0.0, 0, max(MIN_CHUNK, usual_chunk)
         for prompt in prompts:

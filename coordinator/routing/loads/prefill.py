@@ -22,7 +22,7 @@ from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
 from pdserve.late_rule import begin_by_s
 from pdserve.protocol import Slo
 
-FEW: Final = 64  # prompts below which nothing is forgotten
+_FEW: Final = 64  # prompts below which nothing is forgotten
 
 
 class ServiceClass(NamedTuple):
@@ -89,7 +89,7 @@ class PrefillQueues(SlotArrays):
         self._num_of_class: Counter[ServiceClass] = Counter()
         self._queues: dict[int, _Queue] = {}
         self._by_time: list[tuple[float, int, str]] = []  # heap: begin_by_s, slot, request id
-        self._most_by_time = FEW  # some are of prompts that were computed
+        self._most_by_time = _FEW  # some are of prompts that were computed
         self._fleet = fleet
 
     def all_s(self, now_s: float) -> Floats:
@@ -199,7 +199,7 @@ class PrefillQueues(SlotArrays):
             if (queue := self._queues.get(slot)) is not None and request_id in queue.prompts
         ]
         heapify(self._by_time)
-        self._most_by_time = 2 * len(self._by_time) + FEW
+        self._most_by_time = 2 * len(self._by_time) + _FEW
 
     def _note_late(self, now_s: float) -> None:
         """Note which prompts have become late. The one being computed has begun in time."""
