@@ -166,7 +166,7 @@ class Admission(Generic[T]):
             self.line.charge(slo, num_tokens)
 
     def will_follow(self, request_ids: Iterable[str], slo: Slo) -> None:
-        """Reserve places for further answers to a prompt, dispatched when it has been computed."""
+        """Reserve places for requests that are dispatched without a further decision."""
         self._in_flight.add(request_ids, slo.tenant)
 
     def first_token(self, request_id: str, now_s: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from coordinator.admission import Admission, Admit, Refuse
+from coordinator.admission import Admission, Refuse, Wait
 from coordinator.admission.decisions import Decision
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
@@ -206,14 +206,14 @@ class Flow:
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(len(request.token_ids))
-        if isinstance(decision, Admit):
-            if request.is_claimable:
-                self._claims.ask(answers, partial(self._begin, answers, decision.slo))
-            else:
-                self._dispatcher.dispatch(running, placement, decision.slo)
-                self._moves.look()  # streams beside its prompt may be late
-        else:
+        if isinstance(decision, Wait):
             self._admission.wait(running.request_id, running, request.slo, now_s)
+        elif request.is_claimable:
+            self._admission.will_follow((answer.request_id for answer in answers), decision.slo)
+            self._claims.ask(answers, partial(self._begin, answers, decision.slo))
+        else:
+            self._dispatcher.dispatch(running, placement, decision.slo)
+            self._moves.look()  # streams beside its prompt may be late
         return answers
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
@@ -221,11 +221,21 @@ class Flow:
         first, left = answers[0], [answer for answer in answers if not answer.has_ended]
         if first.has_ended or any(answer.has_token_one for answer in answers):
             first.siblings = ()  # from here on each is on its own
-        elif left:
-            left = [first]  # the others are sent with it
-        for answer in left:
-            error = NoNodeAvailable("no node could take the request in time: send it again")
-            self._resumes.postpone(answer, slo, error)
+            for answer in left:
+                error = NoNodeAvailable("no node could take the request in time: send it again")
+                self._resumes.postpone(answer, slo, error)
+        else:
+            self._dispatch_new(first, slo)
+
+    def _dispatch_new(self, running: RunningRequest, slo: Slo) -> None:
+        """Send a request that was admitted some time ago, with its siblings."""
+        try:
+            placement = self._dispatcher.place(running.request, running.prompt)
+        except NoNodeAvailable as error:
+            self._resumes.postpone(running, slo, error)
+            return
+        self._dispatcher.dispatch(running, placement, self._dispatcher.slo_left(running, slo))
+        self._moves.look()  # streams beside its prompt may be late
 
     # ---- messages from nodes -------------------------------------------------------------------
 

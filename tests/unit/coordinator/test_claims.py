@@ -10,7 +10,9 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.requests import claims as claims_module
 from coordinator.requests import running as running_module
+from coordinator.requests.resumes import MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
+from pdserve.errors import Overloaded
 from pdserve.protocol import (
     Claim,
     Claimed,
@@ -20,6 +22,7 @@ from pdserve.protocol import (
     PrefillLeg,
     PromptLogprobs,
     SamplingParams,
+    Slo,
     TokenLogprobs,
 )
 from tests.unit.coordinator.members import output
@@ -162,6 +165,38 @@ async def test_what_no_node_has_begins_as_usual(
     nodes.say(prefill, token(0, request_id="r~x"))
     further(nodes, decode, "r~x", 1)
     assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_those_that_nodes_are_asked_for_have_their_places_already() -> None:
+    """Any number used to be admitted until nodes had answered: none was counted by then."""
+    nodes = Nodes(max_inflight=2)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = start(nodes, "r", "s")
+    promise = Slo(name="standard", ttft_s=10.0)
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=promise)
+    for member in (prefill, decode):
+        for name in "rs":
+            nodes.flow.claimed(Claimed(request_id=name), member)
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=promise)
+    for answer in running:
+        answer.cancel("done")
+    nodes.start("t", slo=promise).cancel("done")
+
+
+async def test_what_no_node_has_waits_for_no_interrupted_request() -> None:
+    """Only a few of those are sent at a time, the most urgent first, whoever they belong to."""
+    nodes = Nodes(max_inflight=64)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = [start(nodes, f"r{n}")[0] for n in range(2 * MOST_PER_NODE + 1)]
+    for answer in running:
+        for member in (prefill, decode):
+            nodes.flow.claimed(Claimed(request_id=answer.request_id), member)
+    await settle()
+    assert nodes.flow.num_on_nodes == len(running)
+    for answer in running:
+        answer.cancel("done")
 
 
 async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
