@@ -28,6 +28,7 @@ from pdserve.protocol import (
 from tests.unit.coordinator.members import output
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 from tests.unit.coordinator.test_resumes import decode_leg, further, legs, settle
+from tests.waits import until
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
@@ -197,6 +198,44 @@ async def test_what_no_node_has_waits_for_no_interrupted_request() -> None:
     assert nodes.flow.num_on_nodes == len(running)
     for answer in running:
         answer.cancel("done")
+
+
+async def test_a_stream_that_a_node_has_goes_on_whatever_waits_in_line() -> None:
+    """Nodes used not to be asked for what had waited in line: it was computed again from the start.
+
+    By the time when it is its turn they have given it up.
+    """
+    nodes = Nodes(max_inflight=1)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    other = nodes.start("other")
+    sent(prefill), sent(decode)
+    (running,) = start(nodes, "r")
+    assert "r" in nodes.flow._admission.line
+    assert claimed(prefill) == claimed(decode) == ["r"]
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
+    assert "r" not in nodes.flow._admission.line
+    leg = await decode_leg(decode)
+    assert leg.output_token_ids == [100, 101]
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=Slo(name="standard", ttft_s=10.0))
+    further(nodes, decode, leg.request_id, 2)
+    assert await output(running) == [100, 101, 102, 103]
+    other.cancel("done")
+
+
+async def test_what_no_node_has_waits_for_its_turn_in_line() -> None:
+    nodes = Nodes(max_inflight=1)
+    members = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    other = nodes.start("other")
+    (running,) = start(nodes, "r")
+    other.cancel("done")
+    nodes.flow._line_keeper._serve()
+    assert running.dispatch is None, "nodes have not answered yet"
+    for member in members:
+        nodes.flow.claimed(Claimed(request_id="r"), member)
+    await until(lambda: running.dispatch is not None)
+    running.cancel("done")
 
 
 async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
