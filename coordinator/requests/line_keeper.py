@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.admission import Admission, Admit
+from coordinator.requests.claims import Claims
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
@@ -21,11 +22,13 @@ class LineKeeper:
         self,
         admission: Admission[RunningRequest],
         dispatcher: Dispatcher,
+        claims: Claims,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
+        self._claims = claims
         self._metrics = metrics
         self._clock = clock
         self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
@@ -40,6 +43,8 @@ class LineKeeper:
         self._next_look = None
         line = self._admission.line
         while (running := line.head) is not None:
+            if running.request_id in self._claims:
+                return  # a node may have it
             try:
                 placement = self._dispatcher.place(running.request, running.prompt)
             except NoNodeAvailable:
