@@ -147,6 +147,10 @@ class Admission(Generic[T]):
             return Admit(without_promise(slo, self._lowest_priority))
         return Wait()
 
+    def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
+        """Return whether the tenant has too many requests in flight for so many more answers."""
+        return self._in_flight.is_at_bound(num_answers, slo.tenant)
+
     def tightest(self, now_s: float) -> tuple[float, float] | None:
         """Return the shortest promised TTFT and TPOT of classes that are present; None if none."""
         return self._presence.tightest(now_s)

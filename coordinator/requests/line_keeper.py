@@ -42,7 +42,7 @@ class LineKeeper:
     def _serve(self) -> None:
         self._next_look = None
         line = self._admission.line
-        while (running := line.head) is not None:
+        while (running := self._next()) is not None:
             if running.request_id in self._claims:
                 return  # a node may have it
             try:
@@ -50,9 +50,8 @@ class LineKeeper:
             except NoNodeAvailable:
                 return  # the request waits for a node to return, until its deadline
             now_s = self._clock.now()
-            num_answers = 1 + len(running.siblings_to_begin)
             decision = self._admission.reconsider(
-                running.slo_left(now_s), placement, now_s, num_answers
+                running.slo_left(now_s), placement, now_s, _num_answers(running)
             )
             if not isinstance(decision, Admit):
                 return
@@ -60,3 +59,17 @@ class LineKeeper:
             waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
             waited.observe(running.waited_s(now_s))
             self._dispatcher.dispatch(running, placement, decision.slo)
+
+    def _next(self) -> RunningRequest | None:
+        """The head of the line, but for tenants who have as many in flight as they may.
+
+        The places that are left free by this bound are for the others, who wait behind them.
+        """
+        for running in self._admission.line.heads():
+            if not self._admission.is_at_bound(running.request.slo, _num_answers(running)):
+                return running
+        return None
+
+
+def _num_answers(running: RunningRequest) -> int:
+    return 1 + len(running.siblings_to_begin)
