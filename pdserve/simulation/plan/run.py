@@ -109,8 +109,8 @@ def answer(config: PlanConfig) -> PlanReport:
         tried=tried,
         unknown=search.unknown,
         changes=list(search.changes(deployment, rate)) if deployment else [],
-        command=commands(deployment, calibration, promise) if deployment else [],
-        helm=helm_values(deployment, calibration, promise) if deployment else {},
+        command=commands(deployment, calibration, promise, rig.policy) if deployment else [],
+        helm=helm_values(deployment, calibration, promise, rig.policy) if deployment else {},
         seconds=time.perf_counter() - began_s,
     )
 
