@@ -206,7 +206,10 @@ def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
     assert plan.chosen is not None
     assert any("batch" in why for why in plan.unknown.values())
     assert "not predicted: disaggregated" in said(plan)
-    assert plan.chosen.goodput is None, "the rates around it have larger batches"
+    goodput = plan.chosen.goodput
+    assert goodput is not None
+    assert goodput.where == "above the rates", "higher ones have larger batches"
+    assert f"{goodput.rate:.3g} or more" in said(plan)
 
 
 def said(plan: PlanReport) -> str:

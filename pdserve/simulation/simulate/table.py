@@ -17,6 +17,12 @@ def tables(report: SimulateReport) -> Iterator[RenderableType]:
     yield _runs(report)
     if any(mode.goodput for mode in report.modes):
         yield _goodput(report)
+    for mode in report.modes:
+        if mode.outside:
+            yield (
+                f"{mode.deployment.text}: from {mode.outside[0]:.3g} requests/s on, batches are "
+                "larger than any that was calibrated; --extrapolate predicts these rates as well"
+            )
     yield report.card.text
     yield f"simulated {report.speed:.0f} s per second of one core"
 
@@ -71,7 +77,7 @@ def _goodput(report: SimulateReport) -> Table:
         high = "-" if mode.goodput.high is None else f"{mode.goodput.high:.3g}"
         table.add_row(
             mode.deployment.text,
-            f"{mode.goodput.rate:.3g}",
+            mode.goodput.text,
             f"{mode.goodput.low:.3g}-{high}",
             f"{_rate(mode) / best:.0%}" if best else "-",
             f"{mode.goodput.rate / mode.deployment.num_nodes:.3g}",
