@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -83,10 +82,13 @@ async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[None]:
 
 async def check_streams_move(fleet: Fleet, name: str, num_output: int) -> None:
     """From this node, which drains, with their KV."""
-    node = fleet.pid(name)
+
+    async def has_ended() -> bool:
+        return not fleet.is_running(name)
+
     async with undisturbed(fleet, num_output):
-        os.kill(node, signal.SIGTERM)
-    await until_gone([node])
+        fleet.send_signal(name, signal.SIGTERM)
+    await poll(has_ended, HEARD_S, lambda: f"{name} has not ended")
     await fleet.restore()
     await fleet.wait_back()
 

@@ -156,10 +156,10 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:
-    node, host = ranked.pid("prefill-0"), hosts[0].process.pid
+    host = hosts[0].process.pid
     ranks = children(host)
     assert len(ranks) == 1
-    os.kill(node, signal.SIGKILL)
+    await ranked.kill_node("prefill-0")
     await until_gone(ranks)
     await check_comes_back(ranked, "prefill-0", reference)
     assert hosts[0].process.pid == host

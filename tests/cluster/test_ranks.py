@@ -138,9 +138,9 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:
-    node, host = ranked.pid("prefill-1"), hosts[0].process
+    host = hosts[0].process
     ranks = children(host.pid)
-    os.kill(node, signal.SIGKILL)
+    await ranked.kill_node("prefill-1")
     await until_gone(ranks)
     await check_comes_back(ranked, "prefill-1", reference)
     assert host.is_running
