@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aiohttp import web
+from msgspec import UNSET
 
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.chat_format import ChatFormat
@@ -24,7 +25,7 @@ from coordinator.api.plan.sampling import TextOptions, sampling_params, text_opt
 from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
 from coordinator.api.read.body import read_request
 from coordinator.api.read.chat import ChatRequest, checked
-from coordinator.api.read.terms import ServiceTerms, service_terms
+from coordinator.api.read.terms import ServiceTerms, service_terms, tier
 from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
 
@@ -80,7 +81,7 @@ async def _planned(request: web.Request) -> CallPlan:
         tells_ids=bool(body.return_token_ids),
     )
     chat_format = ChatFormat(
-        context.head(answer_id, body.model),
+        context.head(answer_id, body.model, UNSET if body.service_tier is None else tier(body)),
         TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
         plan.parts,
         prompts,

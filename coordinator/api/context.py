@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
 from coordinator.api.answer.sse import SseStream
@@ -65,9 +66,10 @@ class ApiContext:
                 "model",
             )
 
-    def head(self, answer_id: str, model: str) -> AnswerHead:
+    def head(self, answer_id: str, model: str, service_tier: str | UnsetType = UNSET) -> AnswerHead:
         """Return the fields that every chunk of an answer repeats; it is created now."""
-        return AnswerHead(answer_id, int(time.time()), model, self.system_fingerprint)
+        created = int(time.time())
+        return AnswerHead(answer_id, created, model, self.system_fingerprint, service_tier)
 
     def max_model_len(self) -> int:
         """Return the maximum number of tokens, prompt plus output, of a request.

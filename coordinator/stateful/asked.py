@@ -72,7 +72,7 @@ async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None
         *(
             response_of(item.get("id"))
             for item in (items[:MAX_MESSAGES] if isinstance(items, list) else ())
-            if isinstance(item, dict) and item.get("type") == "item_reference"
+            if isinstance(item, dict) and item.get("type") in (None, "item_reference")
         ),
     ]
     await store.look(owner, *{i for i in ids if isinstance(i, str)})
@@ -95,6 +95,7 @@ def asked_by(
     model = context.model_names[0] if body.model is None else body.model
     context.check_model(model)
     body = structs.replace(body, model=model)
+    _check_input(body)
     _check_background(body)
     owner = trace.owner
     conversation = _conversation(body, store, owner)
@@ -117,10 +118,18 @@ def asked_by(
         earlier=earlier,
         earlier_bytes=earlier_bytes,
         new=items_of(
-            body.input, "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
+            body.input or [], "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
         ),
         order=order,
     )
+
+
+def _check_input(body: ResponseRequest) -> None:
+    if body.input in (None, []) and body.previous_response_id is None and body.conversation is None:
+        raise InvalidRequest(
+            "the request needs 'input', or 'previous_response_id' or 'conversation' to go on from",
+            "input",
+        )
 
 
 def _check_background(body: ResponseRequest) -> None:

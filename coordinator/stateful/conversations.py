@@ -54,7 +54,7 @@ async def update_conversation(request: web.Request) -> web.Response:
     """Replace a conversation's metadata."""
     body = await read_request(request, ConversationUpdate, request.app[CONTEXT].config)
     stored = await _stored(request)  # only now, as it may be removed while the body is read
-    request.app[STORE].change(stored, lambda c: c.describe(body.metadata))
+    request.app[STORE].change(stored, lambda c: c.describe(body.metadata or {}))
     await request.app[STORE].saved()
     return _shown(stored)
 

@@ -13,7 +13,7 @@ from coordinator.api.answer.sse import framed
 from coordinator.api.chat import ChatPlan, plan_chat
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.idempotency import KeyedCall
-from coordinator.api.read.terms import TERMS_HEADERS, service_terms
+from coordinator.api.read.terms import TERMS_HEADERS, service_terms, tier
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.events import Frame
 from coordinator.api.responses.format import ItemsFormat
@@ -32,7 +32,6 @@ from coordinator.stateful.storage.order import Order
 from coordinator.stateful.storage.stored import RESPONSE_ID, StoredResponse
 
 T = TypeVar("T")
-_TIERS = ("flex", "priority")  # tiers that have an effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def _begun(asked: Asked, response_id: str, created_at: int) -> Response:
         prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningShown(effort),
         safety_identifier=body.safety_identifier,
-        service_tier=body.service_tier if body.service_tier in _TIERS else "default",
+        service_tier=tier(body),
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=TextShown(text.format or TextFormat(type="text"), text.verbosity or "medium"),

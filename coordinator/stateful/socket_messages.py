@@ -10,8 +10,6 @@ from coordinator.api.answer.bodies import ErrorDetail
 from coordinator.api.server.errors import ErrorReply
 from pdserve.errors import InvalidRequest
 
-_HTTP_ONLY = ("background", "stream", "stream_options")
-
 
 class SocketError(msgspec.Struct, tag_field="type", tag="error"):
     """The answer to a message for which no response was begun."""
@@ -27,16 +25,20 @@ def refusal(reply: ErrorReply) -> bytes:
 
 
 def body_of(values: Any) -> dict[str, Any]:
-    """Return the request body in a `response.create` message. Raises InvalidRequest."""
+    """Return the request body in a `response.create` message, which is streamed.
+
+    Raises InvalidRequest.
+    """
     if not isinstance(values, dict):
         raise InvalidRequest("the message must be a JSON object")
     kind = values.pop("type", None)
     if kind != "response.create":
         raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, but must be 'response.create'", "type")
-    for name in _HTTP_ONLY:
-        if values.get(name) is not None:
-            raise InvalidRequest(f"{name!r} is not supported over a WebSocket", name)
-    return values
+    for name, value in (("background", True), ("stream", False)):
+        if values.get(name) is value:
+            said = str(value).lower()
+            raise InvalidRequest(f"{name!r} cannot be {said} over a WebSocket", name)
+    return values | {"stream": True}
 
 
 def as_message(event: bytes, kind: str) -> bytes:

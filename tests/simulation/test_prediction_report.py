@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +12,9 @@ from rich.console import Console
 from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.cli.main import main
+from pdserve.errors import ClusterError
 from pdserve.measured.calibration import HeldOutErrors
+from pdserve.process.exit_codes import FAILED, FORCED
 from pdserve.simulation.predict.parts import Parts
 from pdserve.simulation.validate import run as validating
 from pdserve.simulation.validate.regret import regret_table, regrets_of, said
@@ -149,6 +152,43 @@ def test_nothing_is_measured_before_all_is_known_to_be_worth_it(
     assert main(["bench", "prediction", *words.split()]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "TTFT 0.0002 s and TPOT 5e-06 s are just kept: its goodput is below the rates" in told
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        (ClusterError("cannot read a node"), FAILED, "cannot read a node; these are"),
+        (KeyboardInterrupt(), FORCED, "interrupted: these are"),
+    ],
+)
+def test_what_was_measured_before_an_end_is_reported(
+    end: BaseException,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the regret of cases of which all deployments were measured."""
+    measured = [measured_row(name, 9.0, {8.0: 950, 12.0: 800}) for name in ("1P1D", "2P1D", "1P1D")]
+    left = iter([*measured, end])
+
+    def measure(*_: object) -> Row:
+        of_next = next(left)
+        if isinstance(of_next, BaseException):
+            raise of_next
+        return of_next
+
+    monkeypatch.setattr(validating, "_goodput", lambda *_: 9.0)
+    monkeypatch.setattr(validating, "_row", measure)
+    words = (
+        "--calibration core-53m --scenarios conversation --deployments 1P1D,2P1D --requests 10 "
+        "--ttft-s 2 --tpot-s 0.05 --promise-factors 1,2 --json"
+    )
+    assert main(["bench", "prediction", *words.split()]) == code
+    printed = capsys.readouterr()
+    assert told in printed.err
+    report = json.loads(printed.out)
+    assert (len(report["rows"]), len(report["regrets"])) == (3, 1)
 
 
 def measured_row(

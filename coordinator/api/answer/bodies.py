@@ -15,6 +15,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """How many of the output tokens were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Token counts of a whole call."""
 
@@ -22,6 +28,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of chats
 
 
 class PromptLogprob(Struct):
@@ -107,6 +114,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | UnsetType = UNSET  # if one was asked for
     prompt_logprobs: list[Raw] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -142,6 +150,7 @@ class ChatChunk(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET  # if one was asked for
     prompt_token_ids: list[int] | UnsetType = UNSET  # only in a choice's first chunk
 
 

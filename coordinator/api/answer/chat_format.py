@@ -15,15 +15,16 @@ from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.formats import AnswerHead, PromptsShown, UsageShown, error_event
 from coordinator.api.answer.logprobs import TokenNames, chat_logprobs, encoded
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
+from coordinator.api.answer.token_parts import TokenParts
 from coordinator.api.plan.parts import PartsPlan
-from coordinator.text.parts import AnswerParts, Parts
+from coordinator.text.parts import Parts
 
 
 @dataclass(slots=True)
 class _Told:
     """The state of one choice whose text is being split into parts."""
 
-    parts: AnswerParts
+    parts: TokenParts
     text_chunk: TextTemplate  # template of chunks that only have text
     unshown: list[msgspec.Raw] = field(default_factory=list)  # log-probabilities not sent yet
     untold_ids: list[int] = field(default_factory=list)
@@ -33,7 +34,7 @@ class _Told:
     def take_in(self, delta: ChoiceDelta) -> Parts:
         """Process a delta's text and ids, and return the parts that are certain now."""
         self.untold_ids += delta.token_ids
-        parts = self.parts.push(delta.text)
+        parts = self.parts.push_whole(delta)
         return parts + self.parts.finish() if delta.finish_reason is not None else parts
 
     def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
@@ -122,11 +123,18 @@ class ChatFormat:
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=[self._choice(told) for told in self._told.values()],
-            usage=usage,
+            usage=self._usage(usage),
+            service_tier=head.service_tier,
             prompt_logprobs=self._prompt_logprobs,
             prompt_token_ids=self._prompts.ids(0),
         )
         return msgspec.json.encode(answer)
+
+    def _usage(self, usage: bodies.Usage) -> bodies.Usage:
+        """Return token counts with those of the reasoning."""
+        num = sum(told.parts.num_reasoning_tokens for told in self._told.values())
+        details = bodies.CompletionTokensDetails(num)
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class ChatFormat:
         told = self._told.get(index)
         if told is None:
             template = TextTemplate(partial(self._text_chunk, index))
-            told = self._told[index] = _Told(self._plan.make(), template)
+            told = self._told[index] = _Told(TokenParts(self._plan.make()), template)
         return told
 
     def _text_chunk(self, index: int, text: str) -> bytes:
@@ -192,7 +200,8 @@ class ChatFormat:
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=choices,
-            usage=usage or self._null_usage,
+            usage=self._null_usage if usage is None else self._usage(usage),
+            service_tier=head.service_tier,
             prompt_token_ids=prompt_ids,
         )
         return framed(msgspec.json.encode(chunk))

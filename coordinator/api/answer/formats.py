@@ -27,6 +27,7 @@ class AnswerHead:
     created: int  # seconds since 1970
     model: str
     system_fingerprint: str
+    service_tier: str | UnsetType = UNSET  # of a chat that asked for one
 
 
 class UsageShown(Enum):

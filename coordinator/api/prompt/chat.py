@@ -167,8 +167,9 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
     values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
     if message.name is not None:
         values["name"] = message.name
-    if message.reasoning_content is not None:
-        values["reasoning_content"] = message.reasoning_content
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought is not None:  # templates read it by either name
+        values |= {"reasoning_content": thought, "reasoning": thought}
     if message.tool_call_id is not None:
         values["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

@@ -92,6 +92,7 @@ class Message(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # newer name of reasoning_content in vLLM
     refusal: str | None = None
     function_call: CalledFunction | None = None  # deprecated form of tool_calls
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None

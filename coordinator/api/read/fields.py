@@ -61,10 +61,13 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename
     grammar: str | None = None
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+
+
 class CallFields(Struct, kw_only=True):
     """Fields that all endpoints which run work on nodes accept, besides the model's name."""
 
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: ServiceTier | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # name of one of the cluster's service classes
     priority: Priority | None = None

@@ -18,6 +18,7 @@ from pdserve.errors import InvalidRequest
 # Accepted with any value: these concern accounts, names, storage and speed.
 IGNORED = frozenset(
     {
+        "client_metadata",
         "max_tool_calls",  # limits built-in tools, and there are none
         "metadata",
         "prediction",  # only affects speed; predicted output is not used
@@ -112,7 +113,6 @@ _MESSAGE_IGNORED = frozenset(  # fields of answers, also of gateways', that clie
         "annotations",
         "parsed",
         "provider_specific_fields",
-        "reasoning",
         "reasoning_details",
         "thinking_blocks",
     }

@@ -1,11 +1,12 @@
 """Service terms of a call: its service class, priority, time-out and cache salt.
 
 The body's `slo_class` or the header `X-SLO-Class` names the service class. Otherwise OpenAI's
-`service_tier` selects one: "priority" the class with the highest priority, "flex" the one with the
-lowest. All other calls get their tenant's default class, or the cluster's. vLLM's `priority` is
-relative to the priority of the class. `X-Request-Timeout` is in seconds from receipt to the end of
-the answer; a call that is not complete by then is aborted everywhere. Without the header, the
-operator's default deadline applies, if there is one. The cluster's own limit applies as well.
+`service_tier` selects one: "priority", by its newer names "fast" and "ultrafast", the class with
+the highest priority, "flex" the one with the lowest. All other calls get their tenant's default
+class, or the cluster's. vLLM's `priority` is relative to the priority of the class.
+`X-Request-Timeout` is in seconds from receipt to the end of the answer; a call that is not complete
+by then is aborted everywhere. Without the header, the operator's default deadline applies, if there
+is one. The cluster's own limit applies as well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pdserve.slo import ServiceClasses, SloClass
 CLASS_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"
 TERMS_HEADERS = (CLASS_HEADER, TIMEOUT_HEADER)
+_HIGHEST, _LOWEST = ("priority", "fast", "ultrafast"), "flex"  # service tiers with an effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,12 @@ def service_terms(
     )
 
 
+def tier(fields: CallFields) -> str:
+    """Return the service tier that a call has: the one that it asked for, if that has an effect."""
+    asked = fields.service_tier
+    return asked if asked in (*_HIGHEST, _LOWEST) else "default"
+
+
 def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
     """Return the class's priority, adjusted by the request's `priority`.
 
@@ -129,12 +137,9 @@ def _asked_class(
                 f"{where!r} is {name[:64]!r}, but the service classes are {known}", where
             )
         return classes.by_name[name]
-    match fields.service_tier:
-        case "priority":
-            return classes.highest
-        case "flex":
-            return classes.lowest
-    return None
+    if fields.service_tier in _HIGHEST:
+        return classes.highest
+    return classes.lowest if fields.service_tier == _LOWEST else None
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:

@@ -1,16 +1,15 @@
-"""Splits an answer into parts token by token, so that the result does not depend on batching.
+"""Splits an answer into pieces for items, each with the tokens of its text.
 
 Chat may collect the parts of a piece of text by kind; for items, their order matters.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
 
 from coordinator.api.answer.choice import ChoiceDelta, ScoredToken
+from coordinator.api.answer.token_parts import TokenParts
 from coordinator.text.parts import AnswerParts, Parts
 
 
@@ -35,44 +34,26 @@ class AnswerPieces:
     """Splits one answer into its pieces."""
 
     def __init__(self, parts: AnswerParts) -> None:
-        self._parts = parts
-        self._num_chars = 0  # characters of text processed so far
-        self._num_tokens = 0
-        self._reasoning_end: int | None = None  # in tokens; None: reasoning has not ended yet
+        self._parts = TokenParts(parts)
         self._unshown: list[ScoredToken] = []  # tokens of text that is held back
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Number of reasoning tokens, including those of the marks."""
-        if self._reasoning_end is not None:
-            return self._reasoning_end
-        return self._num_tokens if self._parts.is_reasoning else 0
+        return self._parts.num_reasoning_tokens
 
     def take_in(self, delta: ChoiceDelta) -> list[Piece]:
         """Process a delta and return the pieces that are certain now."""
-        self._num_tokens = len(delta.token_offsets)
         pieces: list[Piece] = []
         tokens = list(delta.tokens)
-        for text in self._cut(delta):
-            was_reasoning = self._parts.is_reasoning
-            parts = self._parts.push(text)
-            self._num_chars += len(text)
-            if (was_reasoning or parts.reasoning) and not self._parts.is_reasoning:
-                self._reasoning_end = bisect_left(delta.token_offsets, self._num_chars)
-            while tokens and tokens[0].offset < self._num_chars:
+        for parts in self._parts.push(delta):
+            while tokens and tokens[0].offset < self._parts.num_chars:
                 self._unshown.append(tokens.pop(0))
             self._add(pieces, parts)
         self._unshown += tokens
         if delta.finish_reason is not None:
             self._add(pieces, self._parts.finish())
         return pieces
-
-    def _cut(self, delta: ChoiceDelta) -> Sequence[str]:
-        """Cut the delta's text at token boundaries."""
-        text, offsets, start = delta.text, delta.token_offsets, self._num_chars
-        inner = offsets[bisect_right(offsets, start) : bisect_left(offsets, start + len(text))]
-        cuts = [0, *(offset - start for offset in dict.fromkeys(inner)), len(text)]
-        return [text[a:b] for a, b in pairwise(cuts) if b > a]
 
     def _add(self, pieces: list[Piece], parts: Parts) -> None:
         if not parts:
@@ -92,6 +73,6 @@ class AnswerPieces:
         """
         if not content:
             return []
-        start = self._num_chars - len(content)
+        start = self._parts.num_chars - len(content)
         first = bisect_right(self._unshown, start, key=lambda token: token.offset) - 1
         return self._unshown[max(first, 0) :]

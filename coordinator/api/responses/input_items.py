@@ -21,7 +21,7 @@ from coordinator.api.responses.items import (
     ReasoningItem,
     ReasoningText,
 )
-from coordinator.api.responses.requests import InputItem, ItemText, Role
+from coordinator.api.responses.requests import InputItem, ItemPart, ItemText, Role
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def items_of(
     reader = JsonReader()
     for i, one in enumerate(given):
         where = f"{param}[{i}]"
-        if one.type == "item_reference":
+        if one.kind == "item_reference":
             _check_is_new(one.id, referred, where)
         item = _item(one, where, f"{unique}_in{i}", lambda j: known.get(j) or find(j), reader)
         if isinstance(item, CallItem):
@@ -107,7 +107,7 @@ def _check_is_new(item_id: str | None, referred: set[str | None], where: str) ->
 
 
 def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:
-    match item.type:
+    match item.kind:
         case "message":
             return _message(item, where, item.id or f"msg_{unique}")
         case "reasoning":
@@ -163,7 +163,13 @@ def _texts(text: ItemText, where: str) -> list[str]:
 def _parts(text: ItemText, where: str) -> list[str]:
     if isinstance(text, str):
         return [text]
-    return [_needed(part.text, "text", f"{where}[{i}]") for i, part in enumerate(text)]
+    return [_said(part, f"{where}[{i}]") for i, part in enumerate(text)]
+
+
+def _said(part: ItemPart, where: str) -> str:
+    if part.type == "refusal":
+        return _needed(part.refusal, "refusal", where)
+    return _needed(part.text, "text", where)
 
 
 def _arguments(item: InputItem, where: str, reader: JsonReader) -> str:

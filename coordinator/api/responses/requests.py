@@ -32,8 +32,9 @@ MAX_NEW_ITEMS = 20  # items added to a conversation in one request
 class ItemPart(Struct, kw_only=True):
     """A part of an item's text."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "refusal"]
     text: str | None = None
+    refusal: str | None = None  # what was said, as text
 
 
 ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
@@ -53,7 +54,7 @@ ItemType = Literal[
 class InputItem(Struct, kw_only=True):
     """An item of the input; which fields it needs depends on its type."""
 
-    type: ItemType = "message"
+    type: ItemType | None = None
     id: str | None = None  # of a reference: the item it refers to; else this item's own id
     role: Role | None = None  # of a message
     content: ItemText | None = None  # of a message, or of reasoning
@@ -63,9 +64,16 @@ class InputItem(Struct, kw_only=True):
     output: ItemText | None = None  # of a call's output
     encrypted_content: str | None = None  # of a compaction; ignored for reasoning
 
+    @property
+    def kind(self) -> ItemType:
+        """The item's type. Without one it is a message, or, with nothing but an id, a reference."""
+        if self.type is None and self.role is None and self.content is None and self.id:
+            return "item_reference"
+        return self.type or "message"
+
 
 MAX_ITEMS = MAX_MESSAGES - 1  # leaves room for the message of instructions
-Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+Input = str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)]
 # To be summarised; leaves room for the item that asks for the summary.
 LongInput = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS - 1)]
 
@@ -120,11 +128,16 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Settings of reasoning. There are no summaries: "auto" is accepted without effect."""
+    """Settings of reasoning. There are no summaries: "auto" is accepted without effect.
+
+    Which earlier reasoning the model is shown again is up to its chat template.
+    """
 
     effort: Effort | None = None  # a hint, for chat templates that support it
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -141,7 +154,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 class CompactRequest(CallFields, kw_only=True):
     """The body of POST /v1/responses/compact."""
 
-    model: str
+    model: str | None = None  # default: the served model
     input: LongInput | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -163,7 +176,7 @@ class ConversationRequest(Struct, kw_only=True):
 class ConversationUpdate(Struct, kw_only=True):
     """The body of POST /v1/conversations/{id}: the new metadata."""
 
-    metadata: Metadata
+    metadata: Metadata | None  # null: none
 
 
 class NewItems(Struct, kw_only=True):
@@ -176,7 +189,7 @@ class ResponseRequest(CallFields, kw_only=True):
     """The body of POST /v1/responses."""
 
     model: str | None = None  # default: the served model
-    input: Input
+    input: Input | None = None  # null or []: what is continued is answered as it is
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None
@@ -188,7 +201,7 @@ class ResponseRequest(CallFields, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None

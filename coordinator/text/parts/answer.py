@@ -34,6 +34,11 @@ class AnswerParts:
         """Whether the text ends inside reasoning."""
         return self._reasoning is not None and self._reasoning.is_inside
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether the text may go on with reasoning."""
+        return self._reasoning is not None and not self._reasoning.is_over
+
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
         if self._reasoning is None:

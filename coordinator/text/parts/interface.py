@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 
@@ -32,11 +32,14 @@ class Parts:
         return bool(self.content or self.reasoning or self.calls)
 
     def __add__(self, other: Parts) -> Parts:
-        return Parts(
-            self.content + other.content,
-            self.reasoning + other.reasoning,
-            self.calls + other.calls,
-        )
+        """Return the parts of both; two pieces of one call become one, as clients expect."""
+        calls = list(self.calls)
+        for piece in other.calls:
+            if calls and piece.name is None and piece.index == calls[-1].index:
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.arguments)
+            else:
+                calls.append(piece)
+        return Parts(self.content + other.content, self.reasoning + other.reasoning, calls)
 
 
 class PartsParser(Protocol):

@@ -31,6 +31,11 @@ class Reasoning:
         """Whether the text ends inside reasoning."""
         return self._is_inside
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no reasoning can follow."""
+        return self._is_over
+
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
         self._rest += text

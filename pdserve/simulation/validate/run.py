@@ -26,9 +26,9 @@ from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import scrape
 from pdserve.cluster.supervisor import Cluster
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, PdserveError
 from pdserve.measured.calibration import Calibration
-from pdserve.process.exit_codes import OK
+from pdserve.process.exit_codes import FAILED, FORCED, OK
 from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
 from pdserve.simulation.calibrate import run as calibrating
 from pdserve.simulation.calibrate.config import CalibrateConfig
@@ -83,8 +83,10 @@ class _Measured(NamedTuple):
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     """Predict, measure and print; the exit code.
 
+    Ctrl-C ends it early, and so does a cluster that cannot be measured: what was is printed.
+
     Raises:
-        PdserveError: the settings contradict each other, or a cluster cannot be measured.
+        PdserveError: the settings contradict each other, or the first cluster cannot be measured.
     """
     deployments = [Deployment(*parsed) for parsed in config.check()]
     for trace in config.traces:
@@ -109,8 +111,10 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
                 goodput = _goodput(config, rig, deployment, question, case, promise)
                 say(f"{case.name}, promises x {factor:g}, {deployment.text}: {goodput:.2f}/s")
                 predicted.append(_Predicted(deployment, case, promise, goodput))
-    rows = [_row(config, rig, one) for one in predicted]
-    regrets = regrets_of(rows, config.target)
+    rows, exit_code = _rows(config, rig, predicted)
+    # Of the last case, not all deployments may have been measured.
+    whole_cases = rows[: len(rows) // len(deployments) * len(deployments)]
+    regrets = regrets_of(whole_cases, config.target)
     report = PredictionReport(
         rows=rows, regrets=regrets, errors=calibration.errors, outside=rig.ranges.outside
     )
@@ -119,7 +123,28 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     else:
         tables = [table(report), parts_table(report)]
         print_tables(tables + [regret_table(regrets)] * bool(regrets), report.remarks)
-    return OK
+    return exit_code
+
+
+def _rows(
+    config: PredictionConfig, rig: Rig, predicted: Sequence[_Predicted]
+) -> tuple[list[Row], int]:
+    """Measure; return what was until an error or Ctrl-C, and the exit code. Raises as `run`."""
+    rows: list[Row] = []
+    try:
+        for one in predicted:
+            rows.append(_row(config, rig, one))  # noqa: PERF401 - kept if the next one fails
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        say("interrupted: these are the deployments that were measured until then")
+        return rows, FORCED
+    except PdserveError as error:
+        if not rows:
+            raise
+        say(f"{error}; these are the deployments that were measured until then")
+        return rows, FAILED
+    return rows, OK
 
 
 def _calibration(config: PredictionConfig) -> Calibration:

@@ -256,6 +256,7 @@ async def test_neutral_and_ignored_parameters_are_accepted() -> None:
         "tool_choice": "none",
         "response_format": {"type": "text"},
         "user": "me",
+        "client_metadata": {"a": "b"},
         "metadata": {"a": "b"},
         "store": True,
         "service_tier": "auto",

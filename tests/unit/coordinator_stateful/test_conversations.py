@@ -25,6 +25,7 @@ async def test_a_conversation_has_its_life() -> None:
         assert await client.conversations.retrieve(made.id) == made
         updated = await client.conversations.update(made.id, metadata={"c": "d"})
         assert (updated.id, updated.metadata) == (made.id, {"c": "d"})
+        assert (await client.conversations.update(made.id, metadata=None)).metadata == {}
         deleted = await client.conversations.delete(made.id)
         assert (deleted.object, deleted.id) == ("conversation.deleted", made.id)
         with pytest.raises(openai.NotFoundError) as gone:

@@ -223,7 +223,7 @@ async def test_log_probabilities_are_those_of_the_text() -> None:
 
 async def test_items_become_the_conversation() -> None:
     items: Any = [
-        {"role": "developer", "content": "Short."},
+        {"type": None, "role": "developer", "content": "Short."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Rain?"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
         {
@@ -240,14 +240,17 @@ async def test_items_become_the_conversation() -> None:
             "id": "msg_1",
             "role": "assistant",
             "status": "completed",
-            "content": [{"type": "output_text", "text": "No.", "annotations": [], "logprobs": []}],
+            "content": [
+                {"type": "output_text", "text": "No.", "annotations": [], "logprobs": []},
+                {"type": "refusal", "refusal": "Ask no more."},
+            ],
         },
     ]
     async with served(None, tool_tokenizer()) as api, client_of(api) as client:
         await client.responses.create(model=MODEL, input=items, instructions="Polite.")
         assert tail_of_prompt(api) == (
             "<|system|>Polite.<|system|>Short.<|user|>Rain?<|assistant|>weather(Paris)"
-            "<|tool|>Sunny.<|assistant|>No.<|assistant|>"
+            "<|tool|>Sunny.<|assistant|>No.\nAsk no more.<|assistant|>"
         )
 
 
@@ -350,9 +353,13 @@ async def test_the_input_can_be_listed_and_referred_to() -> None:
         newest = await client.responses.input_items.list(second.id, after=items[2].id)
         assert [item.id for item in newest.data] == [items[1].id, items[0].id]
         assert items[1].id == said
-        referred: Any = [{"type": "item_reference", "id": i} for i in (items[2].id, said)]
+        referred: Any = [{"type": "item_reference", "id": items[2].id}, {"id": said}]
         await client.responses.create(model=MODEL, input=referred, store=False)
-        assert tail_of_prompt(api) == "<|user|>Two<|assistant|>Hello world<|assistant|>"
+        expected = "<|user|>Two<|assistant|>Hello world"
+        assert tail_of_prompt(api) == f"{expected}<|assistant|>"
+        made = await client.responses.create(model=MODEL, input=referred)
+        await client.responses.create(model=MODEL, previous_response_id=made.id)
+        assert tail_of_prompt(api) == f"{expected}<|assistant|>Hello world<|assistant|>"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +417,7 @@ async def test_effort_is_told_to_templates_that_know_it(effort: Any, told: str) 
     )
     for template, expected in ((knows, f"{told}Hi"), ("{{ messages[0].content }}", "Hi")):
         async with served(None, tool_tokenizer(template)) as api, client_of(api) as client:
-            asked: Any = {"reasoning": {"effort": effort, "summary": "auto"}}
+            asked: Any = {"reasoning": {"effort": effort, "summary": "auto", "context": "auto"}}
             answer = await client.responses.create(model=MODEL, input="Hi", **asked)
             assert answer.reasoning is not None
             assert answer.reasoning.effort == effort

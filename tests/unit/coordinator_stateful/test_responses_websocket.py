@@ -63,7 +63,8 @@ async def test_a_response_comes_as_the_events_of_a_stream() -> None:
         asked = {"model": MODEL, "input": "Hi", "stream": True}
         async with api.client.post("/v1/responses", json=asked) as response:
             frames = (await response.text()).split("\n\n")[:-1]
-        again = await turn(socket, input="And?", previous_response_id=told[-1]["response"]["id"])
+        before = {"previous_response_id": told[-1]["response"]["id"], "stream": True}
+        again = await turn(socket, input="And?", background=False, **before)
     assert [event["type"] for event in told] == [
         frame.split("\n")[0].removeprefix("event: ") for frame in frames
     ]
@@ -99,7 +100,7 @@ async def test_what_is_not_stored_is_gone_on_from_in_its_connection() -> None:
     ("body", "param"),
     [
         ({"type": "response.cancel"}, "type"),
-        ({"stream": True}, "stream"),
+        ({"stream": False}, "stream"),
         ({"background": True}, "background"),
         ({"input": []}, "input"),
         ({"nonsense": 1}, "nonsense"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from kv_transfer.sharded_link import AnyLink, ShardedLink, part_welcomes
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.catalog import PORTS_OF_A_PART, TransportKind, choose_kinds
 from pdserve.clock import ManualClock
+from pdserve.cluster.ports import ReservedPort
 from pdserve.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
@@ -274,11 +275,23 @@ async def test_closing_the_link_ends_the_copies_of_all_parts() -> None:
 
 async def test_every_part_has_ports_of_its_own() -> None:
     kinds = choose_kinds(["tcp"], make_pool(MODEL, 1))
-    async with node(1, 4, kinds) as probe:
-        port = int(probe.exporter.offers[0].endpoint.rpartition(":")[2])
-    async with node(2, 4, kinds, port=port) as source:
-        ports = [int(offer.endpoint.rpartition(":")[2]) for offer in source.exporter.offers]
-        assert ports == [port, port + PORTS_OF_A_PART]
+    with ExitStack() as closing:
+        port = reserved_ports(closing, PORTS_OF_A_PART)
+        async with node(2, 4, kinds, port=port) as source:
+            ports = [int(offer.endpoint.rpartition(":")[2]) for offer in source.exporter.offers]
+            assert ports == [port, port + PORTS_OF_A_PART]
+
+
+def reserved_ports(closing: ExitStack, apart: int) -> int:
+    """The first of two ports that no other process is given."""
+    while True:
+        first = ReservedPort("127.0.0.1")
+        closing.callback(first.close)
+        try:
+            closing.callback(ReservedPort("127.0.0.1", first.port + apart).close)
+        except ConfigError:  # somebody has it
+            continue
+        return first.port
 
 
 async def test_parts_that_cannot_be_are_refused() -> None:

@@ -82,9 +82,10 @@ async def test_a_call_comes_whole() -> None:
 
 @pytest.mark.parametrize("per_event", [1, 7, 1000])
 async def test_calls_are_streamed(per_event: int) -> None:
-    generator = FakeGenerator(script=says(CALL + CALL, per_event=per_event))
+    said = f"<think>Hm.</think>{CALL}{CALL}"
+    generator = FakeGenerator(script=says(said, per_event=per_event))
     async with (
-        served(generator, tool_tokenizer()) as api,
+        served(generator, tool_tokenizer(), splits_reasoning=True) as api,
         client_of(api) as client,
         client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=TOOLS) as stream,
     ):
@@ -96,7 +97,9 @@ async def test_calls_are_streamed(per_event: int) -> None:
     assert [json.loads(c.function.arguments) for c in message.tool_calls or []] == 2 * [
         {"city": "Paris"}
     ]
-    pieces = [p for c in chunks if c.choices for p in c.choices[0].delta.tool_calls or []]
+    told = [c.choices[0].delta.tool_calls or [] for c in chunks if c.choices]
+    pieces = [piece for one in told for piece in one]
+    assert all(len({piece.index for piece in one}) == len(one) for one in told)
     assert {piece.index for piece in pieces} == {0, 1}
     assert len({piece.id for piece in pieces if piece.id}) == 2
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
@@ -166,11 +169,17 @@ async def test_reasoning_is_apart_if_the_operator_wants_it() -> None:
         assert message.content == "Sunny."
         assert message.model_extra is not None
         assert message.model_extra["reasoning_content"] == "Hm, Paris.\n"
-        stream = await client.chat.completions.create(**ask, stream=True)
-        deltas = [chunk.choices[0].delta async for chunk in stream]
+        with_usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = await client.chat.completions.create(**ask, **with_usage)
+        *chunks, last = [chunk async for chunk in stream]
+        deltas = [chunk.choices[0].delta for chunk in chunks]
         ask["extra_body"] |= {"stream_reasoning": False}
         stream = await client.chat.completions.create(**ask, stream=True)
         whole = [chunk.choices[0].delta async for chunk in stream]
+    thought = tiny_tokenizer().encode("Hm, Paris.\n</think>", add_special_tokens=False)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(thought)
+    assert last.usage == answer.usage
     for shown in (deltas, whole):
         assert "".join(delta.content or "" for delta in shown) == "Sunny."
         reasoning = [delta.model_extra["reasoning_content"] or "" for delta in shown]

@@ -48,6 +48,21 @@ async def test_a_message_without_content_may_be_sent_back() -> None:
             assert status == 400 or prompt_of(api) == "[][x]"
 
 
+async def test_reasoning_is_told_by_either_name() -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.reasoning }}]{% endfor %}"
+    thought: Any = [
+        {"role": "assistant", "content": "x", "reasoning_content": "one"},
+        {"role": "assistant", "content": "x", "reasoning": "two"},
+        {"role": "assistant", "content": "x", "reasoning_content": None, "reasoning": None},
+    ]
+    async with (
+        served(None, tool_tokenizer(source)) as api,
+        api.chat(messages=thought) as response,
+    ):
+        assert response.status == 200
+        assert prompt_of(api) == "[one|one][two|two][|]"
+
+
 async def test_what_was_refused_with_is_text_of_the_conversation() -> None:
     refused: Any = [
         {"role": "assistant", "content": None, "refusal": "I will not."},

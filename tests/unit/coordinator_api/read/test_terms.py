@@ -30,6 +30,7 @@ INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1, hold_s
         ({"X-SLO-Class": "batch"}, {"slo_class": "interactive"}, "interactive"),
         ({}, {"slo_class": None}, "standard"),
         ({}, {"service_tier": "priority"}, "interactive"),
+        ({}, {"service_tier": "fast"}, "interactive"),
         ({}, {"service_tier": "flex"}, "batch"),
         ({}, {"service_tier": "auto"}, "standard"),
         ({}, {"service_tier": "default"}, "standard"),
@@ -43,7 +44,9 @@ async def test_a_call_names_its_class(
 ) -> None:
     async with served() as api, getattr(api, kind)(headers, **body) as response:
         assert response.status == 200
-        await response.read()
+        told = (await response.json()).get("service_tier")
+    asked = body.get("service_tier") if kind == "chat" else None
+    assert told == ("default" if asked == "auto" else asked)
     assert api.generator.last.request.slo.name == name
     assert api.observer.finished[0].slo == api.generator.last.request.slo
 
