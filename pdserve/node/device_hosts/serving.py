@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from functools import partial
 
@@ -24,7 +23,7 @@ from pdserve.node.prefixes.host_tier import slot_copies, slots_of
 from pdserve.node.rank_hosts.door import ServedNode
 from pdserve.node.rank_hosts.messages import DevicesOrder
 from pdserve.node.rank_hosts.ordered_model import device_model_of
-from pdserve.node.start.cores import plan_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, named_device
 from pdserve.settings.rank_host import RankHostConfig
 
@@ -33,6 +32,7 @@ log = logging.getLogger(__name__)
 
 def serve_devices(
     config: RankHostConfig,
+    cores: CorePlan,
     node: ServedNode,
     devices: DevicesOrder,
     checkpoint: Checkpoint,
@@ -42,6 +42,7 @@ def serve_devices(
 
     Args:
         config: of this host.
+        cores: of this host, for all its ranks.
         node: which is served.
         devices: the part of its order about them.
         checkpoint: the one that is here.
@@ -54,9 +55,7 @@ def serve_devices(
     """
     model = device_model_of(node.order, devices, checkpoint, named_device(config.engine.device))
     share = model.share
-    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("ranks %d to %d: %s", share.ranks[0], share.ranks[-1], cores.describe())
-    use_service_cores(cores)
     rendezvous = Rendezvous(
         num_ranks=share.parallelism.num_ranks, store=devices.store, own_host=node.stream.own_host
     )

@@ -25,7 +25,7 @@ from pdserve.node.rank_hosts.door import Door, ServedNode
 from pdserve.node.rank_hosts.messages import HostAnswer, failure
 from pdserve.node.rank_hosts.ordered_model import model_of
 from pdserve.node.rank_hosts.stand_in import StandIn
-from pdserve.node.start.cores import plan_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.model import packed_cache
 from pdserve.node.start.ranks import start_ranks
 from pdserve.settings.rank_host import RankHostConfig
@@ -45,12 +45,15 @@ def run(config: RankHostConfig) -> None:
     named = config.checkpoint
     checkpoint = resolve_checkpoint(named.model or str(CHECKPOINT_PATH), named.revision)
     tls = None if security.tls_dir is None else NodeTls(security.tls_dir)
+    # Once: afterwards, this process may use only those of its services.
+    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
+    use_service_cores(cores)
     with closing(Door(_listen(config), security.token, tls)) as door:
         while True:
             gc.collect()  # the last node's KV, which the next one needs the memory for
             node = door.next_node()
             try:
-                _serve(config, node, security, checkpoint, tls)
+                _serve(config, cores, node, security, checkpoint, tls)
             except PeerLost as error:
                 log.info("the node at %s has ended: %s", node.peer, error)
             except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
@@ -73,6 +76,7 @@ def _listen(config: RankHostConfig) -> socket.socket:
 
 def _serve(
     config: RankHostConfig,
+    cores: CorePlan,
     node: ServedNode,
     security: Security,
     checkpoint: Checkpoint,
@@ -81,12 +85,10 @@ def _serve(
     """Load what the node asks for, and compute its steps until it ends."""
     order, stream = node.order, node.stream
     if order.devices is not None:
-        serve_devices(config, node, order.devices, checkpoint, tls)
+        serve_devices(config, cores, node, order.devices, checkpoint, tls)
         return
     model = model_of(order, checkpoint)
-    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("ranks from %d on: %s", order.part.num_before, cores.describe())
-    use_service_cores(cores)
     pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
     cache = packed_cache(config.engine, config.timeouts)
     ranks = start_ranks(model, cores, pool, cache, security)
