@@ -74,11 +74,11 @@ def _goodput(report: SimulateReport) -> Table:
     best = max(_rate(mode) for mode in found)
     for mode in found:
         assert mode.goodput is not None
-        high = "-" if mode.goodput.high is None else f"{mode.goodput.high:.3g}"
+        low, high = mode.goodput.low, mode.goodput.high
         table.add_row(
             mode.deployment.text,
             mode.goodput.text,
-            f"{mode.goodput.low:.3g}-{high}",
+            f"> {low:.3g}" if high is None else f"{low:.3g}-{high:.3g}",
             f"{_rate(mode) / best:.0%}" if best else "-",
             f"{mode.goodput.rate / mode.deployment.num_nodes:.3g}",
         )
