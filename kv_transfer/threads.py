@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.uninterrupted import wait_ended
+from kv_transfer.uninterrupted import to_its_end, wait_ended
 
 T = TypeVar("T")
 
@@ -117,13 +117,19 @@ class CopyThreads:
 async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run them at the same time, and return their results.
 
-    Ends when all of them have, also by the error of one or when cancelled.
+    Ends when all of them have, also by the error of one or when cancelled. No asyncio.TaskGroup:
+    one that waits for the others after an error forgets that it is cancelled meanwhile, and leaves
+    its task counted as being cancelled, so that no deadline around it would be known as one.
     """
-    if len(jobs) == 1:
-        return [await jobs[0]]
+    if len(jobs) < 2:
+        return [await job for job in jobs]
+    tasks = [asyncio.create_task(job) for job in jobs]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(job) for job in jobs]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        over, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await to_its_end(asyncio.gather(*tasks, return_exceptions=True))
+    for task in over:
+        task.result()  # raises the first error
     return [task.result() for task in tasks]

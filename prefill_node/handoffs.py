@@ -10,6 +10,8 @@ ends. A subscriber that asks for everything at the end receives nothing before t
 
 KV is normally announced at the end of the step that computes it. If that is much KV, it is
 announced layer by layer while the step runs, so that little is left to pull after the last token.
+Not of a stream that decodes here: if the step takes too much memory, it is dropped, and the stream
+may lose its blocks, of which those layers would be.
 
 A stream that decodes here can be handed off, too. It goes on while its complete blocks are pulled;
 when its subscriber has them, it ends with its next token, as a prefill ends with token 1:
@@ -112,7 +114,7 @@ class Handoffs:
             return []
         but_last = self._num_layers - 1  # the last layer is announced when the step is over
         most_bytes = 0
-        for row in rows:
+        for row in _that_stay(rows):
             computed = row.request.num_computed_tokens
             for handoff in self._of(row.request):
                 with self._containing(handoff):
@@ -130,9 +132,7 @@ class Handoffs:
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
         """Announce what the running step has completed, `num_layers` layers, where it is enough."""
-        for row in rows:
-            if row.request.is_cancelled:
-                continue
+        for row in _that_stay(rows):
             for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens + row.num_tokens
                 with self._containing(handoff):
@@ -327,6 +327,11 @@ class Handoffs:
         self.end(request_id, error)
         if handoff.is_open:
             self._on_failed(request_id, error)
+
+
+def _that_stay(rows: Sequence[Scheduled]) -> Iterator[Scheduled]:
+    """Yield the rows whose requests keep their blocks even if the step is dropped."""
+    return (row for row in rows if row.request.is_prefill_leg and not row.request.is_cancelled)
 
 
 def _can_leave(stream: Request, num_emitted: int) -> bool:

@@ -36,12 +36,16 @@ class InFlight:
                 del self._num_of[tenant]
 
     def has_place(self, num_answers: int, tenant: str) -> bool:
-        """Return whether so many more requests may be sent to nodes for this tenant.
+        """Return whether so many more requests may be sent to nodes for this tenant."""
+        fits = len(self) + num_answers <= self.most
+        return fits and not self.is_at_bound(num_answers, tenant)
 
-        The more a tenant has there, the more places must be left free for others, as in the waiting
-        line. One that has none may take any place, so that every call has its turn.
+    def is_at_bound(self, num_answers: int, tenant: str) -> bool:
+        """Return whether the tenant has too many there for so many more.
+
+        The more it has, the more places must be left free for others, as in the waiting line. One
+        that has none may take any place, so that every call has its turn.
         """
-        num_free = self.most - len(self) - num_answers
-        if num_free < 0 or not tenant or not self._num_of[tenant]:
-            return num_free >= 0
-        return self._num_of[tenant] + num_answers <= MOST_TIMES_FREE * num_free
+        num_had = self._num_of[tenant] if tenant else 0
+        num_free = max(0, self.most - len(self) - num_answers)
+        return num_had > 0 and num_had + num_answers > MOST_TIMES_FREE * num_free

@@ -133,9 +133,11 @@ class Admission(Generic[T]):
             self.num_refused[decision.reason] += 1
         return decision
 
-    def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> None:
-        """Put a request in line for which `decide` returned Wait."""
-        self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
+    def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> Slo:
+        """Put a request in line for which `decide` returned Wait; returns what it waits as."""
+        unpromised = without_promise(slo, self._lowest_priority)
+        self.line.join(request_id, waiter, unpromised, now_s)
+        return unpromised
 
     def reconsider(
         self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
@@ -144,6 +146,10 @@ class Admission(Generic[T]):
         if self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(without_promise(slo, self._lowest_priority))
         return Wait()
+
+    def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
+        """Return whether the tenant has too many requests in flight for so many more answers."""
+        return self._in_flight.is_at_bound(num_answers, slo.tenant)
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
         """Return the shortest promised TTFT and TPOT of classes that are present; None if none."""
@@ -166,7 +172,7 @@ class Admission(Generic[T]):
             self.line.charge(slo, num_tokens)
 
     def will_follow(self, request_ids: Iterable[str], slo: Slo) -> None:
-        """Reserve places for further answers to a prompt, dispatched when it has been computed."""
+        """Reserve places for requests that are dispatched without a further decision."""
         self._in_flight.add(request_ids, slo.tenant)
 
     def first_token(self, request_id: str, now_s: float) -> None:

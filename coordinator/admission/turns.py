@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from pdserve.fair_share import FairShare, Payer
@@ -40,6 +41,12 @@ class Turns:
         while self._heap and self._current.get(self._heap[0].payer.payer) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0].payer if self._heap else None
+
+    def in_order(self) -> Iterator[Payer]:
+        """Iterate over all payers that wait, by their turns. None may join or leave meanwhile."""
+        if (first := self.first) is not None:
+            yield first
+            yield from (turn.payer for turn in sorted(self._current.values())[1:])
 
     def join(self, payer: Payer) -> None:
         """Add a payer that has waiting requests from now on."""

@@ -2,7 +2,8 @@
 
 Higher priorities go first; within a priority, the payer that was given the fewest tokens relative
 to its weight (`pdserve/fair_share.py`); within a payer, the oldest request. No request overtakes
-the head. Finding the head is logarithmic in the number of payers, however many requests wait.
+the head, unless that waits for its own tenant alone. Finding the head is logarithmic in the number
+of payers, however many requests wait.
 """
 
 from __future__ import annotations
@@ -57,12 +58,17 @@ class WaitingLine(Generic[T]):
     @property
     def head(self) -> T | None:
         """The waiter that is served next; None if the line is empty."""
-        if not self._places:
-            return None
-        priority = max(priority for priority, turns in self._turns.items() if len(turns))
-        payer = self._turns[priority].first
-        assert payer is not None
-        return next(iter(self._queues[_key(payer)].values())).waiter
+        return next(self.heads(), None)
+
+    def heads(self) -> Iterator[T]:
+        """Iterate over the oldest waiter of each payer, by their turns.
+
+        Nobody may join or leave meanwhile.
+        """
+        used = (priority for priority, turns in self._turns.items() if len(turns))
+        for priority in sorted(used, reverse=True):
+            for payer in self._turns[priority].in_order():
+                yield next(iter(self._queues[_key(payer)].values())).waiter
 
     def num_waiting(self, payer: Payer) -> int:
         """Return a payer's waiting requests over all priorities, which it may choose freely."""

@@ -38,6 +38,10 @@ class Claims:
         self._asked: dict[str, _Asked] = {}  # by request id; siblings share theirs
         registry.on_lost(self._lost)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether nodes are still asked for a request."""
+        return request_id in self._asked
+
     def ask(self, answers: Sequence[RunningRequest], then: Callable[[], None]) -> None:
         """Ask for the streams of several answers to one prompt; call `then` when it is known.
 

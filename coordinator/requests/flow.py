@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from coordinator.admission import Admission, Admit, Refuse
+from coordinator.admission import Admission, Refuse, Wait
 from coordinator.admission.decisions import Decision
 from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
@@ -102,7 +102,9 @@ class Flow:
         self._claims = Claims(registry)
         self._moves = Moves(registry, self._dispatcher, metrics, self._clock)
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
-        self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
+        self._line_keeper = LineKeeper(
+            admission, self._dispatcher, self._claims, metrics, self._clock
+        )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)
         watch_pairs(router, metrics)
@@ -206,26 +208,42 @@ class Flow:
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(len(request.token_ids))
-        if isinstance(decision, Admit):
-            if request.is_claimable:
-                self._claims.ask(answers, partial(self._begin, answers, decision.slo))
-            else:
-                self._dispatcher.dispatch(running, placement, decision.slo)
-                self._moves.look()  # streams beside its prompt may be late
+        if isinstance(decision, Wait):
+            slo = self._admission.wait(running.request_id, running, request.slo, now_s)
+        elif request.is_claimable:
+            slo = decision.slo
+            self._admission.will_follow((answer.request_id for answer in answers), slo)
         else:
-            self._admission.wait(running.request_id, running, request.slo, now_s)
+            self._dispatcher.dispatch(running, placement, decision.slo)
+            self._moves.look()  # streams beside its prompt may be late
+        if request.is_claimable:
+            self._claims.ask(answers, partial(self._begin, answers, slo))
         return answers
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
-        """Send what no node had, and what is to go on."""
+        """Send what no node had, when it is its turn, and what is to go on, now."""
         first, left = answers[0], [answer for answer in answers if not answer.has_ended]
         if first.has_ended or any(answer.has_token_one for answer in answers):
             first.siblings = ()  # from here on each is on its own
-        elif left:
-            left = [first]  # the others are sent with it
-        for answer in left:
-            error = NoNodeAvailable("no node could take the request in time: send it again")
-            self._resumes.postpone(answer, slo, error)
+            self._admission.line.leave(first.request_id)
+            self._admission.will_follow((answer.request_id for answer in left), slo)
+            for answer in left:
+                error = NoNodeAvailable("no node could take the request in time: send it again")
+                self._resumes.postpone(answer, slo, error)
+        elif first.request_id in self._admission.line:
+            self._line_keeper.look()
+        else:
+            self._dispatch_new(first, slo)
+
+    def _dispatch_new(self, running: RunningRequest, slo: Slo) -> None:
+        """Send a request that was admitted some time ago, with its siblings."""
+        try:
+            placement = self._dispatcher.place(running.request, running.prompt)
+        except NoNodeAvailable as error:
+            self._resumes.postpone(running, slo, error)
+            return
+        self._dispatcher.dispatch(running, placement, self._dispatcher.slo_left(running, slo))
+        self._moves.look()  # streams beside its prompt may be late
 
     # ---- messages from nodes -------------------------------------------------------------------
 

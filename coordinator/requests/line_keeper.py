@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.admission import Admission, Admit
+from coordinator.requests.claims import Claims
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
@@ -21,11 +22,13 @@ class LineKeeper:
         self,
         admission: Admission[RunningRequest],
         dispatcher: Dispatcher,
+        claims: Claims,
         metrics: CoordinatorMetrics,
         clock: Clock,
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
+        self._claims = claims
         self._metrics = metrics
         self._clock = clock
         self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
@@ -39,15 +42,16 @@ class LineKeeper:
     def _serve(self) -> None:
         self._next_look = None
         line = self._admission.line
-        while (running := line.head) is not None:
+        while (running := self._next()) is not None:
+            if running.request_id in self._claims:
+                return  # a node may have it
             try:
                 placement = self._dispatcher.place(running.request, running.prompt)
             except NoNodeAvailable:
                 return  # the request waits for a node to return, until its deadline
             now_s = self._clock.now()
-            num_answers = 1 + len(running.siblings_to_begin)
             decision = self._admission.reconsider(
-                running.slo_left(now_s), placement, now_s, num_answers
+                running.slo_left(now_s), placement, now_s, _num_answers(running)
             )
             if not isinstance(decision, Admit):
                 return
@@ -55,3 +59,17 @@ class LineKeeper:
             waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
             waited.observe(running.waited_s(now_s))
             self._dispatcher.dispatch(running, placement, decision.slo)
+
+    def _next(self) -> RunningRequest | None:
+        """The head of the line, but for tenants who have as many in flight as they may.
+
+        The places that are left free by this bound are for the others, who wait behind them.
+        """
+        for running in self._admission.line.heads():
+            if not self._admission.is_at_bound(running.request.slo, _num_answers(running)):
+                return running
+        return None
+
+
+def _num_answers(running: RunningRequest) -> int:
+    return 1 + len(running.siblings_to_begin)

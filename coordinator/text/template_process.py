@@ -15,8 +15,8 @@ import msgspec
 from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.limited_process import LimitedProcess
 from coordinator.text.threads import WAIT_S, Asker
-from coordinator.text.turns import Turns
 from pdserve.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from pdserve.turns import Turns
 
 RENDER_CPU_S = 2.0  # usually less than a millisecond
 MAX_MEMORY_BYTES = 1 << 30  # of address space

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.text.turns import Turns
 from pdserve.errors import DeadlineExceeded, Overloaded
+from pdserve.turns import Turns
 
 NUM_THREADS = 2
 WAIT_S = 30.0  # for a turn

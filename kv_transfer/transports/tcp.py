@@ -6,7 +6,6 @@ fence: nothing can be received from a closed socket.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from contextlib import suppress
 from functools import partial
@@ -14,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from kv_transfer.memory import cpu_pool
-from kv_transfer.threads import CancelFlag, slice_s
+from kv_transfer.threads import CancelFlag, slice_s, together
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import wait_readable
@@ -75,12 +74,8 @@ class TcpChannel:
         if read.num_bytes < _STREAMED_BYTES:
             await self._read_part(read)
             return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for part in split_read(read, self._layout, _NUM_STREAMS):
-                    group.create_task(self._read_part(part))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        parts = split_read(read, self._layout, _NUM_STREAMS)
+        await together([self._read_part(part) for part in parts])
 
     async def _read_part(self, read: Read) -> None:
         sock = self._take_idle()

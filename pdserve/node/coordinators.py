@@ -45,6 +45,11 @@ class Coordinators:
         self._failing: set[str] = set()  # names that could not be looked up the last time
         self._looking = asyncio.create_task(self._look_up_always())
 
+    async def wait_drain_seen(self) -> None:
+        """After DRAINING was reported: wait until no coordinator can send further legs."""
+        for link in list(self._links):  # some may be dropped meanwhile
+            await link.wait_drain_seen()
+
     async def leave(self) -> None:
         """Send what is queued, then close this node's ends of all streams."""
         self._looking.cancel()

@@ -46,8 +46,11 @@ class Compiler(Protocol):
         """Load the vocabulary in advance, in any thread."""
         ...
 
-    async def compiled(self, grammar: str) -> CompiledGrammar | None:
-        """Return a grammar compiled for one answer; None if it is empty. Raises GrammarFailed."""
+    async def compiled(self, grammar: str, payer: str) -> CompiledGrammar | None:
+        """Return a grammar compiled for one answer, in a turn of its payer's; None if it is empty.
+
+        Raises GrammarFailed.
+        """
         ...
 
 
@@ -149,7 +152,8 @@ class Preparation:
             return await self._fetch(request, prefix, sources)
         fetching = asyncio.create_task(self._fetch(request, prefix, sources))
         try:
-            grammar = await self.compiler.compiled(request.sampling.grammar)
+            payer = request.targets.payer
+            grammar = await self.compiler.compiled(request.sampling.grammar, payer)
             for answer in request.answers:  # only token 1 of siblings is sampled here
                 answer.grammar = grammar
             return await fetching

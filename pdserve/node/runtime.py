@@ -332,8 +332,8 @@ class Node:
 
     async def _drained(self) -> None:
         """Wait until no coordinator can send further legs, and all legs have ended."""
-        for link in self._links:
-            await link.wait_drain_seen()
+        if self._coordinators is not None:
+            await self._coordinators.wait_drain_seen()
         await self._services.legs.wait_empty()
 
     async def close(self) -> None:

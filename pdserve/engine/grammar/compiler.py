@@ -1,7 +1,8 @@
 """Compiles grammars in threads of their own, so that no step and no light grammar waits for one.
 
 Grammars come from clients. Coordinators have checked that they can be compiled in bounded time, but
-other work on this machine may make it long. Heavy grammars wait for each other.
+other work on this machine may make it long. Heavy grammars wait for each other; each payer gets its
+turns, however many answers a call of another one has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import suppress
 
 from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_grammar, is_light
+from pdserve.turns import Turns
 
 COMPILE_S = 10.0  # limit for one grammar, once it is its turn
 _NAME = "grammar-compiler"
@@ -38,7 +40,7 @@ class GrammarCompiler:
         self._compile_one = compile_one
         # By `is_light`: one thread for light grammars, and one for others, which thus never delay
         # light ones.
-        self._turns = {kind: asyncio.Lock() for kind in (True, False)}
+        self._turns = {kind: Turns() for kind in (True, False)}
         self._threads = {kind: DeepThreads(1, _NAME) for kind in (True, False)}
 
     def load(self) -> None:
@@ -49,8 +51,8 @@ class GrammarCompiler:
         with suppress(TokenizerError):
             self._vocabulary = self._load_vocabulary()
 
-    async def compiled(self, grammar: str) -> CompiledGrammar | None:
-        """Return a grammar compiled for one answer; None if it is empty.
+    async def compiled(self, grammar: str, payer: str = "") -> CompiledGrammar | None:
+        """Return a grammar compiled for one answer, in a turn of its payer's; None if it is empty.
 
         The wait for its turn ends with the request: whoever ends that cancels this.
 
@@ -60,7 +62,7 @@ class GrammarCompiler:
         if not grammar:
             return None
         kind = is_light(grammar)
-        async with self._turns[kind]:
+        async with self._turns[kind].of(payer):
             # The thread may still be at one that was cancelled: the limit bounds both together.
             future = self._threads[kind].submit(lambda: self._compile_here(grammar))
             try:

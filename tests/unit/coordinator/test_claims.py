@@ -10,7 +10,9 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.requests import claims as claims_module
 from coordinator.requests import running as running_module
+from coordinator.requests.resumes import MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
+from pdserve.errors import Overloaded
 from pdserve.protocol import (
     Claim,
     Claimed,
@@ -20,11 +22,13 @@ from pdserve.protocol import (
     PrefillLeg,
     PromptLogprobs,
     SamplingParams,
+    Slo,
     TokenLogprobs,
 )
 from tests.unit.coordinator.members import output
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 from tests.unit.coordinator.test_resumes import decode_leg, further, legs, settle
+from tests.waits import until
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
@@ -162,6 +166,76 @@ async def test_what_no_node_has_begins_as_usual(
     nodes.say(prefill, token(0, request_id="r~x"))
     further(nodes, decode, "r~x", 1)
     assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_those_that_nodes_are_asked_for_have_their_places_already() -> None:
+    """Any number used to be admitted until nodes had answered: none was counted by then."""
+    nodes = Nodes(max_inflight=2)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = start(nodes, "r", "s")
+    promise = Slo(name="standard", ttft_s=10.0)
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=promise)
+    for member in (prefill, decode):
+        for name in "rs":
+            nodes.flow.claimed(Claimed(request_id=name), member)
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=promise)
+    for answer in running:
+        answer.cancel("done")
+    nodes.start("t", slo=promise).cancel("done")
+
+
+async def test_what_no_node_has_waits_for_no_interrupted_request() -> None:
+    """Only a few of those are sent at a time, the most urgent first, whoever they belong to."""
+    nodes = Nodes(max_inflight=64)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    running = [start(nodes, f"r{n}")[0] for n in range(2 * MOST_PER_NODE + 1)]
+    for answer in running:
+        for member in (prefill, decode):
+            nodes.flow.claimed(Claimed(request_id=answer.request_id), member)
+    await settle()
+    assert nodes.flow.num_on_nodes == len(running)
+    for answer in running:
+        answer.cancel("done")
+
+
+async def test_a_stream_that_a_node_has_goes_on_whatever_waits_in_line() -> None:
+    """Nodes used not to be asked for what had waited in line: it was computed again from the start.
+
+    By the time when it is its turn they have given it up.
+    """
+    nodes = Nodes(max_inflight=1)
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    other = nodes.start("other")
+    sent(prefill), sent(decode)
+    (running,) = start(nodes, "r")
+    assert "r" in nodes.flow._admission.line
+    assert claimed(prefill) == claimed(decode) == ["r"]
+    nodes.flow.claimed(Claimed(request_id="r"), prefill)
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
+    assert "r" not in nodes.flow._admission.line
+    leg = await decode_leg(decode)
+    assert leg.output_token_ids == [100, 101]
+    with pytest.raises(Overloaded, match="2 requests are in flight"):
+        nodes.start("t", slo=Slo(name="standard", ttft_s=10.0))
+    further(nodes, decode, leg.request_id, 2)
+    assert await output(running) == [100, 101, 102, 103]
+    other.cancel("done")
+
+
+async def test_what_no_node_has_waits_for_its_turn_in_line() -> None:
+    nodes = Nodes(max_inflight=1)
+    members = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    other = nodes.start("other")
+    (running,) = start(nodes, "r")
+    other.cancel("done")
+    nodes.flow._line_keeper._serve()
+    assert running.dispatch is None, "nodes have not answered yet"
+    for member in members:
+        nodes.flow.claimed(Claimed(request_id="r"), member)
+    await until(lambda: running.dispatch is not None)
+    running.cancel("done")
 
 
 async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:

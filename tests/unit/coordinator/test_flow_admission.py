@@ -45,6 +45,7 @@ class ScriptedAdmission(Admission[RunningRequest]):
         self.has_room = True
         self.refusal: Overloaded | None = None
         self.kept: Slo | None = None  # instead of what was promised
+        self.at_bound: set[str] = set()  # tenants
         self.asked: list[Slo] = []
         self.told: list[tuple[object, ...]] = []
 
@@ -65,6 +66,9 @@ class ScriptedAdmission(Admission[RunningRequest]):
     ) -> Admit | Wait:
         self.asked.append(slo)
         return Admit(self.kept or slo) if self.has_room else Wait()
+
+    def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
+        return slo.tenant in self.at_bound
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
         self.told.append(("dispatched", request_id, now_s))
@@ -209,6 +213,21 @@ async def test_first_come_first_served_as_long_as_there_is_room(nodes: Nodes) ->
     report(nodes.registry, nodes.decode, NodeRole.DECODE)
     await settled()
     assert nodes.dispatched() == ["a", "b", "c"]
+
+
+async def test_who_waits_for_its_own_tenant_alone_delays_no_other(nodes: Nodes) -> None:
+    """Whatever its priority, which clients choose."""
+    nodes.admission.has_room = False
+    nodes.start("flood", Slo(name="batch", tenant="mallory", priority=9))
+    nodes.start("other", Slo(name="batch", tenant="alice"))
+    nodes.admission.has_room, nodes.admission.at_bound = True, {"mallory"}
+    report(nodes.registry, nodes.decode, NodeRole.DECODE)
+    await settled()
+    assert nodes.dispatched() == ["other"]
+    nodes.admission.at_bound.clear()
+    nodes.finish("other")
+    await settled()
+    assert nodes.dispatched() == ["other", "flood"]
 
 
 async def test_who_waits_is_hashed_once_however_often_it_is_placed(

@@ -40,6 +40,15 @@ def test_the_first_to_come_is_the_head() -> None:
     assert len(line) == 0
 
 
+def test_the_oldest_of_each_payer_are_in_the_order_of_their_turns() -> None:
+    line = line_of("a", "b", max_waiting=9)
+    line.join("c", "C", BOB, 2.0)
+    line.join("d", "D", Slo(name="batch", tenant="alice", priority=1), 3.0)
+    assert list(line.heads()) == ["D", "A", "C"]
+    line.charge(ALICE, 1.0)
+    assert list(line.heads()) == ["D", "C", "A"]
+
+
 def test_anybody_may_leave_once_or_twice() -> None:
     line = line_of("a", "b", "c")
     line.leave("b")

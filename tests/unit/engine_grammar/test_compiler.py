@@ -75,7 +75,7 @@ async def test_who_gives_up_leaves_one_thread_to_the_others(
 async def test_waiting_for_others_does_not_count_as_compiling(demo: DemoModel) -> None:
     """The answers to one prompt compile the same grammar one after another."""
     compiler = GrammarCompiler(lambda: demo.vocabulary, compile_s=0.01)
-    async with compiler._turns[True]:
+    async with compiler._turns[True].of(""):
         waiting = asyncio.create_task(compiler.compiled(AB))
         await asyncio.sleep(0.05)
         compiler._compile_s = 60.0
@@ -114,6 +114,19 @@ async def test_light_grammars_do_not_wait_for_heavy_ones(
     assert slow.began == [HEAVY[0], AB, CD], "heavy ones take turns"
     slow.may_end.set()
     assert all(await asyncio.gather(*waiting))
+
+
+async def test_payers_take_turns_however_many_answers_their_calls_have(
+    demo: DemoModel, slow: SlowCompiler
+) -> None:
+    many, one = HEAVY
+    compiler = GrammarCompiler(lambda: demo.vocabulary, compile_one=slow)
+    calls = [(many, "a"), (many, "a"), (many, "a"), (one, "b")]
+    waiting = [asyncio.create_task(compiler.compiled(*call)) for call in calls]
+    await until(lambda: bool(slow.began))
+    slow.may_end.set()
+    assert all(await asyncio.gather(*waiting))
+    assert slow.began == [many, many, one, many]
 
 
 async def test_one_that_takes_too_long_fails_alone(demo: DemoModel, slow: SlowCompiler) -> None:

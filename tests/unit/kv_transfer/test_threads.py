@@ -6,11 +6,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from kv_transfer.threads import INLINE_BYTES, CancelFlag, CopyThreads
+from kv_transfer.threads import INLINE_BYTES, CancelFlag, CopyThreads, together
+from pdserve.errors import PeerLost
 from tests.waits import until
 
 
@@ -97,6 +99,73 @@ async def test_an_error_after_a_cancellation_is_nobodys(threads: CopyThreads) ->
     del task
     gc.collect()
     assert reported == []
+
+
+# ---- jobs at the same time ---------------------------------------------------------------------
+
+
+class Parts:
+    """Two jobs: one fails at once, and the other one takes a while to end."""
+
+    def __init__(self) -> None:
+        self.is_ending, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def breaks(self) -> None:
+        raise PeerLost("the connection broke")
+
+    async def ends_late(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_ending.set()
+            await self.may_end.wait()
+
+    async def both(self) -> None:
+        await together([self.ends_late(), self.breaks()])
+
+
+async def test_results_come_in_the_order_of_the_jobs() -> None:
+    assert await together([]) == []
+    assert await together([asyncio.sleep(0, 7)]) == [7]
+    assert await together([asyncio.sleep(0.001, 7), asyncio.sleep(0, 8)]) == [7, 8]
+
+
+async def test_the_first_error_is_raised_when_all_have_ended() -> None:
+    parts = Parts()
+    task = asyncio.create_task(parts.both())
+    await parts.is_ending.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    parts.may_end.set()
+    with pytest.raises(PeerLost):
+        await task
+
+
+async def test_a_cancellation_after_an_error_stays_one() -> None:
+    """The error used to be raised instead, and a request went on that had been given up."""
+    parts = Parts()
+    task = asyncio.create_task(parts.both())
+    await parts.is_ending.wait()
+    task.cancel()
+    parts.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_deadline_after_an_error_is_still_known_as_one() -> None:
+    """What was left of the error made a timeout look like a cancellation by somebody else."""
+    parts = Parts()
+    parts.may_end.set()
+
+    async def try_twice() -> None:
+        async with asyncio.timeout(0.01):
+            with suppress(PeerLost):
+                await parts.both()
+            await asyncio.Event().wait()  # the second time in vain
+
+    with pytest.raises(TimeoutError):
+        await try_twice()
 
 
 # ---- copies ------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class SlowCompiler:
     def load(self) -> None:
         """Nothing."""
 
-    async def compiled(self, grammar: str) -> CompiledGrammar:
+    async def compiled(self, grammar: str, payer: str) -> CompiledGrammar:
         self.is_compiling = True
         try:
             await self.gate.wait()

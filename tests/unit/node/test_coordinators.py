@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -55,6 +57,23 @@ class Node:
         self.num_hellos += 1
         attached_to = [link.coordinator for link in self.links if link.is_attached]
         return replace(hello(), attached_to=attached_to)
+
+
+class Draining:
+    """A link, to a coordinator that takes a while to see that the node drains."""
+
+    is_attached = True
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.is_waited_for, self.is_seen = asyncio.Event(), asyncio.Event()
+
+    async def wait_drain_seen(self) -> None:
+        self.is_waited_for.set()
+        await self.is_seen.wait()
+
+    async def leave(self) -> None:
+        """Nothing is queued."""
 
 
 @asynccontextmanager
@@ -138,3 +157,22 @@ async def test_looking_up() -> None:
     for numeric in ("10.0.0.1:8001", "[fd00::1]:8001"):
         assert await look_up(numeric) == [numeric]
     assert "127.0.0.1:8001" in await look_up("localhost:8001")
+
+
+async def test_a_drain_waits_for_each_coordinator_even_if_one_is_dropped_meanwhile(
+    names: Names,
+) -> None:
+    """The one after it in the list used to be left out."""
+    first, second = (Draining(f"127.0.0.1:{port}") for port in (1, 2))
+    links: list[Any] = [first, second]
+    coordinators = Coordinators(links, [NAME], lambda _: links[0])  # nobody knows the name now
+    draining = asyncio.create_task(coordinators.wait_drain_seen())
+    await first.is_waited_for.wait()
+    links.remove(first)
+    first.is_seen.set()
+    async with asyncio.timeout(5):
+        await second.is_waited_for.wait()
+    assert not draining.done()
+    second.is_seen.set()
+    await draining
+    await coordinators.leave()

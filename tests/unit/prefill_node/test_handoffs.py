@@ -41,6 +41,7 @@ class Node:
         self.pool = BlockPool(num_blocks, layout.block_size, bump_generations=memory.bump)
         self.settled: list[str] = []
         self.failed: list[tuple[str, PdserveError]] = []
+        self.streams: dict[str, Request] = {}  # that decode here, by request id
         self.clock = ManualClock()
         self.exporter = Exporter(
             "p", "life", KvIdentity("m", "r", layout), memory, self.clock, with_checksums=True
@@ -52,6 +53,7 @@ class Node:
             on_failed=lambda request_id, error: self.failed.append((request_id, error)),
             lease_s=LEASE_S,
             announce_bytes=announce_bytes,
+            find=self.streams.get,
         )
 
     def request(self, num_tokens: int, request_id: str = "r") -> Request:
@@ -425,6 +427,31 @@ async def test_nothing_is_to_come_of_a_handoff_that_ended_before_the_step(
     assert ends == []
     assert [request_id for request_id, _ in eager.failed] == ["r"]
     eager.abandon(request)
+
+
+async def test_a_stream_that_loses_its_blocks_in_mid_step_is_announced_from_its_new_ones(
+    eager: Node,
+) -> None:
+    """Layers of the dropped step used to be announced, and the others from the same old block."""
+    heard: list[msgspec.Struct] = []
+    eager.streams["r"] = stream = eager.request(9)
+    stream.leg_token_limit, stream.output_token_ids, stream.num_computed_tokens = (
+        None,
+        [1, 2, 3],
+        11,
+    )
+    eager.handoffs.subscribe_to_stream("r", heard.append, 3, "r~1")
+    rows, _ = eager.step((stream, 1))
+    for num_layers in (1, 2, 3):
+        eager.handoffs.layers_done(rows, num_layers)
+    eager.pool.release(stream.block_table)  # it took too much memory: the stream is preempted
+    stream.block_table, stream.num_computed_tokens = eager.pool.allocate(3), 0
+    eager.compute(stream, 12)
+    last = [ticket for ticket in tickets(heard) if ticket.first_token == 8]
+    assert {tuple(ticket.block_ids) for ticket in last} == {tuple(stream.block_table[2:])}
+    assert parts(heard)[-len(last) :] == [(8, 12, 0, NUM_LAYERS)]
+    eager.pool.release(stream.block_table)
+    eager.handoffs.settle("r", heard.append, was_pulled=False)
 
 
 def refuse(message: msgspec.Struct) -> None:

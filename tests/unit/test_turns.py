@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.text.turns import Turns
+from pdserve.turns import Turns
 
 
 async def turn() -> None:
