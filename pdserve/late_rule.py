@@ -1,4 +1,4 @@
-"""When is it too late to begin a prompt? The one rule of node policies and of the router.
+"""When is it too late to begin a prompt, or to go on with it? One rule of node policies and router.
 
 Under overload, nodes with `edf-slack` (`pdserve/engine/prompts/slack.py`) compute prompts that can
 no longer be in time after all others of the same payer, and the router does not let a new prompt
@@ -23,6 +23,11 @@ def begin_by_s(due_s: float, alone_s: Seconds) -> Seconds:
     `alone_s` is the predicted time of the prompt by itself. Times are on one clock, in seconds.
     """
     return due_s - NEEDED * alone_s
+
+
+def go_on_by_s(due_s: float, left_s: Seconds) -> Seconds:
+    """Return the latest time to go on with a prompt that has begun, and takes `left_s` more."""
+    return due_s - left_s
 
 
 def has_late_last(prefill_policy: str) -> bool:

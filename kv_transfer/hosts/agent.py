@@ -6,7 +6,6 @@ It runs in a thread with an event loop of its own, as long as the node has a con
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import socket
 import threading
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.hosts.conversation import Conversation, encoded, framed
+from kv_transfer.hosts.conversation import Conversation, encoded
 from kv_transfer.hosts.messages import (
     Admit,
     Answer,
@@ -38,7 +37,6 @@ from kv_transfer.hosts.messages import (
     Load,
     Pull,
     Pulled,
-    Refused,
     Said,
     Serves,
     Store,
@@ -49,7 +47,6 @@ from kv_transfer.sharded_pool import ShardedPool, parts_here
 from kv_transfer.ticket import Ticket
 from kv_transfer.tier import SlotCopies, TierCopies
 from kv_transfer.transports.catalog import choose_kinds
-from kv_transfer.transports.sockets import receive_exactly, send_all
 from kv_transfer.transports.tls import NodeTls
 from kv_transfer.uninterrupted import to_its_end
 from pdserve import _native
@@ -59,12 +56,7 @@ from pdserve.simulated_link import link_between, parse_link
 
 log = logging.getLogger(__name__)
 
-SECRET_BYTES: Final = 32
-FIRST_S: Final = 10.0  # from a connection to its secret
 BUMPS_S: Final = 30.0  # for what the node has said before a step to come
-_RETRY_S: Final = 0.1  # after accept has failed: no event tells when there are descriptors again
-_SOME_BYTES: Final = 64 << 10
-_BUSY: Final = "this host serves a node already"
 _SAID: Final = msgspec.msgpack.Decoder(Said)
 
 MakeTier = Callable[[int], Sequence[TierCopies]]  # slots |-> the copies of each part here
@@ -121,15 +113,15 @@ class Agent:
                     else f"it has not said within {BUMPS_S:g} s which blocks the step reuses"
                 )
 
-    async def serve(self, listener: socket.socket, secret: bytes) -> None:
-        """Wait for the node's connection, and do what it says until it breaks.
+    async def serve(self, sock: socket.socket) -> None:
+        """Do what the node says over its connection until that breaks.
 
         Once this has raised, also by cancellation, nothing here touches the pool.
 
         Raises:
             PeerLost: it broke.
         """
-        conversation = Conversation(await self._let_in(listener, secret), _SAID)
+        conversation = Conversation(sock, _SAID)
         try:
             while True:
                 self._heed(conversation, await conversation.hear())
@@ -142,32 +134,7 @@ class Agent:
             self._is_over = True
             self._has_bumped.notify_all()
 
-    # ---- the connection ------------------------------------------------------------------------
-
-    async def _let_in(self, listener: socket.socket, secret: bytes) -> socket.socket:
-        """The first connection that shows the secret; all others are closed."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, (peer, *_) = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("a connection could not be accepted: %s", error)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            sock.setblocking(False)
-            try:
-                async with asyncio.timeout(FIRST_S):
-                    if self._tls is not None:
-                        sock = await self._tls.accept(sock)
-                    shown = await receive_exactly(sock, SECRET_BYTES)
-                if hmac.compare_digest(shown, secret):
-                    return sock
-                log.warning("refused %s: %s", peer, _BUSY)
-                async with asyncio.timeout(FIRST_S):
-                    await _refuse(sock)
-            except (PdserveError, OSError) as error:  # a TimeoutError, too
-                log.warning("refused %s: %s", peer, error)
-            sock.close()
+    # ---- calls ---------------------------------------------------------------------------------
 
     def _heed(self, conversation: Conversation[Said], said: Said) -> None:
         match said:
@@ -341,14 +308,6 @@ class _ShiftedClock:
     def now(self) -> float:
         """As Clock.now."""
         return self._clock.now() + self._ahead_s
-
-
-async def _refuse(sock: socket.socket) -> None:
-    """Say that this host is busy. What is not read may keep that from arriving: so all is."""
-    await send_all(sock, framed(Refused(_BUSY)))
-    sock.shutdown(socket.SHUT_WR)
-    while await receive_exactly(sock, _SOME_BYTES):
-        pass
 
 
 def _ids(sent: bytes) -> NDArray[np.int64]:

@@ -52,20 +52,7 @@ class Conversation(Generic[M]):
         Raises:
             PeerLost: the connection broke, or this is no message.
         """
-        try:
-            head = await receive_exactly(self._sock, _LENGTH.size)
-            if len(head) < _LENGTH.size:
-                raise PeerLost("the other end closed the connection")
-            (length,) = _LENGTH.unpack(head)
-            if length > _MOST_BYTES:
-                raise PeerLost(f"a message of {length} bytes: not the other end of a node's host")
-            encoded = await receive_exactly(self._sock, length)
-        except OSError as error:
-            raise PeerLost(f"the connection broke: {error}") from error
-        try:
-            return self._heard.decode(encoded)
-        except msgspec.MsgspecError as error:
-            raise PeerLost(f"not a message that is due: {error}") from error
+        return await receive_framed(self._sock, self._heard, _MOST_BYTES)
 
     async def close(self) -> None:
         """Close the connection; what has not been sent is lost."""
@@ -88,6 +75,37 @@ def framed(message: msgspec.Struct) -> bytes:
     """A message as it is sent: its length, and msgpack."""
     packed = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(packed)) + packed
+
+
+async def receive_framed(
+    sock: socket.socket, decoder: msgspec.msgpack.Decoder[M], most_bytes: int, begun: bytes = b""
+) -> M:
+    """Receive a message that was sent as `framed` makes it.
+
+    Args:
+        sock: non-blocking.
+        decoder: of such messages.
+        most_bytes: of a message.
+        begun: what has been received of it already, length included.
+
+    Raises:
+        PeerLost: the connection broke, or this is no message.
+    """
+    try:
+        head = begun + await receive_exactly(sock, max(0, _LENGTH.size - len(begun)))
+        if len(head) < _LENGTH.size:
+            raise PeerLost("the other end closed the connection")
+        (length,) = _LENGTH.unpack(head[: _LENGTH.size])
+        if length > most_bytes:
+            raise PeerLost(f"a message of {length} bytes: not the other end of a node's host")
+        first = head[_LENGTH.size :]
+        packed = first + await receive_exactly(sock, max(0, length - len(first)))
+    except OSError as error:
+        raise PeerLost(f"the connection broke: {error}") from error
+    try:
+        return decoder.decode(packed)
+    except msgspec.MsgspecError as error:
+        raise PeerLost(f"not a message that is due: {error}") from error
 
 
 def encoded(result: Any) -> bytes:

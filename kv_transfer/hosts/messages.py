@@ -130,11 +130,5 @@ class Answer(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """To whoever does not show the secret, and may be a node that begins: why."""
-
-    error: str
-
-
 Call: TypeAlias = Begin | Admit | Connect | Disconnect | Pull | Store | Load
 Said: TypeAlias = Call | Bumped | Dismiss | Cancel

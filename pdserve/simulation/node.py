@@ -227,7 +227,8 @@ class Node:
             request.lifecycle.joined_s = self._events.now_s
         self._joining.clear()
         shape = shape_of(rows)
-        if shape.decode_context and shape.num_sampled > self.largest_batch:
+        decodes = shape.decode_context and loop.phase == DECODE
+        if decodes and shape.num_sampled > self.largest_batch:
             self.largest_batch = shape.num_sampled
         if self._repeats and shape.is_decode and self._is_steady(rows):
             stride = self._make_stride(rows, shape)
@@ -265,7 +266,7 @@ class Node:
         loop.is_stepping = False
         if self.host.is_shared:
             self.host.end(loop)
-        self._took(shape, took, self._events.now_s)
+        self._took(loop, shape, took)
         tokens = [self.world.next_token(row.request) if row.samples else None for row in rows]
         done = loop.core.end_step(rows, tokens, self._events.now_s)
         requests = [row.request for row in rows]
@@ -274,14 +275,17 @@ class Node:
             loop.core.forget(request)
         self.wake()
 
-    def _took(self, shape: StepShape, took: Took, ended_s: float) -> None:
+    def _took(self, loop: _Loop, shape: StepShape, took: Took) -> None:
         busy_s = took.seconds * took.share
         self.num_steps += 1
         self.busy_s += busy_s
         self.steps[region_of(shape)].add(took.seconds)
-        if shape.prefill_pairs:
-            self.prompt_s += busy_s * self.perf.prompt_share(shape)
-        self.perf.observe(shape, took.seconds / took.slowdown, ended_s)
+        of_prompts = loop.phase == PREFILL
+        if of_prompts or shape.prefill_pairs:
+            self.prompt_s += busy_s * (1.0 if of_prompts else self.perf.prompt_share(shape))
+        if of_prompts and shape.is_decode:
+            return  # prompts that came back and lack one token: no decodes, on other cores
+        self.perf.observe(shape, took.seconds / took.slowdown, self._events.now_s)
 
     # ---- strides -------------------------------------------------------------------------------
 

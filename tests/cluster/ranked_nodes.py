@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from pdserve.cluster.config import ClusterConfig
+from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import HEARD_S, Fleet, poll
+from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll
 
+FAMILY = "llama, GQA, head_dim 64, llama3 rope"  # 2 KV heads
 NUM_OUTPUT = 10
+
+
+def config_of_pairs(model: Path) -> ClusterConfig:
+    """Two and two nodes: every pair has its turn, and prefixes are pulled."""
+    return fleet_config(
+        model,
+        prefill=2,
+        decode=2,
+        engine={"token_budget": 64},
+        prefix=PrefixConfig(prefix_pull="always"),
+        routing=RoutingConfig(router="random", admission=False),
+    )
 
 
 async def check_every_pair(
@@ -62,6 +78,30 @@ async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[None]:
         yield
         outputs = [await follower.end() for follower in followers]
     assert [o.tokens for o in outputs] == [o.tokens for o in expected]
+
+
+async def check_streams_move(fleet: Fleet, name: str, num_output: int) -> None:
+    """From this node, which drains, with their KV."""
+
+    async def has_ended() -> bool:
+        return not fleet.is_running(name)
+
+    async with undisturbed(fleet, num_output):
+        fleet.send_signal(name, signal.SIGTERM)
+    await poll(has_ended, HEARD_S, lambda: f"{name} has not ended")
+    await fleet.restore()
+    await fleet.wait_back()
+
+
+async def check_comes_back(fleet: Fleet, name: str, reference: Reference) -> None:
+    """This prefill node, which has ended, computes as before."""
+    await fleet.restore()
+    await fleet.wait_back()
+    async with Client(fleet.url) as client:
+        prompts = [make_prompt(60, f"back {number}") for number in range(6)]
+        outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
+    assert name in {output.prefill_node for output in outputs}
+    assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]
 
 
 async def until_gone(pids: Sequence[int]) -> None:

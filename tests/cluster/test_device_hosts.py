@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,15 +12,18 @@ import pytest
 import pytest_asyncio
 
 from pdserve.cluster.ports import ReservedPort
-from pdserve.settings.config import NodeConfig, PrefixConfig, RoutingConfig
-from tests.cluster.checkpoints import Reference, make_family, make_prompt
-from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, fleet_config, running
+from pdserve.settings.config import NodeConfig
+from tests.cluster.checkpoints import Reference, make_family
+from tests.cluster.fleet import Fleet, running
 from tests.cluster.forked import ForkedChild, ForkedProcess
 from tests.cluster.ranked_nodes import (
+    FAMILY,
+    check_comes_back,
     check_every_pair,
     check_prefix_is_pulled,
+    check_streams_move,
     children,
+    config_of_pairs,
     undisturbed,
     until_gone,
 )
@@ -86,7 +88,7 @@ class RankHost:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_family(tmp_path_factory.mktemp("ranked"), "llama, GQA, head_dim 64, llama3 rope")
+    return make_family(tmp_path_factory.mktemp("ranked"), FAMILY)
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +112,7 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
         "decode-0": ["--tensor-parallel=2", f"--rank-hosts={hosts[1].address}"],
         "decode-1": ["--transports=tcp"],
     }
-    config = fleet_config(
-        checkpoint,
-        prefill=2,
-        decode=2,
-        engine={"token_budget": 64},
-        prefix=PrefixConfig(prefix_pull="always"),
-        routing=RoutingConfig(router="random", admission=False),  # every pair has its turn
-    )
+    config = config_of_pairs(checkpoint)
     async with running(Fleet(config, flags, GpuChild)) as fleet:
         yield fleet
 
@@ -141,12 +136,7 @@ async def test_a_prefix_is_pulled_by_a_node_of_other_hosts(
 
 async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
     """With their KV, from one rank to two hosts."""
-    node = ranked.pid("decode-1")
-    async with undisturbed(ranked, NUM_STREAMED):
-        os.kill(node, signal.SIGTERM)
-    await until_gone([node])
-    await ranked.restore()
-    await ranked.wait_back()
+    await check_streams_move(ranked, "decode-1", NUM_STREAMED)
 
 
 async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
@@ -166,16 +156,10 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:
-    node, host = ranked.pid("prefill-0"), hosts[0].process.pid
+    host = hosts[0].process.pid
     ranks = children(host)
     assert len(ranks) == 1
-    os.kill(node, signal.SIGKILL)
+    await ranked.kill_node("prefill-0")
     await until_gone(ranks)
-    await ranked.restore()
-    await ranked.wait_back()
+    await check_comes_back(ranked, "prefill-0", reference)
     assert hosts[0].process.pid == host
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(60, f"back {number}") for number in range(6)]
-        outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
-    assert "prefill-0" in {output.prefill_node for output in outputs}
-    assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]

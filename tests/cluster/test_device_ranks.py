@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.settings.config import NodeConfig, PrefixConfig, RoutingConfig
+from pdserve.settings.config import NodeConfig
 from tests.cluster.checkpoints import Reference, make_family
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.fleet import Fleet, running
 from tests.cluster.forked import ForkedChild
 from tests.cluster.ranked_nodes import (
+    FAMILY,
     check_every_pair,
     check_prefix_is_pulled,
+    check_streams_move,
     children,
+    config_of_pairs,
     undisturbed,
     until_gone,
 )
@@ -56,21 +59,13 @@ class GpuChild(ForkedChild):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def ranked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """2 ranks, and 2 stages of 2 -> 2 stages by shared memory, and -> 1 rank by TCP."""
-    family = "llama, GQA, head_dim 64, llama3 rope"  # 2 KV heads
     flags = {
         "prefill-0": ["--tensor-parallel=2"],
         "prefill-1": ["--tensor-parallel=2", "--set=engine.pipeline_parallel=2"],
         "decode-0": ["--set=engine.pipeline_parallel=2"],
         "decode-1": ["--transports=tcp"],
     }
-    config = fleet_config(
-        make_family(tmp_path_factory.mktemp("ranked"), family),
-        prefill=2,
-        decode=2,
-        engine={"token_budget": 64},
-        prefix=PrefixConfig(prefix_pull="always"),
-        routing=RoutingConfig(router="random", admission=False),  # every pair has its turn
-    )
+    config = config_of_pairs(make_family(tmp_path_factory.mktemp("ranked"), FAMILY))
     async with running(Fleet(config, flags, GpuChild)) as fleet:
         yield fleet
 
@@ -94,12 +89,7 @@ async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
 
 async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
     """With their KV, from one rank to two."""
-    node = ranked.pid("decode-1")
-    async with undisturbed(ranked, NUM_STREAMED):
-        os.kill(node, signal.SIGTERM)
-    await until_gone([node])
-    await ranked.restore()
-    await ranked.wait_back()
+    await check_streams_move(ranked, "decode-1", NUM_STREAMED)
 
 
 async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) -> None:

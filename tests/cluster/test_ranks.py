@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -14,15 +13,16 @@ import pytest_asyncio
 from pdserve.cluster.child import Child
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.settings.config import PrefixConfig, RoutingConfig
-from tests.cluster.checkpoints import Reference, make_family, make_prompt
-from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.checkpoints import Reference, make_family
+from tests.cluster.fleet import Fleet, running
 from tests.cluster.forked import ForkedChild
 from tests.cluster.ranked_nodes import (
+    FAMILY,
+    check_comes_back,
     check_every_pair,
     check_prefix_is_pulled,
     children,
+    config_of_pairs,
     undisturbed,
     until_gone,
 )
@@ -75,7 +75,7 @@ async def hosts(checkpoint: Path) -> AsyncIterator[list[RankHost]]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_family(tmp_path_factory.mktemp("ranked"), "llama, GQA, head_dim 64, llama3 rope")
+    return make_family(tmp_path_factory.mktemp("ranked"), FAMILY)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -87,14 +87,7 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
         "decode-0": ["--tensor-parallel=2", "--set=engine.pipeline_parallel=2"],
         "decode-1": ["--transports=tcp", f"--rank-hosts={hosts[1].address}"],
     }
-    config = fleet_config(
-        checkpoint,
-        prefill=2,
-        decode=2,
-        engine={"token_budget": 64},
-        prefix=PrefixConfig(prefix_pull="always"),
-        routing=RoutingConfig(router="random", admission=False),  # every pair has its turn
-    )
+    config = config_of_pairs(checkpoint)
     async with running(Fleet(config, flags, RanksForked)) as fleet:
         yield fleet
 
@@ -145,18 +138,12 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:
-    node, host = ranked.pid("prefill-1"), hosts[0].process
+    host = hosts[0].process
     ranks = children(host.pid)
-    os.kill(node, signal.SIGKILL)
+    await ranked.kill_node("prefill-1")
     await until_gone(ranks)
-    await ranked.restore()
-    await ranked.wait_back()
+    await check_comes_back(ranked, "prefill-1", reference)
     assert host.is_running
-    async with Client(ranked.url) as client:
-        prompts = [make_prompt(60, f"back {number}") for number in range(6)]
-        outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
-    assert "prefill-1" in {output.prefill_node for output in outputs}
-    assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]
 
 
 async def test_ranks_end_with_their_node(ranked: Fleet) -> None:

@@ -6,8 +6,10 @@ import argparse
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 from tests.lives.life import ALL_MODES, Life, live
+from tests.lives.planted import BUGS, planted
 
 
 def main() -> int:
@@ -18,12 +20,15 @@ def main() -> int:
     parser.add_argument("--faults", type=int, help="in each life; default: 0 to 5")
     parser.add_argument("--events", type=int, default=80, help="of a trace that are shown")
     parser.add_argument("--stop-after", type=int, default=5, help="lives that went wrong")
+    parser.add_argument("--planted", choices=BUGS, help="a bug that all of them have")
     parser.add_argument("--show", action="store_true", help="the trace, whatever happens")
     args = parser.parse_args()
     began_s, total, failed = time.monotonic(), Counter[str](), 0
     num_lives = 0
     for seed in range(args.seed, args.seed + args.seeds):
-        life = live(seed, modes=(args.mode,) if args.mode else ALL_MODES, num_faults=args.faults)
+        modes = (args.mode,) if args.mode else ALL_MODES
+        with planted(BUGS[args.planted]) if args.planted else nullcontext():
+            life = live(seed, modes=modes, num_faults=args.faults)
         num_lives += 1
         total.update(life.counts)
         if life.wrong or args.show:
@@ -40,6 +45,7 @@ def main() -> int:
 
 def _options(args: argparse.Namespace) -> str:
     mode = f" --mode {args.mode}" if args.mode else ""
+    mode += f' --planted "{args.planted}"' if args.planted else ""
     return mode + (f" --faults {args.faults}" if args.faults is not None else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import msgspec
 import pytest
@@ -10,21 +11,23 @@ import pytest
 from pdserve.bench.compare.config import CompareConfig
 from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import main
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import ConfigError
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.calibration import Calibration, Residuals, Sharing
 from pdserve.perf_model import StepShape
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import NodeRole, SamplingParams
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
+from pdserve.simulation.node import Node, World
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.predict.answer import load_calibration
 from pdserve.simulation.predict.deployment import Deployment, Result, Rig, idle_latencies, run
 from pdserve.simulation.predict.load import Question, Ranged
 from pdserve.simulation.simulate.config import SimulateConfig
 from pdserve.simulation.split import Phase, SplitCores, Took
+from pdserve.simulation.step_times import REGIONS
 from pdserve.simulation.validate.config import PredictionConfig
 
 CORE = msgspec.structs.replace(load_calibration("core-53m"), residuals=Residuals())
@@ -102,6 +105,37 @@ def test_decodes_get_what_their_tpot_needs_and_prompts_the_rest() -> None:
         split.begin(D, 0.1, tpot_s)
         assert split.cores.allowed(D) == cores
         assert split.cores.allowed(P) == 8 - cores
+
+
+class OneTokenEach:
+    """The world of a node whose requests get one token."""
+
+    def next_token(self, request: Request) -> SampledToken:
+        return SampledToken(7)
+
+    def step_done(self, *_: object) -> None:
+        pass
+
+
+def test_a_prompt_that_came_back_and_lacks_one_token_is_no_decode() -> None:
+    """Its step has the shape of one. What nodes know of decodes, and what they cost, is not of it.
+
+    As on live nodes.
+    """
+    events, machine = Events(), Machine.of(CORE)
+    cores = SplitCores(events, machine, 1, Sharing(), PolicyConfig())
+    node = Node("d", NodeRole.DECODE, machine, events, PolicyConfig(), cores=cores)
+    node.world = cast("World", OneTokenEach())
+    decode_ratio, prompt = node.perf.decode_ratio, list(range(machine.block_size))
+    for outputs in ([], [5]):
+        sampling = SamplingParams(max_tokens=len(outputs) + 1)
+        node.submit(Request("r", prompt, sampling, Lifecycle(0.0), output_token_ids=outputs))
+        events.run()
+    node.check_idle()
+    assert [node.steps[region].count for region in REGIONS] == [1, 1, 0], "of a decode's shape"
+    assert node.busy_s > 0
+    assert node.prompt_s == pytest.approx(node.busy_s)
+    assert (node.largest_batch, node.perf.decode_ratio) == (0, decode_ratio)
 
 
 # ---- clusters ------------------------------------------------------------------------------------

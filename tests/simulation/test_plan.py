@@ -15,6 +15,7 @@ from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import CalibrationError, ConfigError
+from pdserve.settings.config import NodeConfig, PolicyConfig
 from pdserve.settings.flags import config_from
 from pdserve.settings.values import parse_bytes
 from pdserve.simulation.plan.commands import commands, helm_values
@@ -103,13 +104,13 @@ def test_what_it_prints_can_be_run(mode: str) -> None:
     deployment = Deployment(mode, 0 if mode == "colocated" else 2, 3)
     calibration, promise = load_calibration("a100-13b"), Promise(1.0, 0.05)
     schema = json.loads((ROOT / "deploy/helm/pdserve/values.schema.json").read_text())
-    values = helm_values(deployment, calibration, promise)
+    values = helm_values(deployment, calibration, promise, PolicyConfig())
     jsonschema.Draft7Validator(schema).validate(values)
     pools = [values[role] for role in ("prefill", "decode") if role in values]
     assert [pool["device"] for pool in pools] == ["cuda"] * len(pools)  # type: ignore[index]
     assert values["coordinator"]["settings"]["routing.default_class"] == "planned"  # type: ignore[index]
     parsed = []
-    for line in commands(deployment, calibration, promise):
+    for line in commands(deployment, calibration, promise, PolicyConfig()):
         words = shlex.split(line.partition("#")[0].replace("ADDRESS", "10.0.0.1:8001"))
         assert words[0] == "pdserve"
         parsed.append(build_parser().parse_args(words[1:]))
@@ -127,7 +128,7 @@ def test_what_it_prints_can_be_run(mode: str) -> None:
 def test_nodes_of_several_gpus_have_the_pool_that_was_simulated() -> None:
     """Their parts are uneven, and the largest one decides what fits."""
     uneven = msgspec.structs.replace(load_calibration("a100-13b"), pipeline_parallel=3)
-    line = commands(Deployment("colocated", 0, 1), uneven, Promise(1.0, 0.05))[0]
+    line = commands(Deployment("colocated", 0, 1), uneven, Promise(1.0, 0.05), PolicyConfig())[0]
     config = config_from(ClusterConfig, build_parser().parse_args(shlex.split(line)[1:]))
     parts = uneven.shape.layout.parts(1, 3)
     of_one = parse_bytes(config.engine.kv_memory) / len(parts)
@@ -135,9 +136,22 @@ def test_nodes_of_several_gpus_have_the_pool_that_was_simulated() -> None:
     assert len({part.block_bytes for part in parts}) > 1
 
 
-def test_nodes_on_cpus_stay_there() -> None:
-    values = helm_values(Deployment("colocated", 0, 1), load_calibration("core-53m"), Promise(1, 1))
-    assert values["decode"]["device"] == "cpu"  # type: ignore[index]
+def test_nodes_on_cpus_stay_there_and_have_the_threads_that_were_calibrated() -> None:
+    """And the policies that were simulated."""
+    calibration = msgspec.structs.replace(load_calibration("core-53m"), cpus=3)
+    deployment, policy = Deployment("colocated", 0, 1), PolicyConfig(prefill_policy="sjf-aging")
+    values = helm_values(deployment, calibration, Promise(1, 1), policy)["decode"]
+    assert isinstance(values, dict)
+    assert values["device"] == "cpu"
+    assert values["resources"] == {"requests": {"cpu": "3"}}
+    assert values["settings"]["engine.threads"] == 3
+    assert values["settings"]["policy.prefill_policy"] == "sjf-aging"
+    up, _, node = commands(deployment, calibration, Promise(1, 1), policy)
+    for struct, line in ((ClusterConfig, up), (NodeConfig, node)):
+        words = shlex.split(line.partition("#")[0].replace("ADDRESS", "10.0.0.1:8001"))
+        config = config_from(struct, build_parser().parse_args(words[1:]))
+        assert (config.engine.device, config.engine.threads) == ("cpu", 3)
+        assert config.policy == policy
 
 
 def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:
@@ -192,7 +206,10 @@ def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
     assert plan.chosen is not None
     assert any("batch" in why for why in plan.unknown.values())
     assert "not predicted: disaggregated" in said(plan)
-    assert plan.chosen.goodput is None, "the rates around it have larger batches"
+    goodput = plan.chosen.goodput
+    assert goodput is not None
+    assert goodput.where == "above the rates", "higher ones have larger batches"
+    assert f"{goodput.rate:.3g} or more" in said(plan)
 
 
 def said(plan: PlanReport) -> str:

@@ -27,9 +27,9 @@ from pdserve.simulation.machine import Machine
 from pdserve.simulation.node import Node
 from pdserve.simulation.outcome import Outcome
 from pdserve.simulation.predict.answer import load_calibration
-from pdserve.simulation.predict.deployment import Deployment, Rig, run
-from pdserve.simulation.predict.goodput import pooled
-from pdserve.simulation.predict.load import Question, Ranged, call_of
+from pdserve.simulation.predict.deployment import Deployment, Result, Rig, run
+from pdserve.simulation.predict.goodput import find_goodput, pooled
+from pdserve.simulation.predict.load import BatchOutside, Question, Ranged, call_of
 from pdserve.simulation.predict.tally import Tally
 from pdserve.simulation.prompts import KnownPrompt
 from tests.simulation.scenarios import disaggregated
@@ -140,6 +140,48 @@ def test_what_was_not_calibrated_is_refused_or_marked() -> None:
     marked = rig(narrow, extrapolates=True)
     run(marked, PAIR, case, 6.0, 60, PROMISE, 0)
     assert marked.ranges.outside["batch"][1] > 2
+
+
+@pytest.mark.parametrize(
+    ("most", "rate", "where"), [(3.0, 2.0, "crossing"), (1.5, 1.5, "above the rates")]
+)
+def test_rates_outside_of_the_calibration_only_bound_the_goodput(
+    most: float, rate: float, where: str
+) -> None:
+    """Runs are as long as they need be for this: all is in time up to a rate, and nothing beyond.
+
+    Beyond another one, batches are larger than any that was calibrated.
+    """
+    case, runs = QUESTION.case(NOISY, 0), {}
+    for slow_s in (100.0, 0.001):
+        runs[slow_s] = run(rig(), PAIR, case, 0.1, 10, Promise(slow_s, slow_s), 0)
+
+    def runs_at(rate: float) -> list[Result]:
+        if rate > most:
+            raise BatchOutside(f"at {rate}")
+        return [msgspec.structs.replace(runs[100.0 if rate <= 2.0 else 0.001], rate=rate)]
+
+    found = find_goodput(runs_at, 8.0, 0.9, 1.05)
+    assert found.goodput.where == where
+    assert found.goodput.rate == pytest.approx(rate, rel=0.05)
+    assert found.outside
+    assert all(rate > most for rate in found.outside)
+    assert all(of_rate[0].rate <= most for of_rate in found.runs)
+    most = 0.0
+    with pytest.raises(BatchOutside):
+        find_goodput(runs_at, 8.0, 0.9, 1.05)
+
+
+def test_the_command_answers_inside_of_the_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranges = msgspec.structs.replace(CORE.ranges, batch=Range(1, 4))
+    write_calibration(msgspec.structs.replace(CORE, ranges=ranges), tmp_path / "node.json")
+    command = ["simulate", "--calibration", str(tmp_path / "node.json"), "--modes", "colocated"]
+    assert main([*command, "--requests", "20", "--ttft-s", "60", "--tpot-s", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "or more" in told
+    assert "batches are larger than any that was calibrated" in " ".join(told.split())
 
 
 def test_known_prompts_share_the_blocks_that_a_trace_says_they_share() -> None:

@@ -19,7 +19,6 @@ from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
-from pdserve.late_rule import begin_by_s
 from pdserve.output_lengths import OutputLengths
 from pdserve.protocol import Slo
 
@@ -196,10 +195,9 @@ class Books:
 
 
 def _pending(slo: Slo, placement: Placement, now_s: float) -> PendingPrompt:
-    alone_s = placement.idle_ttft_s
     due_s = now_s + slo.ttft_s if slo.ttft_s else inf
     return PendingPrompt(
-        ServiceClass.of(slo), alone_s, placement.prompt_tokens, begin_by_s(due_s, alone_s)
+        ServiceClass.of(slo), placement.idle_ttft_s, placement.prompt_tokens, due_s
     )
 
 

@@ -9,7 +9,7 @@ them all.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
-from pdserve.late_rule import begin_by_s
+from pdserve.late_rule import begin_by_s, go_on_by_s
 from pdserve.protocol import Slo
 
 _FEW: Final = 64  # prompts below which nothing is forgotten
@@ -43,9 +43,17 @@ class PendingPrompt:
     """One prompt in a node's queue."""
 
     service_class: ServiceClass
-    seconds: float  # predicted, if computed alone
+    seconds: float  # predicted, if computed alone; of one that gave way, what is left of it
     tokens: int  # cached ones included: nodes do not know yet what is cached when they report
-    begin_by_s: float = inf  # it is late if it has not begun by then
+    due_s: float = inf  # when its token 1 is promised
+    has_begun: bool = False
+
+    @property
+    def late_after_s(self) -> float:
+        """When it becomes late, unless it is computed by then."""
+        if self.has_begun:
+            return go_on_by_s(self.due_s, self.seconds)
+        return begin_by_s(self.due_s, self.seconds)
 
 
 @dataclass(slots=True)
@@ -140,10 +148,7 @@ class PrefillQueues(SlotArrays):
             queue = self._queues[slot] = _Queue(member)
         queue.prompts[request_id] = prompt
         self._add(slot, prompt, 1)
-        if member.hello.late_last and prompt.begin_by_s < inf:
-            heappush(self._by_time, (prompt.begin_by_s, slot, request_id))
-            if len(self._by_time) > self._most_by_time:
-                self._forget()
+        self._await_late(queue, request_id, now_s)
         if queue.goes_ahead(request_id):
             self._set_head(queue, request_id, now_s)
 
@@ -191,35 +196,72 @@ class PrefillQueues(SlotArrays):
     def _add_late(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
         self._late_s[slot, self._column(prompt.service_class)] += sign * prompt.seconds
 
+    def _await_late(self, queue: _Queue, request_id: str, now_s: float) -> None:
+        """Note when this prompt becomes late; that it is, if so."""
+        prompt, slot = queue.prompts[request_id], queue.member.slot
+        if not queue.member.hello.late_last or prompt.due_s == inf:
+            return
+        if prompt.late_after_s < now_s:
+            queue.late.add(request_id)
+            self._add_late(slot, prompt, 1)
+            return
+        heappush(self._by_time, (prompt.late_after_s, slot, request_id))
+        if len(self._by_time) > self._most_by_time:
+            self._forget()
+
     def _forget(self) -> None:
-        """Drop the times of prompts that are not pending any more."""
+        """Drop the times at which no pending prompt becomes late any more."""
         self._by_time = [
-            (by_s, slot, request_id)
-            for by_s, slot, request_id in self._by_time
-            if (queue := self._queues.get(slot)) is not None and request_id in queue.prompts
+            (at_s, slot, request_id)
+            for at_s, slot, request_id in self._by_time
+            if self._becomes_late(at_s, slot, request_id)
         ]
         heapify(self._by_time)
         self._most_by_time = 2 * len(self._by_time) + _FEW
 
+    def _becomes_late(self, at_s: float, slot: int, request_id: str) -> bool:
+        """Whether the prompt is still pending, and has not begun or given way since."""
+        queue = self._queues.get(slot)
+        prompt = queue.prompts.get(request_id) if queue is not None else None
+        return prompt is not None and prompt.late_after_s == at_s
+
     def _note_late(self, now_s: float) -> None:
-        """Note which prompts have become late. The one being computed has begun in time."""
+        """Note which prompts have become late. The one being computed goes on in time."""
         while self._by_time and self._by_time[0][0] < now_s:
-            by_s, slot, request_id = heappop(self._by_time)
-            queue = self._queues.get(slot)
-            prompt = queue.prompts.get(request_id) if queue is not None else None
-            if queue is None or prompt is None or prompt.begin_by_s != by_s:
-                continue  # it was computed, or the node was lost
+            at_s, slot, request_id = heappop(self._by_time)
+            if not self._becomes_late(at_s, slot, request_id):
+                continue
+            queue = self._queues[slot]
             if request_id != queue.head:
                 queue.late.add(request_id)
-                self._add_late(slot, prompt, 1)
+                self._add_late(slot, queue.prompts[request_id], 1)
 
     def _set_head(self, queue: _Queue, head: str | None, now_s: float) -> None:
-        slot, queue.head = queue.member.slot, head
+        if head == queue.head:
+            return
+        slot, given_way = queue.member.slot, queue.head
+        queue.head = head
+        if given_way is not None and given_way in queue.prompts:
+            prompt = queue.prompts[given_way]
+            left_s = max(0.0, prompt.seconds - (now_s - float(self._head_since[slot, 0])))
+            self._change(queue, given_way, replace(prompt, seconds=left_s), now_s)
         self._head_since[slot] = now_s
         self._head_s[slot] = 0.0
         if head is not None:
             prompt = queue.prompts[head]
             self._head_s[slot, self._column(prompt.service_class)] = prompt.seconds
+            if not prompt.has_begun:
+                self._change(queue, head, replace(prompt, has_begun=True), now_s)
+
+    def _change(self, queue: _Queue, request_id: str, prompt: PendingPrompt, now_s: float) -> None:
+        """Note what is left of a prompt, and anew whether it is late."""
+        slot, before = queue.member.slot, queue.prompts[request_id]
+        if request_id in queue.late:
+            queue.late.remove(request_id)
+            self._add_late(slot, before, -1)
+        queue.prompts[request_id] = prompt
+        self._seconds[slot, self._column(prompt.service_class)] += prompt.seconds - before.seconds
+        self._await_late(queue, request_id, now_s)
 
     def _left_s(self, now_s: float) -> Floats:
         """Return queued seconds [slot, class], less what the head prompt has had so far."""

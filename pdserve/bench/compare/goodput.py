@@ -71,6 +71,11 @@ class Goodput(msgspec.Struct, frozen=True):
     low: float  # 5th and 95th percentile of what it may be; 0: below the rates
     high: float | None  # None: above the rates
 
+    @property
+    def text(self) -> str:
+        """For people: "3.2", or "3.2 or more" above the rates."""
+        return f"{self.rate:.3g}" + " or more" * (self.where == "above the rates")
+
 
 def crossing(
     rates: Sequence[float], attainments: Sequence[float], target: float

@@ -9,7 +9,7 @@ from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
 from pdserve.fair_share import FairShare
-from pdserve.late_rule import begin_by_s
+from pdserve.late_rule import begin_by_s, go_on_by_s
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 
@@ -95,4 +95,4 @@ class DueWithSlack(PromptRule):
         time_s = self._perf.prefill_s(prompt.num_uncached, num_cached, self._token_budget)
         due = due_s(prompt.request)
         has_begun = bool(prompt.request.block_table)
-        return (due - time_s if has_begun else begin_by_s(due, time_s)) - now_s
+        return (go_on_by_s(due, time_s) if has_begun else begin_by_s(due, time_s)) - now_s

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+from concurrent.futures import Future
 
 from kv_transfer.hosts.agent import Agent
 from pdserve.errors import PeerLost
@@ -16,21 +17,13 @@ log = logging.getLogger(__name__)
 class AgentThread:
     """From the order to the end of the node."""
 
-    def __init__(self, agent: Agent, listener: socket.socket, secret: bytes) -> None:
-        """Wait for the node's connection for KV.
-
-        Args:
-            agent: which runs only here.
-            listener: this host's, which nobody else uses meanwhile.
-            secret: what the connection begins with.
-        """
+    def __init__(self, agent: Agent, kv: Future[socket.socket]) -> None:
+        """Wait for `kv`, the node's connection for it. The agent runs only here."""
         self.failed = ""  # why it ended, though the connection did not break; empty: it has not
         self._agent = agent
-        self._listener = listener
         self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] = self._loop.create_task(agent.serve(listener, secret))
+        self._task: asyncio.Task[None] = self._loop.create_task(self._serve(kv))
         self._thread = threading.Thread(target=self._run, name="kv-agent", daemon=True)
-        listener.setblocking(False)
         self._thread.start()
 
     def wait_bumps(self, num_bumps: int) -> None:
@@ -38,11 +31,13 @@ class AgentThread:
         self._agent.wait_bumps(num_bumps)
 
     def close(self) -> None:
-        """End it: nothing here touches the pool any more, and the listener is as it was."""
+        """End it: nothing here touches the pool any more."""
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
         self._loop.close()
-        self._listener.setblocking(True)
+
+    async def _serve(self, kv: Future[socket.socket]) -> None:
+        await self._agent.serve(await asyncio.wrap_future(kv))
 
     def _run(self) -> None:
         try:

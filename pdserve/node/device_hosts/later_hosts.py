@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.exporter import Exporter
-from kv_transfer.hosts.agent import SECRET_BYTES
 from kv_transfer.hosts.far_host import Exported, FarHost
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.sockets import send_all
@@ -29,7 +28,7 @@ from pdserve.engine.ranks.hosts import HostShare
 from pdserve.errors import NodeSick, PeerLost
 from pdserve.node.device_hosts.messages import HostResult, HostStep
 from pdserve.node.rank_hosts.connecting import CONNECT_S, connect
-from pdserve.node.rank_hosts.messages import DevicesOrder, HostOrder
+from pdserve.node.rank_hosts.messages import SECRET_BYTES, DevicesOrder, HostOrder
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import Sickness, TransportOffer

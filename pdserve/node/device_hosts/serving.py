@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from contextlib import ExitStack
 from functools import partial
 
@@ -22,10 +20,10 @@ from pdserve.node.device_ranks.order import Rendezvous
 from pdserve.node.device_ranks.start import start_host_ranks
 from pdserve.node.memory.kv_memory import parts_memory
 from pdserve.node.prefixes.host_tier import slot_copies, slots_of
-from pdserve.node.rank_hosts.messages import DevicesOrder, HostOrder
+from pdserve.node.rank_hosts.door import ServedNode
+from pdserve.node.rank_hosts.messages import DevicesOrder
 from pdserve.node.rank_hosts.ordered_model import device_model_of
-from pdserve.node.rank_hosts.stream import HostStream
-from pdserve.node.start.cores import plan_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, named_device
 from pdserve.settings.rank_host import RankHostConfig
 
@@ -34,22 +32,20 @@ log = logging.getLogger(__name__)
 
 def serve_devices(
     config: RankHostConfig,
-    order: HostOrder,
+    cores: CorePlan,
+    node: ServedNode,
     devices: DevicesOrder,
     checkpoint: Checkpoint,
-    stream: HostStream,
-    listener: socket.socket,
     tls: NodeTls | None,
 ) -> None:
     """Load what the node asks for, and compute its steps until it ends.
 
     Args:
         config: of this host.
-        order: what is to be loaded.
-        devices: its part about devices.
+        cores: of this host, for all its ranks.
+        node: which is served.
+        devices: the part of its order about them.
         checkpoint: the one that is here.
-        stream: to the node.
-        listener: this host's, for the node's connection for KV.
         tls: how connections are secured.
 
     Raises:
@@ -57,13 +53,11 @@ def serve_devices(
         NodeSick, RanksLost: a rank of this host has, or its agent.
         ConfigError: this host cannot do what is asked.
     """
-    model = device_model_of(order, devices, checkpoint, named_device(config.engine.device))
+    model = device_model_of(node.order, devices, checkpoint, named_device(config.engine.device))
     share = model.share
-    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("ranks %d to %d: %s", share.ranks[0], share.ranks[-1], cores.describe())
-    use_service_cores(cores)
     rendezvous = Rendezvous(
-        num_ranks=share.parallelism.num_ranks, store=devices.store, own_host=stream.own_host
+        num_ranks=share.parallelism.num_ranks, store=devices.store, own_host=node.stream.own_host
     )
     with ExitStack() as closing:
         memory = _memory(model, devices)
@@ -76,10 +70,10 @@ def serve_devices(
         if isinstance(memory, ShardedPool):
             make_tier = partial(_tier, model, memory)
             agent = Agent(memory, config.host, devices.advertised, make_tier, tls)
-            thread = AgentThread(agent, listener, devices.secret)
+            thread = AgentThread(agent, node.kv)
             closing.callback(thread.close)
         stand_in = DeviceStandIn(
-            stream,
+            node.stream,
             started.processes,
             model.config.hidden_size,
             model.config.vocab_size,

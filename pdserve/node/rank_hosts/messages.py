@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import PeerLost
 from pdserve.kv_layout import KvLayout
+from pdserve.node.device_hosts.messages import HostResult
 from pdserve.settings.config import AttentionName, Quantization
+
+SECRET_BYTES: Final = 32
 
 
 class DevicesOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +25,8 @@ class DevicesOrder(msgspec.Struct, frozen=True, kw_only=True):
     worst_step: WorstStep
     store: str  # host:port where the ranks meet
     advertised: str  # where pullers reach the later host
-    secret: bytes  # what the node shows on its connection for KV; empty: no KV moves
+    # What the node shows on its connection for KV, SECRET_BYTES; empty: no KV moves.
+    secret: bytes
 
 
 class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +58,11 @@ class HostAnswer(msgspec.Struct, frozen=True):
         """Raises PeerLost: it cannot go on."""
         if self.error:
             raise PeerLost(self.error)
+
+
+def failure(order: HostOrder, why: str) -> HostAnswer | HostResult:
+    """What a later host says that cannot go on with what it was asked to."""
+    return HostAnswer(why) if order.devices is None else HostResult(error=why)
 
 
 class HostStep(msgspec.Struct, frozen=True):

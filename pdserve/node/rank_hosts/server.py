@@ -5,14 +5,11 @@ That kills it, whatever it waits for: it has nothing to put in order, and its ra
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import hmac
 import logging
 import os
 import socket
-from contextlib import suppress
-from typing import Final
+from contextlib import closing, suppress
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.tls import NodeTls
@@ -23,22 +20,18 @@ from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.errors import ConfigError, PdserveError, PeerLost
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.node.device_hosts.messages import HostResult
 from pdserve.node.device_hosts.serving import serve_devices
-from pdserve.node.rank_hosts.messages import HostAnswer, HostOrder
+from pdserve.node.rank_hosts.door import Door, ServedNode
+from pdserve.node.rank_hosts.messages import HostAnswer, failure
 from pdserve.node.rank_hosts.ordered_model import model_of
 from pdserve.node.rank_hosts.stand_in import StandIn
-from pdserve.node.rank_hosts.stream import HostStream
-from pdserve.node.start.cores import plan_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.model import packed_cache
 from pdserve.node.start.ranks import start_ranks
-from pdserve.protocol.version import check_protocol
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.wire.security import Security, check_exposure
 
 log = logging.getLogger(__name__)
-
-_FIRST_S: Final = 10.0  # from a connection to what a node says first
 
 
 def run(config: RankHostConfig) -> None:
@@ -51,27 +44,24 @@ def run(config: RankHostConfig) -> None:
     security = Security.of(config.security)
     named = config.checkpoint
     checkpoint = resolve_checkpoint(named.model or str(CHECKPOINT_PATH), named.revision)
-    listener = _listen(config)
     tls = None if security.tls_dir is None else NodeTls(security.tls_dir)
-    while True:
-        gc.collect()  # the last node's KV, which the next one needs the memory for
-        sock, (peer, *_) = listener.accept()
-        try:
-            stream = HostStream(asyncio.run(_secured(sock, tls)))
-        except (PdserveError, OSError) as error:
-            log.warning("refused %s: %s", peer, error)
-            continue
-        try:
-            order = stream.receive(HostOrder, within_s=_FIRST_S)
-            _serve(config, order, security, checkpoint, stream, listener, tls)
-        except PeerLost as error:
-            log.info("the node at %s has ended: %s", peer, error)
-        except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
-            log.error("the node at %s cannot go on: %s", peer, error)
-            with suppress(PeerLost):
-                stream.send(_failure(order, str(error)))
-        finally:
-            stream.close()
+    # Once: afterwards, this process may use only those of its services.
+    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
+    use_service_cores(cores)
+    with closing(Door(_listen(config), security.token, tls)) as door:
+        while True:
+            gc.collect()  # the last node's KV, which the next one needs the memory for
+            node = door.next_node()
+            try:
+                _serve(config, cores, node, security, checkpoint, tls)
+            except PeerLost as error:
+                log.info("the node at %s has ended: %s", node.peer, error)
+            except (PdserveError, _native.RanksLost, OSError, ValueError) as error:
+                log.error("the node at %s cannot go on: %s", node.peer, error)
+                with suppress(PeerLost):
+                    node.stream.send(failure(node.order, str(error)))
+            finally:
+                node.stream.close()
 
 
 def _listen(config: RankHostConfig) -> socket.socket:
@@ -84,38 +74,21 @@ def _listen(config: RankHostConfig) -> socket.socket:
     return listener
 
 
-async def _secured(sock: socket.socket, tls: NodeTls | None) -> socket.socket:
-    if tls is None:
-        return sock
-    sock.setblocking(False)
-    async with asyncio.timeout(_FIRST_S):
-        return await tls.accept(sock)
-
-
-def _failure(order: HostOrder, why: str) -> HostAnswer | HostResult:
-    return HostAnswer(why) if order.devices is None else HostResult(error=why)
-
-
 def _serve(
     config: RankHostConfig,
-    order: HostOrder,
+    cores: CorePlan,
+    node: ServedNode,
     security: Security,
     checkpoint: Checkpoint,
-    stream: HostStream,
-    listener: socket.socket,
     tls: NodeTls | None,
 ) -> None:
     """Load what the node asks for, and compute its steps until it ends."""
-    if not hmac.compare_digest(order.token.encode(), security.token.encode()):
-        raise ConfigError("the join token is not the one here: compare security.join_token_file")
-    check_protocol(order.protocol, "the node")
+    order, stream = node.order, node.stream
     if order.devices is not None:
-        serve_devices(config, order, order.devices, checkpoint, stream, listener, tls)
+        serve_devices(config, cores, node, order.devices, checkpoint, tls)
         return
     model = model_of(order, checkpoint)
-    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("ranks from %d on: %s", order.part.num_before, cores.describe())
-    use_service_cores(cores)
     pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
     cache = packed_cache(config.engine, config.timeouts)
     ranks = start_ranks(model, cores, pool, cache, security)

@@ -1,7 +1,7 @@
 """What starts the deployment that a plan chose: commands, and values of the Helm chart.
 
-Nodes have the device and the limits of those that were simulated, KV included, and requests the
-promise, to which policies keep.
+Nodes have the device, the threads, the limits and the policies of those that were simulated, KV
+included, and requests the promise, to which policies keep.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ from typing import Final
 
 from pdserve.bench.load.outcome import Promise
 from pdserve.measured.calibration import Calibration
+from pdserve.settings.config import PolicyConfig
+from pdserve.settings.described import settings_of
 from pdserve.simulation.predict.deployment import Deployment
 
 _CLASS: Final = "planned"  # of all requests
 
 
-def commands(deployment: Deployment, calibration: Calibration, promise: Promise) -> list[str]:
+def commands(
+    deployment: Deployment, calibration: Calibration, promise: Promise, policy: PolicyConfig
+) -> list[str]:
     """Return what starts it on one machine, and process by process on several.
 
     MODEL stands for the checkpoint that was calibrated, and ADDRESS for the coordinator's.
     """
     mode, pools = f"--mode {deployment.mode} --model MODEL", _pools(deployment)
     promised = f"--slo-classes {quote(_promised(promise))} --default-class {_CLASS}"
-    of_engine = " ".join(f"--set {name}={value}" for name, value in _engine(calibration).items())
+    settings = {**_engine(calibration), **_policies(policy)}
+    of_nodes = " ".join(f"--set {name}={value}" for name, value in settings.items())
     numbers = " ".join(f"--{role} {number}" for role, number in pools.items())
     return [
-        f"pdserve up {mode} {numbers} {promised} {of_engine}",
+        f"pdserve up {mode} {numbers} {promised} {of_nodes}",
         f"pdserve coordinator {mode} {promised}",
         *(
-            f"pdserve {role} --model MODEL --coordinators ADDRESS {of_engine}"
+            f"pdserve {role} --model MODEL --coordinators ADDRESS {of_nodes}"
             f"  # on {number} machines"
             for role, number in pools.items()
         ),
@@ -38,16 +43,18 @@ def commands(deployment: Deployment, calibration: Calibration, promise: Promise)
 
 
 def helm_values(
-    deployment: Deployment, calibration: Calibration, promise: Promise
+    deployment: Deployment, calibration: Calibration, promise: Promise, policy: PolicyConfig
 ) -> dict[str, object]:
     """Return the values of the chart for this deployment, but for the model."""
-    settings = _engine(calibration)
+    settings = {**_engine(calibration), **_policies(policy)}
     device = settings.pop("engine.device")  # these have values of their own
     parts = {
         "tensorParallel": settings.pop("engine.tensor_parallel", 1),
         "pipelineParallel": settings.pop("engine.pipeline_parallel", 1),
     }
-    changed = {name: number for name, number in parts.items() if number != 1}
+    changed: dict[str, object] = {name: number for name, number in parts.items() if number != 1}
+    if threads := settings.get("engine.threads"):
+        changed["resources"] = {"requests": {"cpu": str(threads)}}
     promised = {"routing.slo_classes": [_promised(promise)], "routing.default_class": _CLASS}
     return {
         "mode": deployment.mode,
@@ -85,9 +92,17 @@ def _engine(calibration: Calibration) -> dict[str, object]:
         "engine.token_budget": limits.token_budget,
         "engine.block_size": shape.block_size,
         "engine.dtype": str(shape.dtype),
+        # Else a node has as many threads as its machine has cores. On GPUs, they compute no steps.
+        **({"engine.threads": calibration.cpus} if calibration.device_type == "cpu" else {}),
         **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),
         **{name: number for name, number in parts.items() if number > 1},
     }
+
+
+def _policies(policy: PolicyConfig) -> dict[str, object]:
+    """Return the settings of the policies that are not those of any node."""
+    settings = [(setting, setting.of(policy)) for setting in settings_of(PolicyConfig)]
+    return {f"policy.{s.name}": value for s, value in settings if value != s.default}
 
 
 def _kv_bytes(calibration: Calibration) -> int:

@@ -36,7 +36,7 @@ class Best(msgspec.Struct, frozen=True):
     """The cheapest deployment of a mode that serves the load."""
 
     tried: Tried
-    goodput: Goodput | None  # None: at the rates around it, it is outside of the calibration
+    goodput: Goodput | None  # None: requests of other rates are outside of the calibration
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +109,8 @@ def answer(config: PlanConfig) -> PlanReport:
         tried=tried,
         unknown=search.unknown,
         changes=list(search.changes(deployment, rate)) if deployment else [],
-        command=commands(deployment, calibration, promise) if deployment else [],
-        helm=helm_values(deployment, calibration, promise) if deployment else {},
+        command=commands(deployment, calibration, promise, rig.policy) if deployment else [],
+        helm=helm_values(deployment, calibration, promise, rig.policy) if deployment else {},
         seconds=time.perf_counter() - began_s,
     )
 
@@ -125,15 +125,14 @@ def _rate(config: PlanConfig) -> float:
 
 def _goodput(search: Search, deployment: Deployment, rate: float) -> Goodput | None:
     try:
-        found, _ = find_goodput(
+        return find_goodput(
             lambda at: runs_of(
                 search.rig, deployment, search.question, at, search.promise, search.num_seeds
             ),
             rate,
             search.rig.target,
             _CLOSE,
-        )
+        ).goodput
     except CalibrationError as error:
         search.unknown[f"goodput of {deployment.text}"] = error.message
         return None
-    return found

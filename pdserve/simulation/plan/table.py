@@ -64,7 +64,7 @@ def _deployments(report: PlanReport) -> Table:
             one.deployment.text + (" *" if is_in_front else ""),
             f"{one.cost.per_hour:.4g}",
             f"{one.attainment:.0%}",
-            "" if goodput is None else f"{goodput.rate:.3g}",
+            "" if goodput is None else goodput.text,
             _number(one.result.score.ttft_ms.p99, 0),
             f"{one.tpot_ms:.1f}",
             f"{one.cost.idle_share:.0%}",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
 
 from pdserve.bench.compare.goodput import Goodput, RatePoint, goodput
 from pdserve.simulation.predict.deployment import Result
+from pdserve.simulation.predict.load import BatchOutside
 
 GROWTH = 1.5  # factor between rates until the crossing is enclosed
 _MOST = 24  # rates
@@ -14,34 +17,54 @@ Runs = Sequence[Result]
 """The runs at one rate, one per seed."""
 
 
+class Found(NamedTuple):
+    """What a search has found."""
+
+    goodput: Goodput  # "above the rates": above all that lie within the calibration
+    runs: list[Runs]  # by rate, ascending
+    outside: list[float]  # rates at which decode batches were larger than any that was calibrated
+
+
 def find_goodput(
     runs_at: Callable[[float], Runs], start: float, target: float, close: float
-) -> tuple[Goodput, list[Runs]]:
-    """Return the goodput, and the runs behind it by rate.
+) -> Found:
+    """Search for the goodput. What is said of rates beyond one outside the calibration is left out.
 
     Args:
         runs_at: simulates a rate.
         start: the first rate, per second.
         target: share of the requests of each kind that must be in time.
         close: factor between the two rates around the crossing, at which the search ends.
+
+    Raises:
+        CalibrationError: all rates lie outside of the calibration.
     """
     found: dict[float, Runs] = {}
-    low, high, rate = 0.0, 0.0, start
-    while len(found) < _MOST and not (low and high and high <= low * close):
-        found[rate] = runs_at(rate)
-        if pooled(found[rate]).attainment >= target:
-            low = rate
+    outside: list[float] = []
+    error: BatchOutside | None = None
+    low, high, edge, rate = 0.0, inf, inf, start
+    while len(found) + len(outside) < _MOST and not (low and min(high, edge) <= low * close):
+        try:
+            found[rate] = runs_at(rate)
+        except BatchOutside as larger:
+            edge, error = rate, larger
+            outside.append(rate)
         else:
-            high = rate
-        if not high:
+            if pooled(found[rate]).attainment >= target:
+                low = rate
+            else:
+                high = rate
+        if min(high, edge) == inf:
             rate = low * GROWTH
         elif not low:
-            rate = high / GROWTH
+            rate = min(high, edge) / GROWTH
         else:
-            rate = (low * high) ** 0.5
+            rate = (low * min(high, edge)) ** 0.5
     by_rate = [found[rate] for rate in sorted(found)]
-    points = [pooled(runs) for runs in by_rate]
-    return goodput(points, target, seed=0), by_rate
+    points = [pooled(found[rate]) for rate in sorted(found) if rate < edge]
+    if not points and error is not None:
+        raise error
+    return Found(goodput(points, target, seed=0), by_rate, sorted(outside))
 
 
 def pooled(runs: Runs) -> RatePoint:

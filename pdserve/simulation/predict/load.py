@@ -110,6 +110,10 @@ def capacity(calibration: Calibration, question: Question, num_nodes: int) -> fl
     return num_nodes * len(sketches) / seconds
 
 
+class BatchOutside(CalibrationError):
+    """Decode batches of a run were larger than any that was measured: lower rates may be inside."""
+
+
 class Ranged:
     """Compares what is simulated with the ranges of the calibration."""
 
@@ -129,16 +133,26 @@ class Ranged:
         self._within("context", sketch.num_prompt + sketch.num_output, self._ranges.context)
 
     def check_batches(self, largest: Sequence[int]) -> None:
-        """Check the largest decode batch of each node. Raises as `check`."""
+        """Check the largest decode batch of each node.
+
+        Raises:
+            BatchOutside: one lies outside, and that is not allowed.
+        """
         for size in largest:
             if size:
-                self._within("batch", size, self._ranges.batch)
+                self._within("batch", size, self._ranges.batch, BatchOutside)
 
-    def _within(self, what: str, value: int, measured: Range) -> None:
+    def _within(
+        self,
+        what: str,
+        value: int,
+        measured: Range,
+        error: type[CalibrationError] = CalibrationError,
+    ) -> None:
         if measured.least <= value <= measured.most:
             return
         if not self._extrapolates:
-            raise CalibrationError(
+            raise error(
                 f"{what} {value} is outside of what was calibrated, {measured.least} to "
                 f"{measured.most}: calibrate a wider range, change the load (--length-scale, "
                 "--rates), or give --extrapolate and take the answer with that much more doubt"

@@ -34,6 +34,7 @@ class ModeAnswer(msgspec.Struct, frozen=True):
     deployment: Deployment
     goodput: Goodput | None
     rows: list[Result]
+    outside: list[float]  # rates that the search left out: the calibration has no such batches
 
 
 class SimulateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,8 @@ def _answer_for(
         return runs_of(rig, deployment, question, rate, promise, config.seeds)
 
     if rates:
-        return ModeAnswer(deployment, None, [row for rate in rates for row in runs_at(rate)])
+        return ModeAnswer(deployment, None, [row for rate in rates for row in runs_at(rate)], [])
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
-    goodput, runs = find_goodput(runs_at, start, config.target, _CLOSE)
-    return ModeAnswer(deployment, goodput, [row for rows in runs for row in rows])
+    found = find_goodput(runs_at, start, config.target, _CLOSE)
+    rows = [row for runs in found.runs for row in runs]
+    return ModeAnswer(deployment, found.goodput, rows, found.outside)

@@ -17,6 +17,12 @@ def tables(report: SimulateReport) -> Iterator[RenderableType]:
     yield _runs(report)
     if any(mode.goodput for mode in report.modes):
         yield _goodput(report)
+    for mode in report.modes:
+        if mode.outside:
+            yield (
+                f"{mode.deployment.text}: from {mode.outside[0]:.3g} requests/s on, batches are "
+                "larger than any that was calibrated; --extrapolate predicts these rates as well"
+            )
     yield report.card.text
     yield f"simulated {report.speed:.0f} s per second of one core"
 
@@ -68,11 +74,11 @@ def _goodput(report: SimulateReport) -> Table:
     best = max(_rate(mode) for mode in found)
     for mode in found:
         assert mode.goodput is not None
-        high = "-" if mode.goodput.high is None else f"{mode.goodput.high:.3g}"
+        low, high = mode.goodput.low, mode.goodput.high
         table.add_row(
             mode.deployment.text,
-            f"{mode.goodput.rate:.3g}",
-            f"{mode.goodput.low:.3g}-{high}",
+            mode.goodput.text,
+            f"> {low:.3g}" if high is None else f"{low:.3g}-{high:.3g}",
             f"{_rate(mode) / best:.0%}" if best else "-",
             f"{mode.goodput.rate / mode.deployment.num_nodes:.3g}",
         )

@@ -178,7 +178,7 @@ def _goodput(
         return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
 
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
-    goodput, _ = find_goodput(simulate, start, config.target, _CLOSE)
+    goodput = find_goodput(simulate, start, config.target, _CLOSE).goodput
     if goodput.where != "crossing":
         raise ConfigError(
             f"{case.name}, {deployment.text}: no rate is predicted at which TTFT "

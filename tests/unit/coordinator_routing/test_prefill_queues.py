@@ -75,6 +75,15 @@ def test_with_token_one_the_next_one_begins() -> None:
     assert queue_s(nodes) == pytest.approx(30 * MS)
 
 
+def test_what_has_been_computed_stays_so_when_another_prompt_leaves() -> None:
+    nodes = Nodes(p=1, d=1)
+    nodes.send(100)
+    second = nodes.send(50)
+    nodes.clock.advance(60 * MS)
+    second.end(by_itself=False)
+    assert queue_s(nodes) == pytest.approx(40 * MS)
+
+
 def test_a_cancelled_prompt_leaves_the_queue() -> None:
     nodes = Nodes(p=1, d=1)
     nodes.send(100).end(by_itself=False)
@@ -148,14 +157,39 @@ def test_a_prompt_that_is_late_is_computed_when_nothing_else_is_there() -> None:
     first, _late = (nodes.send(num_tokens, slo=PROMISED) for num_tokens in (400, 500))
     nodes.clock.advance(0.3)
     assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.1), "the second one is late"
-    nodes.clock.advance(0.1)
-    first.progressed(1)
+    nodes.clock.advance(0.3)
+    first.progressed(1)  # the second one begins now, and cannot be done within 1 s
     nodes.clock.advance(0.2)
     lower = Slo(name="b", priority=-1)
     assert nodes.place(100, slo=lower).queue_s == pytest.approx(0.3), "it has had 0.2 of 0.5 s"
     nodes.send(30, slo=PROMISED)  # goes ahead of it
     nodes.clock.advance(0.01)
     assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.02)
+
+
+def test_a_prompt_that_has_begun_is_late_when_there_is_no_time_for_the_rest() -> None:
+    """Not when there would be none for all of it: a higher priority has interrupted it."""
+    nodes = Nodes(d=1)
+    nodes.prefill.append(nodes.join("p0", NodeRole.PREFILL, late_last=True))
+    nodes.send(500, slo=PROMISED)
+    nodes.clock.advance(0.2)
+    nodes.send(400, priority=1)
+    nodes.clock.advance(0.3)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.1 + 0.3)
+    nodes.clock.advance(0.21)
+    assert nodes.place(100, slo=PROMISED).queue_s == 0.0
+
+
+def test_a_late_prompt_that_begins_soon_enough_is_not_late_any_more() -> None:
+    nodes = Nodes(d=1)
+    nodes.prefill.append(nodes.join("p0", NodeRole.PREFILL, late_last=True))
+    first, _ = (nodes.send(num_tokens, slo=PROMISED) for num_tokens in (400, 500))
+    nodes.clock.advance(0.4)
+    assert nodes.place(100, slo=PROMISED).queue_s == 0.0, "it should have begun at 0.25 s"
+    first.progressed(1)
+    nodes.send(30, slo=PROMISED)  # does not go ahead of it
+    nodes.clock.advance(0.1)
+    assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(0.4 + 0.03)
 
 
 def test_a_prompt_that_is_late_itself_waits_for_older_ones() -> None:

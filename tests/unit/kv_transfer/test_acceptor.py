@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+from typing import Any
 
 import pytest
 
@@ -34,4 +36,24 @@ async def test_one_that_cannot_be_served_is_closed_and_the_next_is_accepted(
         await writer.wait_closed()
     assert said == [b"", b"welcome"]
     assert "no room" in caplog.text
+    await acceptor.close()
+
+
+async def test_a_process_out_of_descriptors_accepts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, accepted = asyncio.get_running_loop(), asyncio.Queue[socket.socket]()
+    accept, has_failed = loop.sock_accept, asyncio.Event()
+
+    async def failing_once(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise OSError(errno.EMFILE, "too many open files")
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", failing_once)
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = Acceptor(listener, accepted.put_nowait)
+    await has_failed.wait()
+    with socket.create_connection(listener.getsockname()):
+        async with asyncio.timeout(5):
+            (await accepted.get()).close()
     await acceptor.close()

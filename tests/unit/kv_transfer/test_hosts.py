@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +20,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts import agent as agent_module
 from kv_transfer.hosts import far_host
-from kv_transfer.hosts.agent import SECRET_BYTES, Agent
+from kv_transfer.hosts.agent import Agent
 from kv_transfer.hosts.far_host import Exported, FarHost
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
@@ -42,7 +41,6 @@ NUM_BLOCKS = 12
 FIRST, END = 3, 22  # tokens, neither at a block's border
 TABLE = [7, 4, 9, 0, 11, 6]  # request block |-> pool block
 OTHER_TABLE = [3, 10, 5, 8, 1, 2]
-SECRET = b"s" * SECRET_BYTES
 
 _numbers = count()
 
@@ -104,33 +102,30 @@ async def wide(
         await exporter.start("127.0.0.1")
         exported = exported_by(node_id, [kind], identity, exporter.ticket_key)
         for number, host in enumerate(hosts, start=1):
-            listener = socket.create_server(("127.0.0.1", 0))
-            listener.setblocking(False)
-            stack.callback(listener.close)
             part = here[number]
 
             def make_tier(num_blocks: int, part: ExportedPool = part) -> list[CpuCopies]:
                 return [CpuCopies(part, FileBlocks(num_blocks, [part.block_bytes], ""))]
 
             agent = Agent(as_seen_by(number), "127.0.0.1", "127.0.0.1", make_tier)
-            agents.append(asyncio.create_task(agent.serve(listener, SECRET)))
-            stranger = socket.create_connection(listener.getsockname())
-            stranger.sendall(b"x" * 2 * SECRET_BYTES)
-            stranger.shutdown(socket.SHUT_WR)
-            sock = socket.create_connection(listener.getsockname())
-            sock.sendall(SECRET)
+            sock, end = connected()
+            agents.append(asyncio.create_task(agent.serve(end)))
             assert isinstance(pool, ShardedPool)
             exporter.offers += await host.begin(
                 sock, exported, pool.generations, tier_blocks, clock
             )
-            assert b"serves a node already" in stranger.recv(100)
-            stranger.close()
             pool.follow_bumps(lambda ids, host=host: host.bumped(ids, pool.generations))
         yield Wide(layouts, pool, [p.data for p in here], exporter, puller, hosts, agents)
         for host in hosts:
             await host.close()
         ended = await asyncio.gather(*agents, return_exceptions=True)
         assert all(isinstance(end, PeerLost) for end in ended), ended
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """A connection of a node to an agent, and the agent's end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
 
 
 def exported_by(
@@ -398,50 +393,19 @@ async def test_a_tier_that_is_being_made_is_closed_with_the_rest() -> None:
 
     agent = Agent(pool, "127.0.0.1", "127.0.0.1", make_tier)
     host = FarHost("host 1", part.block_bytes)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        serving = asyncio.create_task(agent.serve(listener, SECRET))
-        sock = socket.create_connection(listener.getsockname())
-        sock.sendall(SECRET)
-        beginning = asyncio.create_task(
-            host.begin(sock, exported_by("node", ["tcp"]), part.generations, 2, ManualClock(1.0))
-        )
-        await asyncio.to_thread(is_pinning.wait, 5.0)
-        await host.close()
-        done, _ = await asyncio.wait({serving}, timeout=0.05)
-        may_end.set()
-        assert not done, "the thread still pins"
-        ended = await asyncio.gather(serving, beginning, return_exceptions=True)
+    sock, end = connected()
+    serving = asyncio.create_task(agent.serve(end))
+    beginning = asyncio.create_task(
+        host.begin(sock, exported_by("node", ["tcp"]), part.generations, 2, ManualClock(1.0))
+    )
+    await asyncio.to_thread(is_pinning.wait, 5.0)
+    await host.close()
+    done, _ = await asyncio.wait({serving}, timeout=0.05)
+    may_end.set()
+    assert not done, "the thread still pins"
+    ended = await asyncio.gather(serving, beginning, return_exceptions=True)
     assert all(isinstance(end, PeerLost) for end in ended), ended
     assert is_closed.is_set()
-
-
-async def test_an_agent_out_of_descriptors_accepts_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-    accept, has_failed = loop.sock_accept, asyncio.Event()
-
-    async def failing_once(listener: socket.socket) -> tuple[socket.socket, Any]:
-        if not has_failed.is_set():
-            has_failed.set()
-            raise OSError(errno.EMFILE, "too many open files")
-        return await accept(listener)
-
-    agent = Agent(pool_of_last_host(), "127.0.0.1", "127.0.0.1", lambda _: [])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        monkeypatch.setattr(loop, "sock_accept", failing_once)
-        serving = asyncio.create_task(agent.serve(listener, SECRET))
-        await has_failed.wait()
-        sock = socket.create_connection(listener.getsockname())
-        sock.sendall(SECRET)
-        host = FarHost("host 1", 0)
-        exported = exported_by("node", ["tcp"])
-        generations = np.zeros(NUM_BLOCKS, np.uint64)
-        offers = await host.begin(sock, exported, generations, 0, ManualClock(1.0))
-        assert offers
-        await host.close()
-        with pytest.raises(PeerLost):
-            await serving
 
 
 async def test_the_host_tier_has_slots_on_every_host() -> None:

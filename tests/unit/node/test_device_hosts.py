@@ -18,23 +18,16 @@ import msgspec
 import pytest
 import torch
 
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
 from kv_transfer.hosts.agent import Agent
 from kv_transfer.hosts.far_host import FarHost
-from kv_transfer.puller import Puller
-from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.tier import HostTier
-from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve.addresses import split_address
-from pdserve.clock import ManualClock
 from pdserve.cluster.ports import ReservedPort
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.steps.batch import WantedStates
 from pdserve.errors import NodeSick, PeerLost
-from pdserve.node.device_hosts.later_hosts import KvSettings, LaterHosts
+from pdserve.node.device_hosts.later_hosts import LaterHosts
 from pdserve.node.prefixes.host_tier import slot_copies, slots_of
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.settings.security import SecurityConfig
@@ -44,6 +37,13 @@ from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, make_prompt
 from tests.unit.engine_model.harness import Node as Alone
+from tests.unit.node.device_pairs import (
+    NUM_OUTPUT,
+    ends,
+    prefilled_and_decoded,
+    requests_of,
+    tokens_of_one_rank,
+)
 from tests.unit.node.device_ranked import (
     DeviceRanked,
     ForkedHost,
@@ -62,10 +62,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[list[int]]:
-    """Ten tokens for each length, of one rank."""
-    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
-    Alone.load(checkpoint, DecoderKind.TORCH).generate(requests, 10)
-    return [request.output_token_ids for request in requests]
+    return tokens_of_one_rank(checkpoint, LENGTHS)
 
 
 @contextmanager
@@ -97,11 +94,11 @@ def test_tokens_are_those_of_one_rank(
     checkpoint: Path, host: ForkedHost, expected: list[list[int]], divided: tuple[int, int]
 ) -> None:
     num_ranks, num_stages = divided
-    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
+    requests = requests_of(LENGTHS)
     with device_ranked(
         checkpoint, num_ranks, num_stages=num_stages, hosts=[host.address]
     ) as ranked:
-        ranked.node.generate(requests, 10, chunk=23)
+        ranked.node.generate(requests, NUM_OUTPUT, chunk=23)
     assert [request.output_token_ids for request in requests] == expected
 
 
@@ -186,57 +183,19 @@ def test_a_request_goes_on_at_a_node_of_other_hosts(
     from_node: tuple[int, int],
     to_node: tuple[int, int],
 ) -> None:
-    """Prefilled here and decoded there, as in a handoff, a migration, or a prefix pull."""
-
     def node(divided: tuple[int, int], host: ForkedHost) -> AbstractContextManager[DeviceRanked]:
         hosts = [] if divided == (1, 1) else [host.address]
         return device_ranked(checkpoint, divided[0], num_stages=divided[1], hosts=hosts)
 
     with node(from_node, host) as source, node(to_node, other_host) as destination:
-        assert prefilled_and_decoded(source, destination) == expected[-1]
-
-
-def prefilled_and_decoded(
-    source: DeviceRanked, destination: DeviceRanked, tls: NodeTls | None = None
-) -> list[int]:
-    prompt = make_prompt(LENGTHS[-1], seed=LENGTHS[-1])
-    first, then = make_request(prompt), make_request(prompt)
-    num_blocks = destination.model.layout.blocks_for(len(prompt))
-    then.block_table = [destination.node.free.pop() for _ in range(num_blocks)]
-    asyncio.run(move(source, destination, first, then, tls))
-    return then.output_token_ids
-
-
-async def move(
-    source: DeviceRanked,
-    destination: DeviceRanked,
-    first: Request,
-    then: Request,
-    tls: NodeTls | None,
-) -> None:
-    """Compute a prompt, pull its KV, and go on."""
-    prompt = first.prompt_token_ids
-    async with AsyncExitStack() as stack:
-        exporter, _ = await ends(stack, source, "p0", tls)
-        _, puller = await ends(stack, destination, "d0", tls)
-        source.memory.bump(range(source.model.num_blocks))
-        await asyncio.to_thread(source.node.step, [Scheduled(first, len(prompt))])
-        welcome = exporter.welcome()
-        await exporter.introduce(welcome)
-        link = await puller.connect(welcome, 5.0)
-        stack.push_async_callback(link.close)
-        ticket = exporter.issue("r", 0, len(prompt), first.block_table)
-        await puller.pull(link, ticket, then.block_table, 0, 5.0)
-        then.output_token_ids += first.output_token_ids
-        then.num_computed_tokens = len(prompt)
-        await asyncio.to_thread(destination.node.generate, [then], 10)
+        assert prefilled_and_decoded(source, destination, LENGTHS[-1]) == expected[-1]
 
 
 def test_kv_comes_back_from_the_host_tier_of_every_host(
     checkpoint: Path, host: ForkedHost, expected: list[list[int]]
 ) -> None:
     with device_ranked(checkpoint, 2, hosts=[host.address]) as ranked:
-        request = make_request(make_prompt(LENGTHS[-1], seed=LENGTHS[-1]))
+        (request,) = requests_of(LENGTHS[-1:])
         asyncio.run(computed_after_a_load(ranked, request))
     assert request.output_token_ids == expected[-1]
 
@@ -256,33 +215,7 @@ async def computed_after_a_load(ranked: DeviceRanked, request: Request) -> None:
         await tier.store(hashes, request.block_table)
         request.block_table = [node.free.pop() for _ in hashes]
         await tier.load(hashes, request.block_table)
-        await asyncio.to_thread(node.generate, [request], 10)
-
-
-async def ends(
-    stack: AsyncExitStack,
-    node: DeviceRanked,
-    name: str,
-    tls: NodeTls | None = None,
-    tier_blocks: int = 0,
-) -> tuple[Exporter, Puller]:
-    """The exporter and the puller of a node, and what its hosts have of them."""
-    model, clock, kinds = node.model, ManualClock(100.0), choose_kinds(["tcp"], node.memory)
-    hosts = None if node.ranks is None else node.ranks.hosts
-    far = [] if hosts is None else hosts.kv
-    num_stages = model.share.parallelism.pipeline
-    identity = KvIdentity("a-model", "main", model.layout, num_stages)
-    exporter = Exporter(name, "life-1", identity, node.memory, clock, kinds, tls=tls, hosts=far)
-    puller = Puller(node.memory, identity, host_id(), kinds, tls=tls, hosts=far)
-    stack.push_async_callback(exporter.close)
-    stack.push_async_callback(puller.close)
-    await exporter.start("127.0.0.1")
-    if hosts is not None:
-        assert isinstance(node.memory, ShardedPool)
-        stack.push_async_callback(hosts.leave_kv)
-        settings = KvSettings(["tcp"], kv_port=0, links=[], tier_blocks=tier_blocks)
-        await hosts.share_kv(exporter, node.memory, settings, clock)
-    return exporter, puller
+        await asyncio.to_thread(node.generate, [request], NUM_OUTPUT)
 
 
 def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_path: Path) -> None:
@@ -299,13 +232,14 @@ def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_p
         ) as source,
         device_ranked(checkpoint, 1) as destination,
     ):
-        assert prefilled_and_decoded(source, destination, NodeTls(keys)) == expected[-1]
+        tokens = prefilled_and_decoded(source, destination, LENGTHS[-1], tls=NodeTls(keys))
+    assert tokens == expected[-1]
 
 
 def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it listened: the node may connect, and would wait for ever."""
+    """Its node would wait for what it asks of it."""
 
     async def broken(*_: object) -> NoReturn:
         raise RuntimeError("a bug")
@@ -316,9 +250,14 @@ def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(
         device_ranked(checkpoint, 2, hosts=[host.address]) as ranked,
     ):
         assert ranked.ranks is not None
-        end_s = time.monotonic() + 5.0
-        while not ranked.ranks.lost and time.monotonic() < end_s:
-            time.sleep(0.01)
+        assert ranked.ranks.hosts is not None
+        (later,) = ranked.ranks.hosts._hosts
+        assert later._order.devices is not None
+        with socket.create_connection(split_address(host.address), timeout=5.0) as sock:
+            sock.sendall(later._order.devices.secret)
+            end_s = time.monotonic() + 5.0
+            while not ranked.ranks.lost and time.monotonic() < end_s:
+                time.sleep(0.01)
         why = "its agent for KV has failed: RuntimeError('a bug')"
         assert ranked.ranks.lost == f"host {host.address}: {why}"
 
@@ -363,17 +302,6 @@ def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> Non
     stream.send(later._order)
     assert "join token" in stream.receive(WholeResult, within_s=5.0).error
     stream.close()
-
-
-def test_a_host_that_serves_a_node_says_so_to_another(checkpoint: Path, host: ForkedHost) -> None:
-    with (
-        device_ranked(checkpoint, 2, hosts=[host.address]) as first,
-        pytest.raises(NodeSick, match="this host serves a node already"),
-        device_ranked(checkpoint, 2, hosts=[host.address]),
-    ):
-        pass
-    assert first.ranks is not None
-    assert not first.ranks.lost
 
 
 def test_a_host_with_other_weights_refuses(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -15,13 +14,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
-from kv_transfer.puller import Puller
-from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import ManualClock
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.parts import num_parts
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.node.device_ranks.following import with_places
@@ -30,9 +23,14 @@ from pdserve.node.start.model import check_devices, device_of_rank
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
 from tests.requests import make_request
-from tests.unit.engine_model.harness import DecoderKind, make_prompt
-from tests.unit.engine_model.harness import Node as Alone
-from tests.unit.node.device_ranked import DeviceRanked, device_ranked
+from tests.unit.engine_model.harness import make_prompt
+from tests.unit.node.device_pairs import (
+    NUM_OUTPUT,
+    prefilled_and_decoded,
+    requests_of,
+    tokens_of_one_rank,
+)
+from tests.unit.node.device_ranked import device_ranked
 
 LENGTHS = (1, 15, 16, 17, 60)
 
@@ -44,10 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[list[int]]:
-    """Ten tokens for each length, of one rank."""
-    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
-    Alone.load(checkpoint, DecoderKind.TORCH).generate(requests, 10)
-    return [request.output_token_ids for request in requests]
+    return tokens_of_one_rank(checkpoint, LENGTHS)
 
 
 @pytest.mark.parametrize("divided", [(2, 1), (4, 1), (2, 2)], ids=str)
@@ -55,18 +50,18 @@ def test_tokens_are_those_of_one_rank(
     checkpoint: Path, expected: list[list[int]], divided: tuple[int, int]
 ) -> None:
     num_ranks, num_stages = divided
-    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS]
+    requests = requests_of(LENGTHS)
     with device_ranked(checkpoint, num_ranks, num_stages=num_stages) as ranked:
-        ranked.node.generate(requests, 10, chunk=23)
+        ranked.node.generate(requests, NUM_OUTPUT, chunk=23)
     assert [request.output_token_ids for request in requests] == expected
 
 
 def test_stages_compute_a_large_step_in_parts(checkpoint: Path, expected: list[list[int]]) -> None:
-    requests = [make_request(make_prompt(length, seed=length)) for length in LENGTHS * 5]
+    requests = requests_of(LENGTHS * 5)
     num_rows = sum(len(request.prompt_token_ids) for request in requests)
     assert num_parts(num_rows, 2) == 2
     with device_ranked(checkpoint, 1, num_stages=2) as ranked:
-        ranked.node.generate(requests, 10)
+        ranked.node.generate(requests, NUM_OUTPUT)
     assert [request.output_token_ids for request in requests] == expected * 5
 
 
@@ -127,45 +122,11 @@ def test_a_request_goes_on_at_a_node_of_other_ranks(
     kind: str,
     sizes: tuple[int, int],
 ) -> None:
-    """Prefilled here and decoded there, as in a handoff, a migration, or a prefix pull."""
-    number = len(LENGTHS) - 1
-    prompt = make_prompt(LENGTHS[number], seed=LENGTHS[number])
     with (
         device_ranked(checkpoint, from_node[0], sizes[0], from_node[1]) as source,
         device_ranked(checkpoint, to_node[0], sizes[1], to_node[1]) as destination,
     ):
-        first, then = make_request(prompt), make_request(prompt)
-        source.node.step([Scheduled(first, len(prompt))])
-        num_blocks = destination.model.layout.blocks_for(len(prompt))
-        then.block_table = [destination.node.free.pop() for _ in range(num_blocks)]
-        asyncio.run(move(source, destination, kind, first, then))
-        then.output_token_ids += first.output_token_ids
-        then.num_computed_tokens = len(prompt)
-        destination.node.generate([then], 10)
-    assert then.output_token_ids == expected[number]
-
-
-async def move(
-    source: DeviceRanked, destination: DeviceRanked, kind: str, first: Request, then: Request
-) -> None:
-    """Pull the prompt's KV."""
-    identities = [
-        KvIdentity("a-model", "main", each.model.layout, each.model.share.parallelism.pipeline)
-        for each in (source, destination)
-    ]
-    kinds = choose_kinds([kind], source.memory)
-    clock = ManualClock(100.0)
-    exporter = Exporter("p0", "life-1", identities[0], source.memory, clock, kinds)
-    puller = Puller(destination.memory, identities[1], host_id(), kinds)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(exporter.close)
-        stack.push_async_callback(puller.close)
-        await exporter.start("127.0.0.1")
-        link = await puller.connect(exporter.welcome(), 5.0)
-        stack.push_async_callback(link.close)
-        num_tokens = len(first.prompt_token_ids)
-        ticket = exporter.issue("r", 0, num_tokens, first.block_table)
-        await puller.pull(link, ticket, then.block_table, 0, 5.0)
+        assert prefilled_and_decoded(source, destination, LENGTHS[-1], kind) == expected[-1]
 
 
 def test_positions_and_slots_follow_from_what_the_step_memory_has() -> None:
