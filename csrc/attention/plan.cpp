@@ -5,7 +5,7 @@
 
 #include "../build_name.h"
 #include "../scratch_buffer.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "amx_scratch.h"
 #include "layer.h"
 #include "scratch.h"

@@ -11,7 +11,7 @@
 #include "../bind.h"
 #include "../build_name.h"
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "layer.h"
 #include "pool_view.h"
 #include "rotate_kernel.h"

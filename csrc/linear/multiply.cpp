@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "../scratch_buffer.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "form.h"
 #include "kernel.h"
 #include "linear.h"

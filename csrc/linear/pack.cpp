@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "../simd.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 
 namespace pdserve::linear {
 

@@ -8,7 +8,7 @@
 #include "../bind.h"
 #include "../build_name.h"
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 
 namespace nb = nanobind;
 
