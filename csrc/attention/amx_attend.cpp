@@ -1,4 +1,4 @@
-// Paged attention of bfloat16 through tiles (../amx.h). As in attend.h, for prefill chunks and
+// Paged attention of bfloat16 through tiles (isa/amx.h). As in attend.h, for prefill chunks and
 // decode steps alike, in tiles of 64 keys; but for 16 queries at a time, one in each lane.
 //
 // Scores are keys x queries, so that keys are read as they lie in the pool. With many queries, one
@@ -7,8 +7,8 @@
 // values. And what a query gets does not depend on the queries beside it: to a query that does not
 // see a tile, the tile adds nothing, exactly.
 
-#include "../amx.h"
-#include "../build_name.h"
+#include "../isa/amx.h"
+#include "../isa/build_name.h"
 #include "amx_scratch.h"
 #include "amx_softmax.h"
 #include "kernel.h"

@@ -1,11 +1,11 @@
 // The arguments of the attention kernels, and the functions that each build of them provides.
-// No inline functions here; see element.h for why.
+// No inline functions here; see isa/element.h for why.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "../element.h"
+#include "../isa/element.h"
 
 namespace pdserve::attention {
 
@@ -67,7 +67,7 @@ struct Kernels {
     KernelsOfType bfloat16;
 };
 
-// Of bfloat16, through tiles (../amx.h).
+// Of bfloat16, through tiles (isa/amx.h).
 extern const KernelsOfType kAmxTileKernels;
 extern const KernelsOfType kAmxEmulatedTileKernels;
 

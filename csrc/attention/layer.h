@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../cpu.h"
+#include "../isa/cpu.h"
 #include "kernel.h"
 
 namespace pdserve::attention {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../scratch_buffer.h"
 #include "../threads/thread_pool.h"
 #include "amx_scratch.h"

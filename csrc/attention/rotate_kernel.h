@@ -1,10 +1,10 @@
 // The arguments of the kernel that rotates queries and keys.
-// No inline functions here; see element.h for why.
+// No inline functions here; see isa/element.h for why.
 #pragma once
 
 #include <cstdint>
 
-#include "../element.h"
+#include "../isa/element.h"
 
 namespace pdserve::attention {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "../bind.h"
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../tensor_view.h"
 #include "../threads/thread_pool.h"
 #include "layer.h"

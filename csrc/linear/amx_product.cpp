@@ -1,4 +1,4 @@
-// Products through tiles (../amx.h), for x of bfloat16 and weights of bfloat16 or int8.
+// Products through tiles (isa/amx.h), for x of bfloat16 and weights of bfloat16 or int8.
 //
 // 16 units of a panel are a tile of weights already; x is converted to tiles by tile_rows. A sum is
 // one chain over the tiles of the inputs, in ascending order, whatever is computed beside it. Where
@@ -11,8 +11,8 @@
 // inputs are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows.
 // Weights of int8 are widened in the first pass over them, one tile ahead of its use.
 
-#include "../amx.h"
-#include "../build_name.h"
+#include "../isa/amx.h"
+#include "../isa/build_name.h"
 #include "finish.h"
 #include "kernel.h"
 #include "one_row.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../cpu.h"
+#include "../isa/cpu.h"
 #include "kernel.h"
 #include "linear.h"
 

@@ -1,10 +1,10 @@
 // The arguments of the product kernels, and the functions that each build of them provides.
-// No inline functions here; see ../element.h for why.
+// No inline functions here; see isa/element.h for why.
 #pragma once
 
 #include <cstdint>
 
-#include "../element.h"
+#include "../isa/element.h"
 #include "layout.h"
 #include "result.h"
 
@@ -67,7 +67,7 @@ struct ProductKernels {
     ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
 };
 
-// Products through tiles (../amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
+// Products through tiles (isa/amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
 // zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of
 // weights, or as many panels of bfloat16 if the weights are int8.
 struct TileKernels {

@@ -1,9 +1,9 @@
-// One row of x by panels, as tiles compute it (../amx.h), but with vectors, which stream weights
+// One row of x by panels, as tiles compute it (isa/amx.h), but with vectors, which stream weights
 // faster: of each tile the even and the odd inputs are one chain of fused multiply-adds each, and
 // the sum of the two is added to what came before. So the bits are those of any number of rows.
 #pragma once
 
-#include "../amx.h"
+#include "../isa/amx.h"
 #include "weights.h"
 
 #if defined(__AMX_BF16__)

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "../simd.h"
+#include "../isa/simd.h"
 #include "../threads/thread_pool.h"
 
 namespace pdserve::linear {

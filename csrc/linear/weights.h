@@ -4,7 +4,7 @@
 // pair of inputs if the CPU multiplies pairs.
 #pragma once
 
-#include "../simd.h"
+#include "../isa/simd.h"
 #include "layout.h"
 
 namespace pdserve::linear {

@@ -12,7 +12,7 @@
 #include <nanobind/ndarray.h>
 
 #include "../bind.h"
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../tensor_view.h"
 #include "../threads/thread_pool.h"
 #include "row.h"

@@ -1,5 +1,5 @@
 // The same kernel source is compiled once for each instruction set (kernel_source in
-// CMakeLists.txt).
+// csrc/kernels.cmake).
 //
 // A kernel source ends with a table of its functions, named after the build. A launcher picks one:
 //     const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {...};     // for example kAvx2Kernels
