@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../isa/cpu.h"
-#include "kernel.h"
+#include "kernels/kernel.h"
 
 namespace pdserve::attention {
 

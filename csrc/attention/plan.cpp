@@ -6,10 +6,10 @@
 #include "../isa/build_name.h"
 #include "../scratch_buffer.h"
 #include "../threads/thread_pool.h"
-#include "amx_scratch.h"
+#include "kernels/amx_scratch.h"
+#include "kernels/scratch.h"
+#include "kernels/seeing.h"
 #include "layer.h"
-#include "scratch.h"
-#include "seeing.h"
 
 namespace pdserve::attention {
 

@@ -2,7 +2,7 @@
 
 #include "attend.h"
 
-#include "../isa/build_name.h"
+#include "../../isa/build_name.h"
 
 namespace pdserve::attention {
 

@@ -1,5 +1,5 @@
 // Paged attention for one work item. The same kernel serves prefill chunks and decode steps.
-// query [num_tokens, num_heads, head_dim], KV pool as in layer.h, out like query.
+// query [num_tokens, num_heads, head_dim], KV pool as in ../layer.h, out like query.
 //
 // FlashAttention (Dao et al.) over paged KV (vLLM), in tiles of 64 keys at aligned positions. For
 // each tile:

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernel.h"
-#include "../isa/simd.h"
+#include "../../isa/simd.h"
 
 namespace pdserve::attention {
 namespace {

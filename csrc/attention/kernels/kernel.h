@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../isa/element.h"
+#include "../../isa/element.h"
 
 namespace pdserve::attention {
 

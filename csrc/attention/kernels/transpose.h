@@ -2,7 +2,7 @@
 // over head_dim; with one key per lane it needs no sum across lanes.
 #pragma once
 
-#include "../isa/simd.h"
+#include "../../isa/simd.h"
 
 namespace pdserve::attention {
 namespace {

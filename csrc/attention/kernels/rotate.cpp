@@ -4,8 +4,8 @@
 // Works head by head, in float32 from the load to the rounding store. The result for a token does
 // not depend on the rest of the batch.
 
-#include "../isa/build_name.h"
-#include "../isa/simd.h"
+#include "../../isa/build_name.h"
+#include "../../isa/simd.h"
 #include "rotate_kernel.h"
 
 namespace pdserve::attention {

@@ -7,8 +7,8 @@
 // values. And what a query gets does not depend on the queries beside it: to a query that does not
 // see a tile, the tile adds nothing, exactly.
 
-#include "../isa/amx.h"
-#include "../isa/build_name.h"
+#include "../../isa/amx.h"
+#include "../../isa/build_name.h"
 #include "amx_scratch.h"
 #include "amx_softmax.h"
 #include "kernel.h"

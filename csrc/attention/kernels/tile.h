@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernel.h"
-#include "../isa/simd.h"
+#include "../../isa/simd.h"
 #include "state.h"
 
 namespace pdserve::attention {
