@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../isa/cpu.h"
-#include "kernel.h"
+#include "kernels/kernel.h"
 #include "linear.h"
 
 namespace pdserve::linear {

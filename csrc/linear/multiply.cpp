@@ -6,7 +6,7 @@
 #include "../scratch_buffer.h"
 #include "../threads/thread_pool.h"
 #include "form.h"
-#include "kernel.h"
+#include "kernels/kernel.h"
 #include "linear.h"
 
 namespace pdserve::linear {

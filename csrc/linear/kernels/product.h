@@ -1,12 +1,12 @@
 // The product of one work item: out [num_rows, num_out] = x [num_rows, num_in] times a packed
-// matrix (layout.h), for some rows and panels, a chunk of panels at a time.
+// matrix (../layout.h), for some rows and panels, a chunk of panels at a time.
 //
 // With few rows, memory bandwidth is the limit: weights are streamed once, and fetched some way
 // ahead. With many rows, a chunk of panels is used from the L2 cache by all of them, and the next
 // chunk is fetched meanwhile (cache blocking as in GotoBLAS). With enough rows, weights are widened
 // only once.
 //
-// launch.cpp has checked all arguments.
+// ../launch.cpp has checked all arguments.
 #pragma once
 
 #include "finish.h"

@@ -3,7 +3,7 @@
 // the sum of the two is added to what came before. So the bits are those of any number of rows.
 #pragma once
 
-#include "../isa/amx.h"
+#include "../../isa/amx.h"
 #include "weights.h"
 
 #if defined(__AMX_BF16__)

@@ -4,8 +4,8 @@
 // pair of inputs if the CPU multiplies pairs.
 #pragma once
 
-#include "../isa/simd.h"
-#include "layout.h"
+#include "../../isa/simd.h"
+#include "../layout.h"
 
 namespace pdserve::linear {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "../isa/element.h"
-#include "layout.h"
-#include "result.h"
+#include "../../isa/element.h"
+#include "../layout.h"
+#include "../result.h"
 
 namespace pdserve::linear {
 

@@ -11,8 +11,8 @@
 // inputs are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows.
 // Weights of int8 are widened in the first pass over them, one tile ahead of its use.
 
-#include "../isa/amx.h"
-#include "../isa/build_name.h"
+#include "../../isa/amx.h"
+#include "../../isa/build_name.h"
 #include "finish.h"
 #include "kernel.h"
 #include "one_row.h"

@@ -2,7 +2,7 @@
 
 #include "product.h"
 
-#include "../isa/build_name.h"
+#include "../../isa/build_name.h"
 #include "convert.h"
 
 namespace pdserve::linear {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../isa/simd.h"
+#include "../../isa/simd.h"
 #include "kernel.h"
 
 namespace pdserve::linear {
