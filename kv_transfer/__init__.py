@@ -4,7 +4,7 @@ The two sides:
 
     exporter.py     the side that has the blocks: issues tickets, serves transports
     puller.py       the side that needs them: plans, pulls, validates
-    link.py         a puller's link to one exporter: chooses a transport, and changes it on failure
+    links/          a puller's link to one exporter: chooses a transport, and changes it on failure
     transports/     the ways of moving bytes, behind one interface
 
 Who may pull what:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.spans.box import KvBox

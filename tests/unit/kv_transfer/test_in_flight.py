@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kv_transfer.in_flight import Pulling, PullsInFlight
+from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from pdserve.errors import TransferCancelled, TransferTimeout
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer import link as link_module
-from kv_transfer.link import Link, open_link
+from kv_transfer.links import link as link_module
+from kv_transfer.links.link import Link, open_link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.spans.box import KvBox
 from kv_transfer.statistics import PullerStatistics

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.links.sharded_link import AnyLink, ShardedLink, part_welcomes
 from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
-from kv_transfer.sharded_link import AnyLink, ShardedLink, part_welcomes
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.catalog import PORTS_OF_A_PART, TransportKind, choose_kinds
 from pdserve.clock import ManualClock

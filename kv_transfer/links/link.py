@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from kv_transfer.in_flight import Pulling, PullsInFlight
+from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Channel, Read, Transport
 from pdserve.errors import (
