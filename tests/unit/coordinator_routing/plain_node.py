@@ -8,9 +8,9 @@ from itertools import accumulate
 from math import inf
 
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
-from pdserve.batch_rule import has_place
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
+from pdserve.rules.batch import has_place
 
 MOMENT_S = 8 * BUCKET_S
 NUM_MOMENTS = NUM_BUCKETS // 8

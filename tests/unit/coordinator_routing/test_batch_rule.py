@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from coordinator.routing.waiting import Newcomer
 from decode_node.policies import DecodePolicy
-from pdserve.batch_rule import aimed_s, has_place
 from pdserve.clock import ManualClock
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts
+from pdserve.rules.batch import aimed_s, has_place
 from tests.requests import make_request
 from tests.unit.coordinator_routing.nodes import BLOCK_SIZE, NUM_BLOCKS, Nodes
 from tests.unit.engine.fakes import decode_policy

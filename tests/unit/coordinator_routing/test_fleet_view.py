@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView, cheapest, least
-from pdserve.batch_rule import aimed_s
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
+from pdserve.rules.batch import aimed_s
 from tests.hellos import LAYOUT
 from tests.unit.coordinator_routing.nodes import NUM_BLOCKS, Nodes
 from tests.unit.coordinator_routing.plain_node import PlainNode
