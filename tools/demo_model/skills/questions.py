@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 from typing import Final
 
-from tools.demo_model import facts
 from tools.demo_model.exchange import Exchange, Skill, draw
-from tools.demo_model.relations import RELATIONS
-from tools.demo_model.wording import capitalized
+from tools.demo_model.skills import facts
+from tools.demo_model.skills.relations import RELATIONS
+from tools.demo_model.skills.wording import capitalized
 
 _LISTS: Final = (
     ("days", "the days of the week", ", ".join(facts.DAYS)),

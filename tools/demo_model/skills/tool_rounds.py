@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tools.demo_model import extraction, json_answers
-from tools.demo_model.json_fields import invented_name
-from tools.demo_model.json_schemas import Field, schema_of
-from tools.demo_model.json_values import city, decimal, identifier, integer, noun, person
-from tools.demo_model.tool_offers import Offer, class_offer, invented_function, offer_of
-from tools.demo_model.tools import TASKS, Task, Values
-from tools.demo_model.wording import capitalized, enumerated, invented_word
+from tools.demo_model.skills import extraction, json_answers
+from tools.demo_model.skills.json_fields import invented_name
+from tools.demo_model.skills.json_schemas import Field, schema_of
+from tools.demo_model.skills.json_values import city, decimal, identifier, integer, noun, person
+from tools.demo_model.skills.tool_offers import Offer, class_offer, invented_function, offer_of
+from tools.demo_model.skills.tools import TASKS, Task, Values
+from tools.demo_model.skills.wording import capitalized, enumerated, invented_word
 
 _EXPLICIT: Final = (
     "Call {f} with {p}.", "Use {f} with {p}.", "Please call {f} with {p}.", "Run {f}: {p}.",

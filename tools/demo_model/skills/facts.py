@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tools.demo_model.wording import listed
+from tools.demo_model.skills.wording import listed
 
 Facts = tuple[tuple[str, str], ...]
 

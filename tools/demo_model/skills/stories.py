@@ -10,9 +10,9 @@ import re
 from typing import Final, NamedTuple
 
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.facts import WORDS
-from tools.demo_model.plots import ANIMAL_PLOTS, PLACE_PLOTS, THING_PLOTS, Plot
-from tools.demo_model.wording import capitalized, invented_word, listed, with_article
+from tools.demo_model.skills.facts import WORDS
+from tools.demo_model.skills.plots import ANIMAL_PLOTS, PLACE_PLOTS, THING_PLOTS, Plot
+from tools.demo_model.skills.wording import capitalized, invented_word, listed, with_article
 
 ANIMALS: Final = listed(
     "fox cat dog rabbit mouse bear wolf owl frog duck hedgehog squirrel lion tiger elephant "

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tools.demo_model.exchange import is_key_held_out
-from tools.demo_model.json_schemas import Field, schema_of
-from tools.demo_model.json_values import Draw, city, colour, noun, number_between, person
-from tools.demo_model.wording import enumerated
+from tools.demo_model.skills.json_schemas import Field, schema_of
+from tools.demo_model.skills.json_values import Draw, city, colour, noun, number_between, person
+from tools.demo_model.skills.wording import enumerated
 
 _PLAIN: Final = ("{t}", "{t}", "{t}", "Extract: {t}", "Extract the data: {t}", "Parse this: {t}",
                  "Read this: {t}", "Extract the information from this text: {t}")  # fmt: skip

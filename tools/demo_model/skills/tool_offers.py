@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tools.demo_model.json_schemas import Field, Schema, titled
-from tools.demo_model.tools import Slot, Task
-from tools.demo_model.wording import invented_word
+from tools.demo_model.skills.json_schemas import Field, Schema, titled
+from tools.demo_model.skills.tools import Slot, Task
+from tools.demo_model.skills.wording import invented_word
 
 _CLASS_DESCRIPTIONS: Final = (
     "", "An answer.", "Correct `{f}` with all parameters that are required.",

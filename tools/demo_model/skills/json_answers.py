@@ -10,19 +10,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tools.demo_model import extraction
 from tools.demo_model.conversation import Conversation, Message
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.json_fields import (
+from tools.demo_model.skills import extraction
+from tools.demo_model.skills.json_fields import (
     any_list,
     any_object,
     choice_field,
     invented_name,
     named_field,
 )
-from tools.demo_model.json_schemas import Field, schema_of, schema_text
-from tools.demo_model.json_values import scalar
-from tools.demo_model.wording import capitalized, enumerated
+from tools.demo_model.skills.json_schemas import Field, schema_of, schema_text
+from tools.demo_model.skills.json_values import scalar
+from tools.demo_model.skills.wording import capitalized, enumerated
 
 DrawExchange = Callable[[random.Random], Exchange]
 

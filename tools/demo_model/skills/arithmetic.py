@@ -8,7 +8,7 @@ import random
 from typing import Final
 
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.wording import capitalized
+from tools.demo_model.skills.wording import capitalized
 
 _ASK: Final = (
     "What is {q}?",

@@ -10,9 +10,9 @@ from typing import Final
 
 from tools.demo_model.conversation import Conversation, Message
 from tools.demo_model.exchange import Exchange, is_key_held_out
-from tools.demo_model.json_answers import DrawExchange
-from tools.demo_model.tool_offers import offer_of
-from tools.demo_model.tool_rounds import Round, draw_round
+from tools.demo_model.skills.json_answers import DrawExchange
+from tools.demo_model.skills.tool_offers import offer_of
+from tools.demo_model.skills.tool_rounds import Round, draw_round
 
 _SKILL: Final = "tool calls"
 _MAX_OFFERED: Final = 3

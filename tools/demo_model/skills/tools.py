@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tools.demo_model.json_values import (
+from tools.demo_model.skills.json_values import (
     Draw,
     city,
     clock_time,

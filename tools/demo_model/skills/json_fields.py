@@ -3,8 +3,8 @@
 import random
 from typing import Any, Final
 
-from tools.demo_model.json_schemas import Field, schema_of
-from tools.demo_model.json_values import (
+from tools.demo_model.skills.json_schemas import Field, schema_of
+from tools.demo_model.skills.json_values import (
     Draw,
     city,
     clock_time,
@@ -21,7 +21,7 @@ from tools.demo_model.json_values import (
     sentence,
     text,
 )
-from tools.demo_model.wording import capitalized, invented_word, listed
+from tools.demo_model.skills.wording import capitalized, invented_word, listed
 
 MAX_DEPTH: Final = 3
 NAMED: Final[tuple[tuple[tuple[str, ...], Draw], ...]] = (

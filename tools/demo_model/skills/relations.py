@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from tools.demo_model import facts
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.wording import capitalized, with_article
+from tools.demo_model.skills import facts
+from tools.demo_model.skills.wording import capitalized, with_article
 
 
 @dataclass(frozen=True)

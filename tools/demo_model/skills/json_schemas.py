@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo_model.wording import capitalized
+from tools.demo_model.skills.wording import capitalized
 
 Schema = dict[str, Any]
 

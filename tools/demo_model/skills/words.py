@@ -8,8 +8,8 @@ import random
 from typing import Final
 
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.facts import WORDS
-from tools.demo_model.wording import capitalized
+from tools.demo_model.skills.facts import WORDS
+from tools.demo_model.skills.wording import capitalized
 
 _SPELL: Final = (
     "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", 'How do you spell "{w}"?',

@@ -4,8 +4,8 @@ import random
 from typing import Final
 
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.facts import COLOURS
-from tools.demo_model.wording import capitalized, invented_word, listed
+from tools.demo_model.skills.facts import COLOURS
+from tools.demo_model.skills.wording import capitalized, invented_word, listed
 
 _WHO: Final = (
     "I am the pdserve demo model, a very small Llama. "

@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tools.demo_model.facts import CAPITALS, COLOURS, DAYS, EMOJI, MONTHS, WORDS
-from tools.demo_model.smalltalk import NAMES
-from tools.demo_model.stories import ANIMALS, PLACES, THINGS
-from tools.demo_model.wording import capitalized, invented_word
+from tools.demo_model.skills.facts import CAPITALS, COLOURS, DAYS, EMOJI, MONTHS, WORDS
+from tools.demo_model.skills.smalltalk import NAMES
+from tools.demo_model.skills.stories import ANIMALS, PLACES, THINGS
+from tools.demo_model.skills.wording import capitalized, invented_word
 
 Draw = Callable[[random.Random], Any]
 
