@@ -17,7 +17,7 @@ from pdserve.node.prefixes.host_tier import BATCH, NodeTier, TierBlocks, make_ti
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
 from tests.fake_gpus import FakeHost
-from tests.unit.node.prefix_nodes import (
+from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,

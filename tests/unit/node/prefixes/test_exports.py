@@ -15,7 +15,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.exports import MAX_HASHES, MAX_QUERIES, MAX_SHARE, PrefixHolds
 from pdserve.protocol import PrefixAnswer, PrefixQuery
-from tests.unit.node.prefix_nodes import (
+from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,

@@ -15,7 +15,7 @@ from pdserve.node.prefixes.cost import patience_s
 from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from pdserve.settings.config import PrefixPull
-from tests.unit.node.prefix_nodes import (
+from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,

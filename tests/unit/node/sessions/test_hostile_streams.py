@@ -23,7 +23,7 @@ from pdserve.protocol import (
     Subscribe,
 )
 from pdserve.wire.envelopes import FROM_PULLER
-from tests.unit.node.test_sessions import Pair
+from tests.unit.node.sessions.test_sessions import Pair
 
 NUM_STREAMS = 150
 MANNERLY = {  # how a stream ends that does not keep to the protocol, or just ends
