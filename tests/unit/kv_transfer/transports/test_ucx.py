@@ -43,7 +43,7 @@ from tests.unit.kv_transfer.pairs import (
 )
 from tests.unit.kv_transfer.test_processes import exporter_process, linked
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OFFER = UcxOffer("p0@life/1", b"metadata", 4096, 0, 8192, ucx_agent.pid_namespace(), False)
 
 
