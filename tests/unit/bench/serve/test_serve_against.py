@@ -20,7 +20,7 @@ from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import StartFailed
 
 FAKE = (
-    f"env PYTHONPATH={Path(__file__).parents[3]} {sys.executable} -m tests.unit.bench.fake_backend"
+    f"env PYTHONPATH={Path(__file__).parents[4]} {sys.executable} -m tests.unit.bench.fake_backend"
 )
 IN_TIME_S = 60.0
 

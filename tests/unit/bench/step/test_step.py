@@ -29,7 +29,7 @@ from pdserve.bench.step.yardsticks import (
 )
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
-from tests.unit.bench.test_floor import tiny
+from tests.unit.bench.step.test_floor import tiny
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=16, dtype=KvDtype.BFLOAT16)
 

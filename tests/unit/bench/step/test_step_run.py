@@ -26,7 +26,7 @@ from pdserve.errors import ConfigError
 from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
-from tests.unit.bench.test_random_checkpoint import TINY
+from tests.unit.bench.checkpoints.test_random_checkpoint import TINY
 from tests.unit.node.device_ranked import forked_rank, model_of
 
 

@@ -20,8 +20,8 @@ from pdserve.bench.step.measurement import LEAST_ROUNDS, observe
 from pdserve.bench.step.neighbours import BusyProcesses, Rounds
 from pdserve.errors import ClusterError
 from pdserve.kv_layout import KvDtype
-from tests.unit.bench.test_floor import tiny
-from tests.unit.bench.test_step import FakeBench
+from tests.unit.bench.step.test_floor import tiny
+from tests.unit.bench.step.test_step import FakeBench
 
 CORES = sorted(os.sched_getaffinity(0))
 

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.bench.compare.plot import attainment_figure, latency_figure, save_plots
 from pdserve.bench.compare.report import ModeReport
-from tests.unit.bench.made_reports import TARGET, made_report, row
+from tests.unit.bench.compare.made_reports import TARGET, made_report, row
 
 
 def test_every_scenario_gets_two_pictures(tmp_path: Path) -> None:
