@@ -25,7 +25,7 @@ from pdserve.engine.sampling.uniform import philox, uniforms
 from pdserve.engine.sampling.weights import relative_weights
 from pdserve.protocol import SamplingParams
 from tests.requests import make_request
-from tests.unit.engine_model.test_sampler import make_logits
+from tests.unit.engine_model.sampling.test_sampler import make_logits
 
 FILTERS: list[dict[str, Any]] = [
     {},

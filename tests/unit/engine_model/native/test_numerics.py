@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.native.linear import WeightKind
-from tests.unit.engine_model.exact import ExactDecoder, to_bfloat16
+from tests.unit.engine_model.native.exact import ExactDecoder, to_bfloat16
 from tests.unit.engine_model.small_models import all_logits, random_tokens, small_model
 
 MODELS: dict[str, dict[str, Any]] = {

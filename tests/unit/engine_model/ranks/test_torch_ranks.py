@@ -28,8 +28,8 @@ from tests.native_attention import writing_attention
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.models.test_families import CASES
 from tests.unit.engine_model.reference import assert_node_matches
-from tests.unit.engine_model.test_families import CASES
 from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
 
 DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated by 4

@@ -26,9 +26,9 @@ from pdserve.pooling import Pooling
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
-from tests.unit.engine_model.ranked import ranked_node
+from tests.unit.engine_model.models.test_families import CASES
+from tests.unit.engine_model.ranks.ranked import ranked_node
 from tests.unit.engine_model.reference import assert_node_matches
-from tests.unit.engine_model.test_families import CASES
 
 TENSOR, STAGES, BOTH = Parallelism(2), Parallelism(pipeline=2), Parallelism(2, 2)
 DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
