@@ -21,7 +21,7 @@ from pdserve.protocol import (
     Slo,
 )
 from tests.unit.coordinator.members import output
-from tests.unit.coordinator.test_flow import Nodes, sent, token
+from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 NAMES = ["r", "r-1", "r-2"]

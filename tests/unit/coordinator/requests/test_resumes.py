@@ -28,7 +28,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from tests.unit.coordinator.members import heard, join, output, report
-from tests.unit.coordinator.test_flow import Nodes, sent, token
+from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 RESUME_S = 30.0  # of `made_flow`

@@ -23,8 +23,8 @@ from pdserve.protocol import (
     TokenLogprobs,
 )
 from tests.unit.coordinator.members import output
-from tests.unit.coordinator.test_flow import Nodes, sent, token
-from tests.unit.coordinator.test_resumes import decode_leg, further, legs, settle
+from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
+from tests.unit.coordinator.requests.test_resumes import decode_leg, further, legs, settle
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 

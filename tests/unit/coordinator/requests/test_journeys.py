@@ -7,7 +7,7 @@ import pytest
 from coordinator.requests.journey import Journey
 from coordinator.requests.phases import Phase, phases
 from pdserve.protocol import NodeRole, PhaseTimes, TokenBatch, TokenEvent
-from tests.unit.coordinator.test_flow import Nodes, token
+from tests.unit.coordinator.requests.test_flow import Nodes, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -25,9 +25,9 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import TAKES_OVER
 from tests.unit.coordinator.members import output, report
-from tests.unit.coordinator.test_flow import Nodes, sent, token
-from tests.unit.coordinator.test_moves import drain, flowing_pair, stream
-from tests.unit.coordinator.test_resumes import decode_leg, further, settle
+from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
+from tests.unit.coordinator.requests.test_moves import drain, flowing_pair, stream
+from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 EXPECTED = [100, 101, 102, 103]

@@ -24,8 +24,8 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import TAKES_OVER
 from tests.unit.coordinator.members import output, report
-from tests.unit.coordinator.test_flow import Nodes, sent, token
-from tests.unit.coordinator.test_resumes import decode_leg, further, settle
+from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
+from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -16,7 +16,7 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
 from tests.unit.coordinator.members import join, report, said_to
-from tests.unit.coordinator.test_pool_loads import Promises
+from tests.unit.coordinator.pools.test_loads import Promises
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -8,7 +8,7 @@ from coordinator.requests import line_keeper
 from pdserve.errors import PdserveError
 from pdserve.protocol import TokenEvent
 from pdserve.settings.config import Mode
-from tests.unit.coordinator.played_cluster import PlayedCluster
+from tests.unit.coordinator.requests.played_cluster import PlayedCluster
 
 
 @pytest.mark.parametrize("seed", range(3))
