@@ -32,7 +32,7 @@ from pdserve.protocol import (
 from pdserve.settings.config import Mode
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import made_flow
-from tests.unit.coordinator_routing.nodes import PERF
+from tests.unit.coordinator.routing.nodes import PERF
 
 NUM_BLOCKS = 200
 CLASSES = [
