@@ -17,7 +17,7 @@ from pdserve.errors import ClusterError
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.process.certificates import CA_FILE, mutual_context, role_name
 from pdserve.simulation.calibrate.samples import NodeReader
-from tests.simulation.test_reader import log_of
+from tests.unit.simulation.test_reader import log_of
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 from pdserve.cli.certs import make

@@ -18,7 +18,7 @@ from pdserve.node.reports.sample_log import SampleLog
 from pdserve.perf_model import StepShape
 from pdserve.protocol import StepCosts
 from pdserve.simulation.calibrate.samples import NodeReader
-from tests.simulation.test_calibrate import KIND
+from tests.unit.simulation.test_calibrate import KIND
 
 COSTS = StepCosts(knot_tokens=[1], knot_s=[0.01])
 DEADLINE_S = 20.0
