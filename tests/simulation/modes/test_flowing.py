@@ -8,8 +8,8 @@ from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
+from tests.simulation.modes.test_adaptive import documents
 from tests.simulation.scenarios import fleet
-from tests.simulation.test_adaptive import documents
 from tests.simulation.workload import calls, lognormal, poisson
 
 POLICY = PolicyConfig()
