@@ -16,10 +16,10 @@ import pytest_asyncio
 
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.protocol.status import ClusterStatus, read_status
-from tests.cluster import guide
+from tests.cluster.documents import guide
+from tests.cluster.documents.hosts import Host, obstacle, two_hosts
 from tests.cluster.fleet import START_S, poll
 from tests.cluster.forked import ForkedChild
-from tests.cluster.hosts import Host, obstacle, two_hosts
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 

@@ -79,7 +79,13 @@ class Machines:
 def machines() -> Iterator[Machines]:
     """A Ray cluster, which who asks for Ray's of this machine is led to."""
     port = ReservedPort("127.0.0.1")
-    words = [sys.executable, "-m", "tests.cluster.ray_machines", str(MACHINES), str(port.port)]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.cluster.commands.ray_machines",
+        str(MACHINES),
+        str(port.port),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)

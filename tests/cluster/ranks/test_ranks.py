@@ -19,7 +19,7 @@ from tests.cluster.checkpoints import Reference, make_family, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild
-from tests.cluster.ranked_nodes import (
+from tests.cluster.ranks.ranked_nodes import (
     check_every_pair,
     check_prefix_is_pulled,
     children,

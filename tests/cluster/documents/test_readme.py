@@ -11,7 +11,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from tests.cluster.forked import HastyChild
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 async def test_the_example_prints_the_answer() -> None:

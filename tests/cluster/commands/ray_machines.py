@@ -1,6 +1,6 @@
 """A Ray cluster of some machines, all of them here.
 
-    python -m tests.cluster.ray_machines NUMBER PORT
+    python -m tests.cluster.commands.ray_machines NUMBER PORT
 
 It has a process of its own, since Ray takes over the signals of the one that starts it. It prints
 the address of the cluster and the process id of each machine's Ray, the head's first; loses the
