@@ -50,12 +50,12 @@ from coordinator.tracing.otlp import make_tracing
 from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
 from pdserve.costs import Prices
-from pdserve.exposition import Exposition
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.loop_watch import LoopWatch
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals
+from pdserve.prometheus.exposition import Exposition
 from pdserve.protocol import Welcome
 from pdserve.protocol.status import CoordinatorStatus
 from pdserve.protocol.version import PROTOCOL

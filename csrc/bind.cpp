@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "core_split.h"
 #include "tensor_view.h"
-#include "thread_pool.h"
+#include "threads/core_split.h"
+#include "threads/thread_pool.h"
 
 namespace nb = nanobind;
 

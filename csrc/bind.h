@@ -4,7 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "cpu.h"
+#include "isa/cpu.h"
 
 namespace pdserve {
 

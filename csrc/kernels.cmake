@@ -1,5 +1,5 @@
 # kernel_source(<target> <file> <options>...): kernels of a target, compiled once for each instruction
-# set; build_name.h.
+# set; isa/build_name.h.
 # -ffp-contract=fast: fuse multiply-adds, which ISO mode turns off.
 # -Wno-maybe-uninitialized, -Wno-uninitialized: GCC's AVX-512 headers trip it (GCC bug 105593).
 function(kernel_build target file build)

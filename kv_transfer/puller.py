@@ -22,9 +22,8 @@ import numpy as np
 from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.hosts.far_host import FarHost, FarLink
-from kv_transfer.link import open_link
-from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.sharded_link import (
+from kv_transfer.links.link import open_link
+from kv_transfer.links.sharded_link import (
     AnyLink,
     OwnPart,
     ShardedLink,
@@ -32,6 +31,7 @@ from kv_transfer.sharded_link import (
     open_sharded_link,
     part_welcomes,
 )
+from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_pool import parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box

@@ -519,7 +519,7 @@ class FleetView:
         """
 
     def has_place(self, slot: int) -> bool:
-        """Return whether a node's batch of now has a place for the request (`batch_rule`)."""
+        """Return whether a node's batch of now has a place for the request (`rules.batch`)."""
 
     def paces(self, in_s: float, full_s: float, out: NDArray[np.float64]) -> None:
         """Write the seconds per token in each node's batch `in_s` from now, with the request in it.

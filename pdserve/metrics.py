@@ -25,8 +25,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 import pdserve
-from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.process.loop_watch import LoopWatch
+from pdserve.prometheus.collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.protocol import NodeRole, PhaseTimes, Sickness
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -65,7 +65,7 @@ class _Registry:
         )
 
     def exposition(self) -> bytes:
-        """The text of GET /metrics, at once. Servers use `pdserve.exposition` instead."""
+        """The text of GET /metrics, at once. Servers use `Exposition` instead."""
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:

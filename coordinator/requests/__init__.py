@@ -8,6 +8,7 @@ next, in the order in which a request meets them:
     running       one request: its events, in order
     first_tokens  token 1 is shown to the client or held back (`showing`)
     leg_errors    what a client is told about a leg that failed
+    journey       its way through the cluster, for traces and the page (`phases`)
 
 And what happens to those that are disturbed:
 

@@ -7,7 +7,7 @@ where a decode node is full, token 1 is shown when the stream continues, as in s
 nodes send all tokens, but no later than the class allows, which is bounded by its TTFT.
 
 A decode node is full if it makes others wait (`makes_wait`), or if its current batch has no place
-for the request by the batch rule (`pdserve/batch_rule.py`). These predictions alone may be wrong;
+for the request by the batch rule (`pdserve/rules/batch.py`). These predictions alone may be wrong;
 the wait of others alone detects a queue only after the first request in it has missed its TPOT.
 """
 

@@ -26,10 +26,10 @@ from coordinator.routing.side_by_side import SideBySide
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
-from pdserve.batch_rule import aimed_s
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, PrefixSource, Slo
+from pdserve.rules.batch import aimed_s
 from pdserve.settings.config import Mode
 
 FEW = 8  # the most promising nodes, which are evaluated in full

@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeVar
 
 from coordinator.routing.loads.slots import Floats
 from coordinator.routing.placement import Placement
-from pdserve.batch_rule import SAFETY
 from pdserve.protocol import Slo
+from pdserve.rules.batch import SAFETY
 
 F = TypeVar("F", float, Floats)
 

@@ -1,6 +1,6 @@
 """Predicts how long until a node has a place for a request, or can keep a promised TPOT.
 
-A node admits a request to its batch by the batch rule (`pdserve/batch_rule.py`); other requests
+A node admits a request to its batch by the batch rule (`pdserve/rules/batch.py`); other requests
 wait until one ends. The predictions are based on the calendar of requests in flight; future
 arrivals are not in it.
 """
@@ -16,7 +16,7 @@ from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.slots import Ints
 from coordinator.routing.placement import Placement
 from pdserve._native import FleetView
-from pdserve.batch_rule import aimed_s
+from pdserve.rules.batch import aimed_s
 
 
 @dataclass(frozen=True, slots=True)

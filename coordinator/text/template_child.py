@@ -7,7 +7,6 @@ with a `Rendered`. See coordinator/text/template_process.py.
 from __future__ import annotations
 
 import resource
-import signal
 import sys
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.template_process import Beginning, Rendered
 from pdserve.errors import InvalidRequest
+from pdserve.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 
 
 def _serve() -> None:
@@ -23,12 +23,8 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     template = ChatTemplate(beginning.source, beginning.special_tokens)
     conversations = msgspec.json.Decoder(TemplateInput)
-    _tell(Rendered())
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, beginning.cpu_s)
-        rendered = _rendered(template, conversations.decode(line))
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        _tell(rendered)
+    tell(Rendered())
+    answer_lines(lambda line: _rendered(template, conversations.decode(line)), beginning.cpu_s)
 
 
 def _rendered(template: ChatTemplate, conversation: TemplateInput) -> Rendered:
@@ -44,12 +40,6 @@ def _rendered(template: ChatTemplate, conversation: TemplateInput) -> Rendered:
         return Rendered(fault="the chat template takes too much memory", param="messages")
 
 
-def _tell(rendered: Rendered) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(rendered) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 if __name__ == "__main__":
-    # Ctrl-C in a terminal goes to all processes, but this one ends with its parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_interrupts_to_parent()
     _serve()

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../cpu.h"
-#include "kernel.h"
+#include "../isa/cpu.h"
+#include "kernels/kernel.h"
 
 namespace pdserve::attention {
 

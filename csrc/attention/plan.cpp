@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../scratch_buffer.h"
-#include "../thread_pool.h"
-#include "amx_scratch.h"
+#include "../threads/thread_pool.h"
+#include "kernels/amx_scratch.h"
+#include "kernels/scratch.h"
+#include "kernels/seeing.h"
 #include "layer.h"
-#include "scratch.h"
-#include "seeing.h"
 
 namespace pdserve::attention {
 

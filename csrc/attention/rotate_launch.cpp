@@ -9,12 +9,12 @@
 #include <string>
 
 #include "../bind.h"
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
+#include "kernels/rotate_kernel.h"
 #include "layer.h"
 #include "pool_view.h"
-#include "rotate_kernel.h"
 #include "write_kv.h"
 
 namespace nb = nanobind;

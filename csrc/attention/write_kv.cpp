@@ -7,7 +7,7 @@
 #include <string>
 
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "pool_view.h"
 
 namespace nb = nanobind;

@@ -10,7 +10,7 @@
 
 #include "../ranks/slot.h"
 #include "../rows/launch.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "step/part.h"
 #include "step/positions.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../attention/layer.h"
-#include "../cpu.h"
+#include "../isa/cpu.h"
 #include "../ranks/group.h"
 #include "../scratch_buffer.h"
 #include "buffers.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../build_name.h"
+#include "../isa/build_name.h"
 
 namespace pdserve::linear {
 

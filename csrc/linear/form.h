@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../cpu.h"
-#include "kernel.h"
+#include "../isa/cpu.h"
+#include "kernels/kernel.h"
 #include "linear.h"
 
 namespace pdserve::linear {

@@ -10,7 +10,7 @@
 // holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower half (up). Each
 // half is padded to whole panels.
 //
-// No inline functions with external linkage here; see ../element.h for why.
+// No inline functions with external linkage here; see isa/element.h for why.
 #pragma once
 
 #include <cstdint>

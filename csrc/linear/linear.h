@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../cpu.h"
+#include "../isa/cpu.h"
 #include "layout.h"
 #include "result.h"
 

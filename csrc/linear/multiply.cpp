@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "../scratch_buffer.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "form.h"
-#include "kernel.h"
+#include "kernels/kernel.h"
 #include "linear.h"
 
 namespace pdserve::linear {

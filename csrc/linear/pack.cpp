@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "../simd.h"
-#include "../thread_pool.h"
+#include "../isa/simd.h"
+#include "../threads/thread_pool.h"
 
 namespace pdserve::linear {
 

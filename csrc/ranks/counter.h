@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../spin.h"
+#include "../threads/spin.h"
 #include "futex.h"
 
 namespace pdserve::ranks {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 
 namespace pdserve::ranks {
 

@@ -61,7 +61,7 @@ struct Node {
         return decode_s({batch.requests + 1, batch.context + newcomer.context});
     }
 
-    // The batch rule, as in pdserve/batch_rule.py: whether there is a place for the newcomer.
+    // The batch rule, as in pdserve/rules/batch.py: whether there is a place for the newcomer.
     // `step_s`: `with_s` of the same two.
     bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
         if (batch.requests == 0) return true;

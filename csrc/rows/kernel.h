@@ -1,9 +1,9 @@
-// The arguments of the row kernels. No inline functions here; see element.h for why.
+// The arguments of the row kernels. No inline functions here; see isa/element.h for why.
 #pragma once
 
 #include <cstdint>
 
-#include "../element.h"
+#include "../isa/element.h"
 
 namespace pdserve::rows {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "../bind.h"
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 
 namespace nb = nanobind;
 

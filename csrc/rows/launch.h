@@ -5,7 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "../cpu.h"
+#include "../isa/cpu.h"
 #include "kernel.h"
 
 namespace pdserve {

@@ -1,8 +1,8 @@
 // The row kernels, once for each instruction set. Each row of the result depends only on its own
 // input.
 
-#include "../build_name.h"
-#include "../simd.h"
+#include "../isa/build_name.h"
+#include "../isa/simd.h"
 #include "kernel.h"
 
 namespace pdserve::rows {

@@ -4,7 +4,7 @@
 // separately, as in torch. pdserve/engine/sampling/weights.py does the same, line by line.
 #pragma once
 
-#include "../simd.h"
+#include "../isa/simd.h"
 
 namespace pdserve::sampling {
 namespace {

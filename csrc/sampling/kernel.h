@@ -1,5 +1,5 @@
 // The functions that each build of the sampling kernels provides: passes over one row of logits or
-// weights. No inline functions with external linkage here; see ../element.h for why.
+// weights. No inline functions with external linkage here; see isa/element.h for why.
 #pragma once
 
 #include <cstddef>

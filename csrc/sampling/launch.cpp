@@ -12,9 +12,9 @@
 #include <nanobind/ndarray.h>
 
 #include "../bind.h"
-#include "../build_name.h"
+#include "../isa/build_name.h"
 #include "../tensor_view.h"
-#include "../thread_pool.h"
+#include "../threads/thread_pool.h"
 #include "row.h"
 
 namespace nb = nanobind;

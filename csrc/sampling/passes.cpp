@@ -2,7 +2,7 @@
 
 #include "passes.h"
 
-#include "../build_name.h"
+#include "../isa/build_name.h"
 
 namespace pdserve::sampling {
 

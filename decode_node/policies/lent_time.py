@@ -12,10 +12,10 @@ from typing import Final
 
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.batch_rule import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.rules.batch import SAFETY
 
 MIN_CHUNK: Final = 16  # tokens: a prompt that has begun progresses, whatever the TPOT targets
 

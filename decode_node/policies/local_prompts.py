@@ -16,13 +16,13 @@ from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.batch_rule import SAFETY
 from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.perf_model import StepShape, chunk_pairs
+from pdserve.rules.batch import SAFETY
 
 MOST_SKIPPED: Final = 8  # most steps in a row in which decodes may defer the first prompt
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import ceil, inf
 
 from decode_node.policies.decodes_first import DecodesFirst
-from pdserve.batch_rule import has_place
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.rules.batch import has_place
 
 
 class SlackBatch(DecodesFirst):

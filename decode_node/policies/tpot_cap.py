@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_node.policies.decodes_first import DecodesFirst
-from pdserve.batch_rule import has_place
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.rules.batch import has_place
 
 
 class TpotCap(DecodesFirst):

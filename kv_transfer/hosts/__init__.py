@@ -5,8 +5,9 @@ is on its host: an `Agent` there serves it to pullers, pulls into it, and keeps 
 the node says over one connection (`far_host.py` is the node's end). So KV goes from GPU to GPU, and
 never by way of the node.
 
-    far_host.py     one later host, as the node sees it
-    agent.py        what it asks of an agent, and what becomes of it
-    messages.py     what they say to each other
-    conversation.py how they say it
+    far_host.py       one later host, as the node sees it
+    part_elsewhere.py its part of the pool
+    agent.py          what it asks of an agent, and what becomes of it
+    messages.py       what they say to each other
+    conversation.py   how they say it
 """

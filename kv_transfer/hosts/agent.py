@@ -41,8 +41,8 @@ from kv_transfer.hosts.messages import (
     Serves,
     Store,
 )
+from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
-from kv_transfer.sharded_link import AnyLink
 from kv_transfer.sharded_pool import ShardedPool, parts_here
 from kv_transfer.ticket import Ticket
 from kv_transfer.tier import SlotCopies, TierCopies

@@ -11,15 +11,13 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from kv_transfer.transports.sockets import receive_exactly, send_all
+from kv_transfer.transports.sockets import keep_alive, receive_exactly, send_all
 from pdserve.errors import PeerLost
 
 M = TypeVar("M")
 
 _LENGTH: Final = struct.Struct("!I")
 _MOST_BYTES: Final = 256 << 20  # of a message: generations of all blocks
-# A host that has lost its power says nothing: after these seconds of silence the kernel asks.
-_IDLE_S, _BETWEEN_S, _TIMES = 2, 1, 3
 
 
 class Conversation(Generic[M]):
@@ -29,12 +27,7 @@ class Conversation(Generic[M]):
         """Use a connected socket, which belongs to this from now on."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
-        milliseconds = 1000 * (_IDLE_S + _BETWEEN_S * _TIMES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        keep_alive(sock)
         self._sock = sock
         self._heard = heard
         self._unsent: deque[bytes] = deque()

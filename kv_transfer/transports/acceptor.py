@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kv_transfer.statistics import ExporterStatistics
 
 log = logging.getLogger(__name__)
 
@@ -44,3 +47,39 @@ class Acceptor:
                 log.exception("a connection cannot be served: closed")
                 sock.close()
             await asyncio.sleep(0)  # many new connections must not starve the existing ones
+
+
+class Connections:
+    """Serves each connection to a listener in a task of its own, so many at a time at most."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        serve: Callable[[socket.socket], Coroutine[Any, Any, None]],
+        most: int,
+        statistics: ExporterStatistics,
+    ) -> None:
+        """Accept connections. Those beyond `most` are closed, and counted as turned away."""
+        self._serve = serve
+        self._most = most
+        self._statistics = statistics
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._acceptor = Acceptor(listener, self._admit)
+
+    async def close(self) -> None:
+        """Stop accepting, and end all connections."""
+        await self._acceptor.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _admit(self, sock: socket.socket) -> None:
+        if len(self._tasks) >= self._most:
+            self._statistics.turned_away += 1
+            sock.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Not only in the task: if it is cancelled before it starts, it never runs.
+        task.add_done_callback(lambda _: sock.close())

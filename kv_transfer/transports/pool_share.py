@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kv_transfer.transports.acceptor import Acceptor
+from kv_transfer.transports.acceptor import Connections
 from kv_transfer.transports.frames import receive_access, send_access
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import wait_readable
@@ -68,8 +68,7 @@ class PoolShare:
         self._description = msgspec.msgpack.encode(description)
         self._fd = fd
         self._stays_open = stays_open
-        self._acceptor: Acceptor | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._connections: Connections | None = None
 
     async def start(self) -> str:
         """Listen on a new abstract name, which is returned.
@@ -85,27 +84,15 @@ class PoolShare:
         except OSError:
             listener.close()
             raise
-        self._acceptor = Acceptor(listener, self._admit)
+        self._connections = Connections(
+            listener, self._share_with, _MAX_CLIENTS, self._source.statistics
+        )
         return name
 
     async def close(self) -> None:
         """Stop listening, and close all connections. Mappings of clients stay valid."""
-        if self._acceptor is not None:
-            await self._acceptor.close()
-        for task in self._clients:
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
-
-    def _admit(self, sock: socket.socket) -> None:
-        if len(self._clients) >= _MAX_CLIENTS:
-            self._source.statistics.turned_away += 1
-            sock.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._share_with(sock))
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
-        # Not only in the task: if it is cancelled before it starts, it never runs.
-        task.add_done_callback(lambda _: sock.close())
+        if self._connections is not None:
+            await self._connections.close()
 
     async def _share_with(self, sock: socket.socket) -> None:
         statistics = self._source.statistics

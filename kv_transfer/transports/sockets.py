@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _RECEIVE_BYTES = 64 << 10
+_IDLE_S, _BETWEEN_S, _TIMES = 2, 1, 3  # of silence, and then of questions that nobody answers
 
 
 async def wait_readable(sock: socket.socket) -> None:
@@ -99,6 +100,19 @@ async def send_all(sock: socket.socket, data: bytes) -> None:
             left = left[sock.send(left) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
             await wait_writable(sock)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel end a connection soon after its other end's host has lost its power.
+
+    Such a host says nothing: after some seconds of silence the kernel asks.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
+    milliseconds = 1000 * (_IDLE_S + _BETWEEN_S * _TIMES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -1,8 +1,8 @@
 """The subcommands of `pdserve bench`, one row each.
 
-`pdserve bench NAME` is `run(config, setup)` in the module `NAME.py` beside this; `setup` are the
-conditions of the measurement. It is loaded when the command runs and not before: most benchmarks
-need torch, a cluster, or both.
+`pdserve bench NAME` is `run(config, setup)` of `pdserve.bench.NAME.run`; `setup` are the conditions
+of the measurement. It is loaded when the command runs and not before: most benchmarks need torch, a
+cluster, or both.
 """
 
 from __future__ import annotations

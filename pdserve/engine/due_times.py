@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from pdserve.batch_rule import SAFETY
 from pdserve.engine.request import Request
+from pdserve.rules.batch import SAFETY
 
 
 def next_due_s(request: Request, default_tpot_s: float = inf) -> float:

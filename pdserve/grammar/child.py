@@ -9,7 +9,6 @@ then grammars. Each input line is answered with one output line.
 from __future__ import annotations
 
 import resource
-import signal
 import sys
 
 import msgspec
@@ -18,6 +17,7 @@ from pdserve.errors import TokenizerError
 from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.preparing import prepare
 from pdserve.grammar.vocabulary import make_vocabulary
+from pdserve.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 
 _MAX_BYTES = 4 << 30  # of address space; the deep stack and a large vocabulary take about 1 GiB
 
@@ -44,23 +44,14 @@ def _serve() -> None:
             beginning.tokenizer_json, beginning.num_ids, [beginning.end_id]
         )
     except TokenizerError as error:
-        _tell(Ready(error.message))
+        tell(Ready(error.message))
         return
-    _tell(Ready())
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, beginning.cpu_s)
-        prepared = prepare(vocabulary, msgspec.json.decode(line, type=str))
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        _tell(prepared)
-
-
-def _tell(message: msgspec.Struct) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+    tell(Ready())
+    grammars = msgspec.json.Decoder(str)
+    answer_lines(lambda line: prepare(vocabulary, grammars.decode(line)), beginning.cpu_s)
 
 
 if __name__ == "__main__":
-    # Ctrl-C in a terminal goes to all processes, but this one ends with its parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_interrupts_to_parent()
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     DeepThreads(1, "grammar").submit(_serve).result()

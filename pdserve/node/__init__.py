@@ -25,6 +25,9 @@ Folders:
     prefixes/             KV of prompts' beginnings: fetched from other nodes or the host tier, and
                           given to other nodes
     start/                before anything is served: cores, model, weights
+    split_cores/          multiplexed mode: both phases side by side, on shares of the cores
+    device_ranks/         steps on several GPUs, and device_hosts/ on those of several hosts
+    rank_hosts/           steps on the CPUs of several hosts
     profiling/            what steps cost on this machine
     memory/               the machine's memory, and the pool for KV
     reports/              what coordinators and Prometheus are told

@@ -25,11 +25,9 @@ import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
-from pdserve.core_rule import Slowdowns
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
-from pdserve.late_rule import has_late_last
 from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
@@ -71,6 +69,8 @@ from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.protocol.version import PROTOCOL
+from pdserve.rules.cores import Slowdowns
+from pdserve.rules.late import has_late_last
 from pdserve.settings.config import NodeConfig
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd

@@ -28,10 +28,10 @@ from pdserve.engine.kv.victims import Victims
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.late_rule import has_late_last
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import NodeRole
+from pdserve.rules.late import has_late_last
 from pdserve.settings.config import HandoffConfig, PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.host import Host

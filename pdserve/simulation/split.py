@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
-from pdserve.core_rule import Slowdowns
 from pdserve.engine.request import Scheduled
 from pdserve.measured.calibration import Sharing
 from pdserve.node.split_cores.demand import Demand, RestDemand, StreamDemand
 from pdserve.perf_model import StepShape
+from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine

@@ -21,7 +21,7 @@ from kv_transfer.cuda.driver import Driver, Region, missing, nccl_missing, open_
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds

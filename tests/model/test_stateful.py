@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from decode_node.arrival import Arrival
 from decode_node.room import Room
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
 from pdserve.errors import PdserveError, PeerLost, RequestCancelled

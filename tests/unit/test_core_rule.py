@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.core_rule import Slowdowns, cores_for_decodes
+from pdserve.rules.cores import Slowdowns, cores_for_decodes
 
 
 def amdahl(divided: float, num_cores: int) -> Slowdowns:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import generate_latest
 
-from pdserve.exposition import SHARE, Exposition
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.prometheus.exposition import SHARE, Exposition
 
 NUM_PIECES = 5
 

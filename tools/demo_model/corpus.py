@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from tools.demo_model import (
+from tools.demo_model.conversation import Conversation, Document, Message, PlainText
+from tools.demo_model.exchange import Exchange, Skill, draw, draw_pair
+from tools.demo_model.skills import (
     arithmetic,
     json_answers,
     questions,
@@ -19,9 +21,7 @@ from tools.demo_model import (
     tool_calls,
     words,
 )
-from tools.demo_model.conversation import Conversation, Document, Message, PlainText
-from tools.demo_model.exchange import Exchange, Skill, draw, draw_pair
-from tools.demo_model.relations import Relation
+from tools.demo_model.skills.relations import Relation
 
 
 def _any_question(rng: random.Random) -> Exchange:

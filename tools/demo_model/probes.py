@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tools.demo_model import (
+from tools.demo_model.conversation import Conversation, Message
+from tools.demo_model.corpus import BRIEF, dialogue, draw_exchange
+from tools.demo_model.exchange import Exchange, Skill, draw, draw_pair
+from tools.demo_model.skills import (
     arithmetic,
     json_answers,
     questions,
@@ -20,10 +23,7 @@ from tools.demo_model import (
     tool_rounds,
     words,
 )
-from tools.demo_model.conversation import Conversation, Message
-from tools.demo_model.corpus import BRIEF, dialogue, draw_exchange
-from tools.demo_model.exchange import Exchange, Skill, draw, draw_pair
-from tools.demo_model.relations import RELATIONS
+from tools.demo_model.skills.relations import RELATIONS
 
 _OPEN_SKILLS: Final[tuple[Skill, ...]] = (
     arithmetic.addition,

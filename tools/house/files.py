@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 AREAS = ("serving", "benchmarks", "training", "tests", "tools")
-_BENCHMARKS = {"bench", "bench_step.py"}
+_BENCHMARKS = {"bench"}
 _TRAINING = {"demo_model"}
 
 

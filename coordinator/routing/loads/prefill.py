@@ -19,8 +19,8 @@ import numpy as np
 from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
-from pdserve.late_rule import begin_by_s, go_on_by_s
 from pdserve.protocol import Slo
+from pdserve.rules.late import begin_by_s, go_on_by_s
 
 _FEW: Final = 64  # prompts below which nothing is forgotten
 

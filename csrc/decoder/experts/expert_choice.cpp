@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../../thread_pool.h"
+#include "../../threads/thread_pool.h"
 
 namespace pdserve::decoder {
 

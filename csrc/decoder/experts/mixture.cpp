@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../../thread_pool.h"
+#include "../../threads/thread_pool.h"
 
 namespace pdserve::decoder {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../../cpu.h"
+#include "../../isa/cpu.h"
 #include "../../linear/linear.h"
 #include "../buffers.h"
 #include "expert_choice.h"

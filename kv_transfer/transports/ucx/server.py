@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kv_transfer.transports.acceptor import Acceptor
+from kv_transfer.transports.acceptor import Connections
 from kv_transfer.transports.frames import receive_access
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import receive_exactly, resolve, send_all, wait_readable
@@ -45,8 +45,7 @@ class UcxServer:
         self._source = source
         self._agent: NixlAgent | None = None
         self._thread = ThreadPoolExecutor(1, "kv-ucx-export")  # the agent's
-        self._acceptor: Acceptor | None = None
-        self._pullers: set[asyncio.Task[None]] = set()
+        self._connections: Connections | None = None
         self._num_connecting = 0
         self._polling: asyncio.Task[None] | None = None
 
@@ -55,7 +54,9 @@ class UcxServer:
         offer = await self._on_thread(self._register)
         family, address = await resolve(host, port)
         listener = socket.create_server(address, family=family, backlog=_MAX_PULLERS)
-        self._acceptor = Acceptor(listener, self._admit)
+        self._connections = Connections(
+            listener, self._serve, _MAX_PULLERS, self._source.statistics
+        )
         port = listener.getsockname()[1]
         return TransportOffer(
             name="ucx",
@@ -65,26 +66,12 @@ class UcxServer:
 
     async def close(self) -> None:
         """Disconnect all pullers and destroy the agent. A running read on this host may finish."""
-        if self._acceptor is not None:
-            await self._acceptor.close()
-        for task in self._pullers:
-            task.cancel()
-        await asyncio.gather(*self._pullers, return_exceptions=True)
+        if self._connections is not None:
+            await self._connections.close()
         if self._polling is not None:
             await asyncio.wait({self._polling})
         await self._on_thread(self._destroy)
         self._thread.shutdown()
-
-    def _admit(self, sock: socket.socket) -> None:
-        if len(self._pullers) >= _MAX_PULLERS:
-            self._source.statistics.turned_away += 1
-            sock.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(sock))
-        self._pullers.add(task)
-        task.add_done_callback(self._pullers.discard)
-        # Not only in the task: if it is cancelled before it starts, it never runs.
-        task.add_done_callback(lambda _: sock.close())
 
     async def _serve(self, sock: socket.socket) -> None:
         statistics = self._source.statistics

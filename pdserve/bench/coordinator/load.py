@@ -18,11 +18,11 @@ import numpy as np
 from pdserve.bench.coordinator.chat_stream import ChatTarget
 from pdserve.bench.coordinator.config import Chats
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
+from pdserve.bench.load.client import group_within
 from pdserve.bench.load.client_run import without_garbage_collection
 from pdserve.bench.load.open_loop import as_text
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.load.workload import random_ids
-from pdserve.errors import ClusterError
 
 _RAMP = 0.2  # share of a load's duration before the window
 _NUM_PROMPTS = 256  # different prompts
@@ -180,24 +180,12 @@ class ChatLoad:
             await asyncio.sleep(start_s + at_s - time.perf_counter())
             return _look(server, time.perf_counter() - start_s)
 
-        failure: ClusterError | None = None
-        try:
-            async with (
-                asyncio.timeout(self._duration_s + self._drain_s),
-                asyncio.TaskGroup() as tasks,
-            ):
-                begin = tasks.create_task(look_at(_RAMP * self._duration_s))
-                end = tasks.create_task(look_at(self._duration_s))
-                for one in sending:
-                    tasks.create_task(one)
-        except* TimeoutError:
-            failure = ClusterError(
-                f"{server.name} did not end its answers within {self._drain_s:g} s of a load's end"
-            )
-        except* ClusterError as errors:
-            failure = ClusterError(str(errors.exceptions[0]))
-        if failure is not None:
-            raise failure
+        late = f"{server.name} did not end its answers within {self._drain_s:g} s of a load's end"
+        async with group_within(self._duration_s + self._drain_s, late) as tasks:
+            begin = tasks.create_task(look_at(_RAMP * self._duration_s))
+            end = tasks.create_task(look_at(self._duration_s))
+            for one in sending:
+                tasks.create_task(one)
         return begin.result(), end.result()
 
 

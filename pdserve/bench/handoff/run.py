@@ -15,7 +15,7 @@ import msgspec
 from rich.table import Table
 
 from pdserve.bench.handoff.config import HandoffBenchConfig
-from pdserve.bench.load.client import PLAIN_IDS, Client, open_client
+from pdserve.bench.load.client import PLAIN_IDS, Client, group_within, open_client
 from pdserve.bench.output import print_json, print_tables, say
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.scrape import HistogramDelta, Samples, between, scrape
@@ -142,17 +142,10 @@ async def _send(
     client: Client, prompts: Sequence[Sequence[int]], num_tokens: int, deadline_s: float
 ) -> None:
     """Send one round, all streams at once."""
-    failure: ClusterError | None = None
-    try:
-        async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as tasks:
-            for prompt in prompts:
-                tasks.create_task(client.stream(prompt, num_tokens))
-    except* TimeoutError:
-        failure = ClusterError(f"{len(prompts)} streams were not done within {deadline_s} s")
-    except* ClusterError as errors:
-        failure = ClusterError(str(errors.exceptions[0]))
-    if failure is not None:
-        raise failure
+    late = f"{len(prompts)} streams were not done within {deadline_s} s"
+    async with group_within(deadline_s, late) as tasks:
+        for prompt in prompts:
+            tasks.create_task(client.stream(prompt, num_tokens))
 
 
 def run(config: HandoffBenchConfig, setup: dict[str, object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -57,6 +58,25 @@ class Client:
         *_, last = tail.strip().splitlines() or [b""]
         if last != b"data: [DONE]":  # an error in mid-stream is its last event
             raise ClusterError(f"a stream broke: {last.decode(errors='replace')}")
+
+
+@asynccontextmanager
+async def group_within(seconds: float, late: str) -> AsyncIterator[asyncio.TaskGroup]:
+    """A group of tasks that have so many seconds, with what is done beside them.
+
+    Raises:
+        ClusterError: says `late` if they were not done by then, else what the first one raised.
+    """
+    failure: ClusterError | None = None
+    try:
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+            yield tasks
+    except* TimeoutError:
+        failure = ClusterError(late)
+    except* ClusterError as errors:
+        failure = ClusterError(str(errors.exceptions[0]))
+    if failure is not None:
+        raise failure
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ import msgspec
 from rich.table import Table
 
 from pdserve.bench.cpu_time import starved_seconds
-from pdserve.bench.load.client import open_client
+from pdserve.bench.load.client import group_within, open_client
 from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.overhead.config import OverheadConfig
 from pdserve.cluster.config import ClusterConfig
@@ -79,30 +79,18 @@ async def measure_overhead(
             in the batch together.
     """
     looks: list[_Look] = []
-    failure: ClusterError | None = None
-    try:
-        async with (
-            asyncio.timeout(deadline_s),
-            open_client(url, model) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
-            streams = [
-                tasks.create_task(client.stream(_prompt(index), num_tokens))
-                for index in range(batch)
-            ]
-            pause_s = FIRST_PAUSE_S
-            while not any(stream.done() for stream in streams):
-                look = await _look(node)
-                if look.samples["pdserve_running_requests"] == batch:
-                    looks.append(look)
-                    pause_s *= 2
-                await asyncio.wait(streams, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-    except* TimeoutError:
-        failure = ClusterError(f"{batch} streams were not done within {deadline_s} s")
-    except* ClusterError as errors:
-        failure = ClusterError(str(errors.exceptions[0]))
-    if failure is not None:
-        raise failure
+    late = f"{batch} streams were not done within {deadline_s} s"
+    async with open_client(url, model) as client, group_within(deadline_s, late) as tasks:
+        streams = [
+            tasks.create_task(client.stream(_prompt(index), num_tokens)) for index in range(batch)
+        ]
+        pause_s = FIRST_PAUSE_S
+        while not any(stream.done() for stream in streams):
+            look = await _look(node)
+            if look.samples["pdserve_running_requests"] == batch:
+                looks.append(look)
+                pause_s *= 2
+            await asyncio.wait(streams, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
     if len(looks) < 2:
         raise ClusterError(
             f"{batch} streams of {num_tokens} tokens were never in the batch together for long: "

@@ -19,8 +19,8 @@ import uvloop
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
+from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
-from kv_transfer.sharded_link import AnyLink
 from kv_transfer.sharded_pool import parts_of
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from pdserve.bench.transfer.pools import CPU, BenchPool, filled_pool

@@ -9,9 +9,9 @@ from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
 from pdserve.fair_share import FairShare
-from pdserve.late_rule import begin_by_s, go_on_by_s
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
+from pdserve.rules.late import begin_by_s, go_on_by_s
 
 LATE_SHARE = 0.03  # share of a payer's time for late prompts while others can still be on time
 OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)

@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.transports.sockets import keep_alive
 from pdserve.errors import PeerLost
 
 M = TypeVar("M", bound=msgspec.Struct)
 
 _LENGTH: Final = struct.Struct("!I")
 _MOST_BYTES: Final = 1 << 20  # of a message
-# A host that has lost its power says nothing: after these seconds of silence the kernel asks.
-_IDLE_S, _BETWEEN_S, _TIMES = 2, 1, 3
 
 
 class HostStream:
@@ -30,12 +29,7 @@ class HostStream:
         """Use a connected socket, with TLS or without. It belongs to this from now on."""
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
-        milliseconds = 1000 * (_IDLE_S + _BETWEEN_S * _TIMES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        keep_alive(sock)
         self._sock = sock
 
     @property

@@ -3,7 +3,7 @@
 The gauges read state that only the loop may touch: in a thread of its own, it would read queues and
 handoffs while the loop changes them. On the loop, an idle connection costs one descriptor for a
 bounded time, instead of a thread. What all scrapes together take of the loop is bounded, too
-(`pdserve/exposition.py`).
+(`pdserve/prometheus/exposition.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pdserve.exposition import Exposition
 from pdserve.node.reports.metrics_tls import metrics_tls
+from pdserve.prometheus.exposition import Exposition
 
 IDLE_S = 30.0  # after which an idle connection is closed
 STANDBY = "standby"  # the state of a node that has loaded, and waits for a pool

@@ -13,8 +13,8 @@ import grpc.aio
 import msgspec
 
 from kv_transfer.handshake import KvIdentity
+from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
-from kv_transfer.sharded_link import AnyLink
 from kv_transfer.spans.shards import choose_shards
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code

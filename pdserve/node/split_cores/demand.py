@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from pdserve.clock import Clock
-from pdserve.core_rule import Slowdowns, cores_for_decodes
 from pdserve.engine.due_times import step_limit_s
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.shape import shape_of
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
+from pdserve.rules.cores import Slowdowns, cores_for_decodes
 
 _ONE = StepShape(1)
 _ONE_S: Final = StepCosts(knot_tokens=[1], knot_s=[1.0])

@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 from pdserve import _native
-from pdserve.core_rule import Slowdowns
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.interface import StepObserver, StepReport
@@ -19,6 +18,7 @@ from pdserve.node.split_cores.steps import SplitSteps
 from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import WARMUP_TOKENS, NodeModel
 from pdserve.protocol import NodeRole
+from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
 
 

@@ -8,10 +8,10 @@ from statistics import fmean
 
 import msgspec
 
-from pdserve.batch_rule import SAFETY
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.workload import Sketch
+from pdserve.rules.batch import SAFETY
 from pdserve.simulation.machine import Machine
 from pdserve.simulation.predict.deployment import Deployment, Rig
 from pdserve.simulation.predict.load import most_tokens

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu.h"
+#include "isa/cpu.h"
 
 namespace check {
 

@@ -2,7 +2,7 @@
 // argument "list", only prints their names.
 
 #include "check.h"
-#include "thread_pool.h"
+#include "threads/thread_pool.h"
 
 int main(int argc, char** argv) {
     const bool only_lists = argc == 2 && std::strcmp(argv[1], "list") == 0;

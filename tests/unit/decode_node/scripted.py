@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.ticket import Ticket, TicketSealer
 from pdserve.clock import Clock, ManualClock

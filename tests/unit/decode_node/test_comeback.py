@@ -18,7 +18,7 @@ from tests.unit.engine.fakes import (
     decode_policy,
 )
 from tests.unit.node.compilers import SlowCompiler
-from tests.unit.node.prefix_nodes import (
+from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,

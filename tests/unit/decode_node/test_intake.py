@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.room import RoomQueue
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock

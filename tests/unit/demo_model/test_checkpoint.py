@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH
-from tools.demo_model import stories
+from tools.demo_model.skills import stories
 
 MAX_BYTES = 8 * 2**20
 

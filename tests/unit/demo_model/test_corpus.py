@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from tools.demo_model import arithmetic, corpus, facts, questions, smalltalk, words
+from tools.demo_model import corpus
 from tools.demo_model.exchange import Exchange, draw, draw_pair, is_held_out
-from tools.demo_model.relations import RELATIONS
+from tools.demo_model.skills import arithmetic, facts, questions, smalltalk, words
+from tools.demo_model.skills.relations import RELATIONS
 
 NUMBERS = re.compile(r"\d+")
 

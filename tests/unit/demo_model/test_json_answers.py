@@ -8,10 +8,11 @@ import re
 import jsonschema
 import pytest
 
-from tools.demo_model import corpus, extraction, json_answers, json_fields, questions
+from tools.demo_model import corpus
 from tools.demo_model.conversation import Conversation
 from tools.demo_model.exchange import Exchange, draw
-from tools.demo_model.json_schemas import Field, object_schema, schema_text
+from tools.demo_model.skills import extraction, json_answers, json_fields, questions
+from tools.demo_model.skills.json_schemas import Field, object_schema, schema_text
 
 SUM = Exchange("addition", "What is 7 + 5?", "7 + 5 = 12.")
 FRANCE = Exchange("capitals", "What is the capital of France?", "It is Paris.", "Paris")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tools.demo_model import stories
-from tools.demo_model.stories import Subject
+from tools.demo_model.skills import stories
+from tools.demo_model.skills.stories import Subject
 
 FOX_AND_RIVER = Subject("fox", "river")
 

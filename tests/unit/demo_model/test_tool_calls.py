@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from pdserve.demo_model import CHECKPOINT_PATH
-from tools.demo_model import corpus, tool_calls, tool_rounds
+from tools.demo_model import corpus
 from tools.demo_model.conversation import Conversation, Message
 from tools.demo_model.exchange import Exchange
-from tools.demo_model.tools import TASKS
+from tools.demo_model.skills import tool_calls, tool_rounds
+from tools.demo_model.skills.tools import TASKS
 
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 RESPONSE = re.compile(r"<tool_response>\n(.*)\n</tool_response>")

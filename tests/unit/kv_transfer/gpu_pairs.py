@@ -15,7 +15,7 @@ from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport

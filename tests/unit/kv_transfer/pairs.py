@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import KINDS, TransportKind

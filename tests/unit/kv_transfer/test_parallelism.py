@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.spans.shards import choose_shards

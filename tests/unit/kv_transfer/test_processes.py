@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kv_transfer.link import Link
+from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from pdserve.errors import PeerLost, TransferTimeout

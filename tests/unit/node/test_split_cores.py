@@ -13,7 +13,6 @@ import torch
 from decode_node.policies.interface import Phase, SideBySide
 from pdserve import _native
 from pdserve.clock import ManualClock
-from pdserve.core_rule import Slowdowns
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.interface import Sampled
@@ -35,6 +34,7 @@ from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, SamplingParams, StepCosts
+from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
 from tests.requests import make_request
 from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy

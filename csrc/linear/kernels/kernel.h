@@ -1,0 +1,92 @@
+// The arguments of the product kernels, and the functions that each build of them provides.
+// No inline functions here; see isa/element.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "../../isa/element.h"
+#include "../layout.h"
+#include "../result.h"
+
+namespace pdserve::linear {
+
+// Number of panels whose products are finished together. Even for gated matrices, to keep gate and
+// up together.
+constexpr int kMaxChunkPanels = 4;
+
+// One call. All fields have been checked.
+struct Call {
+    // Rows of float32, or of pairs of bfloat16, padded with zeros to a whole unit.
+    const void* x;
+    int64_t x_row_bytes;
+
+    const uint8_t* weights;
+    Layout layout;
+    const float* scales;  // [num_panels * 16] or null
+    const float* bias;    // [num_panels * 16] or null
+
+    Result result;
+    bool is_bfloat16;  // what "same type" means
+    void* out;
+    int64_t out_stride;
+    int64_t num_columns;  // of out
+};
+
+// The unit of work: some rows, times some consecutive panels; first_panel is even.
+struct WorkItem {
+    int64_t first_row;
+    int64_t num_rows;
+    int64_t first_panel;
+    int64_t num_panels;
+};
+
+// `scratch` is aligned to 64 bytes. If weights have to be widened, it holds a chunk with one unit
+// per input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
+using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
+
+// Converts rows for the kernels: target is [rows.count, padded], where `padded` is num_in rounded
+// up to whole units.
+struct Rows {
+    const void* start;
+    int64_t stride;  // in elements
+    int64_t count;
+};
+
+using ConvertFunction = void (*)(
+    const Rows& rows, int64_t num_in, int64_t padded, void* target);
+
+struct ProductKernels {
+    bool has_pairs;  // bfloat16 x is read in pairs, unless the weights are float32
+    MultiplyFunction float32_by_float32;
+    MultiplyFunction bfloat16_by_float32;  // weights bfloat16, x float32
+    MultiplyFunction int8_by_float32;
+    MultiplyFunction bfloat16_by_pairs;  // null unless has_pairs
+    MultiplyFunction int8_by_pairs;
+    ConvertFunction widen_float32;   // float32 -> float32, padded
+    ConvertFunction widen_bfloat16;  // bfloat16 -> float32, padded
+    ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
+};
+
+// Products through tiles (isa/amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
+// zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of
+// weights, or as many panels of bfloat16 if the weights are int8.
+struct TileKernels {
+    MultiplyFunction bfloat16;
+    MultiplyFunction int8;
+    ConvertFunction tile_rows;  // of up to 16 rows
+};
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileInputs = 32;
+constexpr int64_t kMostTileRows = 192;  // of an item: the sums of 2 panels stay in the L1 cache
+
+extern const TileKernels kAmxTileKernels;
+extern const TileKernels kAmxEmulatedTileKernels;
+
+extern const ProductKernels kAvx512Bf16ProductKernels;
+extern const ProductKernels kAvx512ProductKernels;
+extern const ProductKernels kAvx2ProductKernels;
+extern const ProductKernels kNeonBf16ProductKernels;
+extern const ProductKernels kPortableProductKernels;
+
+}  // namespace pdserve::linear

@@ -1,0 +1,32 @@
+"""What a process does that works for others within limits: it answers one line with one line.
+
+The other end is `coordinator/text/limited_process.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+
+def answer_lines(answer: Callable[[bytes], msgspec.Struct], cpu_s: float) -> None:
+    """Answer each line of stdin until it ends. The kernel ends the process that takes longer."""
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        answered = answer(line)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        tell(answered)
+
+
+def tell(message: msgspec.Struct) -> None:
+    """Write an answer, or what comes before them."""
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def leave_interrupts_to_parent() -> None:
+    """Ignore Ctrl-C, which a terminal sends to all processes: this one ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,1 @@
+"""What nodes, the coordinator, and simulations of both decide alike."""

@@ -1,0 +1,255 @@
+"""Tools and reasoning in chat answers, as the official SDK sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from pdserve.protocol import FinishReason
+from tests.unit.coordinator.api.fakes import (
+    MODEL,
+    FakeGenerator,
+    Pause,
+    Tokens,
+    says,
+    tiny_tokenizer,
+    tool_tokenizer,
+)
+from tests.unit.coordinator.api.harness import client_of, events_of, prompt_of, served
+
+MESSAGES: Any = [{"role": "user", "content": "Weather in Paris?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+DEADLINE_S = 30.0
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("<tool_", None),
+        ('<tool_call>\n{"name": "wea', None),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa', '{"city": "Pa'),
+        (CALL, '{"city": "Paris"}'),
+        (CALL + "\n<tool_call>", '{"city": "Paris"}'),
+    ],
+)
+async def test_a_call_that_must_be_shows_no_mark_when_it_is_cut_off(
+    said: str, shown: str | None
+) -> None:
+    ids = tiny_tokenizer().encode(said, add_special_tokens=False)
+    generator = FakeGenerator(lambda _: [Tokens(ids, FinishReason.LENGTH)])
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        (whole,) = (await client.chat.completions.create(**asked)).choices
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [chunk.choices[0] async for chunk in stream]
+    calls = whole.message.tool_calls or []
+    assert [call.function.arguments for call in calls] == ([] if shown is None else [shown])
+    assert (whole.finish_reason, whole.message.content or "") == ("length", "")
+    assert (deltas[-1].finish_reason, "".join(d.delta.content or "" for d in deltas)) == (
+        "length",
+        "",
+    )
+    pieces = [piece.function for d in deltas for piece in d.delta.tool_calls or []]
+    assert "".join(piece.arguments or "" for piece in pieces if piece) == (shown or "")
+
+
+async def test_a_call_comes_whole() -> None:
+    generator = FakeGenerator(script=says(f"I look.\n{CALL}"))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=TOOLS)
+        assert '"name": "weather"' in prompt_of(api)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Paris"},
+    )
+
+
+@pytest.mark.parametrize("per_event", [1, 7, 1000])
+async def test_calls_are_streamed(per_event: int) -> None:
+    said = f"<think>Hm.</think>{CALL}{CALL}"
+    generator = FakeGenerator(script=says(said, per_event=per_event))
+    async with (
+        served(generator, tool_tokenizer(), splits_reasoning=True) as api,
+        client_of(api) as client,
+        client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=TOOLS) as stream,
+    ):
+        chunks = [event.chunk async for event in stream if event.type == "chunk"]
+        whole = await stream.get_final_completion()
+    message = whole.choices[0].message
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert not message.content
+    assert [json.loads(c.function.arguments) for c in message.tool_calls or []] == 2 * [
+        {"city": "Paris"}
+    ]
+    told = [c.choices[0].delta.tool_calls or [] for c in chunks if c.choices]
+    pieces = [piece for one in told for piece in one]
+    assert all(len({piece.index for piece in one}) == len(one) for one in told)
+    assert {piece.index for piece in pieces} == {0, 1}
+    assert len({piece.id for piece in pieces if piece.id}) == 2
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_arguments_come_as_they_are_written() -> None:
+    """The rest of the call is not written before the client has a piece of its arguments."""
+    ids = tiny_tokenizer().encode(CALL, add_special_tokens=False)
+    half, has_a_piece = CALL.index("Paris"), asyncio.Event()
+    begun = tiny_tokenizer().encode(CALL[:half], add_special_tokens=False)
+    assert ids[: len(begun)] == begun
+    rest = Tokens(ids[len(begun) :], FinishReason.LENGTH)
+    generator = FakeGenerator(lambda _: [Tokens(begun), Pause(until=has_a_piece), rest])
+    arguments = ""
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS}
+        async with asyncio.timeout(DEADLINE_S):
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                for piece in chunk.choices[0].delta.tool_calls or []:
+                    if piece.function and piece.function.arguments:
+                        arguments += piece.function.arguments
+                        has_a_piece.set()
+    assert json.loads(arguments) == {"city": "Paris"}
+
+
+async def test_one_call_at_a_time_if_that_is_wanted() -> None:
+    generator = FakeGenerator(script=says(CALL + CALL))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False
+        )
+    assert len(answer.choices[0].message.tool_calls or []) == 1
+
+
+async def test_without_tools_calls_are_text() -> None:
+    generator = FakeGenerator(script=says(CALL))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, **extra)
+            assert answer.choices[0].message.content == CALL
+            assert answer.choices[0].finish_reason == "stop"
+            assert "weather" not in prompt_of(api).lower().replace("weather in", "")
+
+
+async def test_answers_of_tools_go_back_into_the_prompt() -> None:
+    call = {"id": "c1", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [call | {"type": "function"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sunny."},
+    ]
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+        assert "<|assistant|>weather(Paris)<|tool|>Sunny." in prompt_of(api)
+
+
+async def test_reasoning_is_apart_if_the_operator_wants_it() -> None:
+    generator = FakeGenerator(script=says("Hm, Paris.\n</think>\n\nSunny."))
+    async with (
+        served(generator, tool_tokenizer(), splits_reasoning=True) as api,
+        client_of(api) as client,
+    ):
+        ask: dict[str, Any] = {"model": MODEL, "messages": MESSAGES}
+        ask["extra_body"] = {"chat_template_kwargs": {"thinks": True}}
+        answer = await client.chat.completions.create(**ask)
+        message = answer.choices[0].message
+        assert message.content == "Sunny."
+        assert message.model_extra is not None
+        assert message.model_extra["reasoning_content"] == "Hm, Paris.\n"
+        with_usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = await client.chat.completions.create(**ask, **with_usage)
+        *chunks, last = [chunk async for chunk in stream]
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        ask["extra_body"] |= {"stream_reasoning": False}
+        stream = await client.chat.completions.create(**ask, stream=True)
+        whole = [chunk.choices[0].delta async for chunk in stream]
+    thought = tiny_tokenizer().encode("Hm, Paris.\n</think>", add_special_tokens=False)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(thought)
+    assert last.usage == answer.usage
+    for shown in (deltas, whole):
+        assert "".join(delta.content or "" for delta in shown) == "Sunny."
+        reasoning = [delta.model_extra["reasoning_content"] or "" for delta in shown]
+        assert "".join(reasoning) == "Hm, Paris.\n", "the field is there, if only as null"
+    assert reasoning.count("Hm, Paris.\n") == 1, "in one piece"
+
+
+@pytest.mark.parametrize(
+    ("asked", "content"),
+    [
+        ({"include_reasoning": False}, "Sunny."),
+        ({"separate_reasoning": False}, "Hm, Paris.\n</think>\n\nSunny."),
+    ],
+)
+async def test_reasoning_is_left_out_or_in_if_the_client_wants_it(
+    asked: dict[str, Any], content: str
+) -> None:
+    generator = FakeGenerator(script=says("Hm, Paris.\n</think>\n\nSunny."))
+    body: dict[str, Any] = {"chat_template_kwargs": {"thinks": True}, **asked}
+    async with served(generator, tool_tokenizer(), splits_reasoning=True) as api:
+        async with api.chat(**body) as response:
+            message = (await response.json())["choices"][0]["message"]
+        async with api.chat(**body, stream=True) as response:
+            events = events_of(await response.read())[:-1]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert message["content"] == content
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert not any("reasoning_content" in shown for shown in [message, *deltas])
+
+
+async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
+    for template, said in (
+        ("{{ messages }}", "does not support tools"),
+        ("{{ tools }}", "--tool-format"),
+    ):
+        async with (
+            served(None, tool_tokenizer(template)) as api,
+            api.chat(tools=TOOLS) as response,
+        ):
+            assert response.status == 400
+            assert said in (await response.json())["error"]["message"]
+
+
+async def test_only_allowed_tools_are_there() -> None:
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("rain", "sun")]
+    choice: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "sun"}}],
+        },
+    }
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
+        )
+        grammar = api.generator.last.request.sampling.grammar
+        assert ("sun" in grammar, "rain" in grammar) == (True, False)
+        assert "rain" not in prompt_of(api)
+        allowed: Any = {"type": "allowed_tools", "mode": "auto"}
+        await client.responses.create(
+            model=MODEL,
+            input="Hi",
+            tools=[{"type": "function", **tool["function"]} for tool in tools],
+            tool_choice=allowed | {"tools": [{"type": "function", "name": "sun"}]},
+        )
+        assert not api.generator.last.request.sampling.grammar
+        assert "rain" not in prompt_of(api)
+        choice["allowed_tools"]["tools"][0]["function"]["name"] = "snow"
+        with pytest.raises(openai.BadRequestError, match="'snow', which is not one of 'tools'"):
+            await client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
+            )

@@ -1,0 +1,171 @@
+"""Service classes and time-outs: what a call says about them, and what the cluster is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from coordinator.api.read.terms import ServiceTerms
+from pdserve.errors import DeadlineExceeded, SloUnreachable
+from pdserve.protocol import Slo
+from pdserve.slo import parse_slo_classes
+from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says
+from tests.unit.coordinator.api.harness import is_error_body, served
+
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+PROMISING = parse_slo_classes(
+    ["interactive ttft=2 tpot=0.1 priority=2", "standard priority=1", "batch"], "standard"
+)
+INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1, hold_s=1.8)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "name"),
+    [
+        ({}, {}, "standard"),
+        ({}, {"slo_class": "interactive"}, "interactive"),
+        ({"x-slo-class": "batch"}, {}, "batch"),
+        ({"X-SLO-Class": "batch"}, {"slo_class": "interactive"}, "interactive"),
+        ({}, {"slo_class": None}, "standard"),
+        ({}, {"service_tier": "priority"}, "interactive"),
+        ({}, {"service_tier": "fast"}, "interactive"),
+        ({}, {"service_tier": "flex"}, "batch"),
+        ({}, {"service_tier": "auto"}, "standard"),
+        ({}, {"service_tier": "default"}, "standard"),
+        ({}, {"service_tier": "priority", "slo_class": "batch"}, "batch"),
+        ({"X-SLO-Class": "standard"}, {"service_tier": "flex"}, "standard"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+async def test_a_call_names_its_class(
+    headers: dict[str, str], body: dict[str, Any], name: str, kind: str
+) -> None:
+    async with served() as api, getattr(api, kind)(headers, **body) as response:
+        assert response.status == 200
+        told = (await response.json()).get("service_tier")
+    asked = body.get("service_tier") if kind == "chat" else None
+    assert told == ("default" if asked == "auto" else asked)
+    assert api.generator.last.request.slo.name == name
+    assert api.observer.finished[0].slo == api.generator.last.request.slo
+
+
+async def test_a_class_says_what_is_promised() -> None:
+    async with served(classes=PROMISING) as api, api.chat(slo_class="interactive") as response:
+        await response.read()
+    request = api.generator.last.request
+    assert request.slo == INTERACTIVE
+    assert 0 < request.waited_s < 1
+    assert request.deadline_s == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        ({}, {"slo_class": "gold"}, "slo_class"),
+        ({}, {"slo_class": ""}, "slo_class"),
+        ({"X-SLO-Class": "gold"}, {}, "X-SLO-Class"),
+    ],
+)
+async def test_an_unknown_class_is_refused_with_those_that_there_are(
+    headers: dict[str, str], body: dict[str, Any], param: str
+) -> None:
+    async with served() as api, api.chat(headers, **body) as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert is_error_body(answer)
+    assert answer["error"]["param"] == param
+    assert "interactive, standard, batch" in answer["error"]["message"]
+    assert api.generator.generations == []
+    assert api.observer.finished[0].slo is None
+
+
+async def test_a_timeout_reaches_the_cluster_less_what_has_passed() -> None:
+    async with served() as api, api.chat({"X-Request-Timeout": "30"}) as response:
+        assert response.status == 200
+    assert 25 < api.generator.last.request.deadline_s < 30
+
+
+async def test_all_answers_of_a_call_have_one_timeout() -> None:
+    generator = FakeGenerator(says("Hi"))
+    async with served(generator) as api, api.chat({"X-Request-Timeout": "30"}, n=2) as response:
+        assert response.status == 200
+    first, second = (g.request.deadline_s for g in generator.generations)
+    assert 25 < second == first
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e999", "soon", "", "5s"])
+async def test_a_timeout_that_is_none_is_refused(text: str) -> None:
+    async with served() as api, api.complete({"X-Request-Timeout": text}) as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert is_error_body(answer)
+    assert answer["error"]["param"] == "X-Request-Timeout"
+
+
+async def test_a_request_that_is_late_already_is_not_begun() -> None:
+    async with served() as api, api.chat({"X-Request-Timeout": "1e-9"}) as response:
+        answer = await response.json()
+    assert response.status == 504
+    assert answer["error"]["code"] == "deadline_exceeded"
+    assert api.generator.generations == []
+
+
+def test_time_runs_from_receipt() -> None:
+    terms = ServiceTerms(INTERACTIVE, received_s=100.0, timeout_s=5.0)
+    assert terms.waited_s(101.5) == 1.5
+    assert terms.deadline_s(101.5) == 3.5
+    with pytest.raises(DeadlineExceeded, match="5 s"):
+        terms.deadline_s(105.0)
+    assert ServiceTerms(INTERACTIVE, 100.0, 0.0).deadline_s(1000.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "told"), [(0.0, "7"), (0.01, "1"), (1.0, "1"), (1.01, "2"), (41.5, "42")]
+)
+async def test_retry_after_is_as_predicted_in_whole_seconds(predicted_s: float, told: str) -> None:
+    generator = FakeGenerator(start_error=SloUnreachable("too slow", predicted_s))
+    async with served(generator, retry_after_s=7) as api, api.chat() as response:
+        answer = await response.json()
+    assert response.status == 429
+    assert response.headers["Retry-After"] == told
+    assert answer["error"]["code"] == "slo_unreachable"
+    assert answer["error"]["type"] == "rate_limit_error"
+    assert api.observer.finished[0].slo is not None
+
+
+async def test_the_sdk_can_say_all_of_it() -> None:
+    async with (
+        served(classes=PROMISING) as api,
+        openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as client,
+    ):
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            service_tier="priority",
+            extra_headers={"X-Request-Timeout": "30"},
+        )
+        assert api.generator.last.request.slo == INTERACTIVE
+        assert api.generator.last.request.deadline_s > 25
+        await client.completions.create(model=MODEL, prompt="x", extra_body={"slo_class": "batch"})
+        assert api.generator.last.request.slo.name == "batch"
+
+
+@pytest.mark.parametrize(
+    ("body", "priority"),
+    [
+        ({"priority": 0}, 1),
+        ({"priority": 5}, -4),
+        ({"priority": -1}, 2),
+        ({"priority": -(2**30)}, 2),
+        ({"priority": -1, "slo_class": "batch"}, 1),
+    ],
+)
+async def test_a_priority_counts_from_that_of_the_class(
+    body: dict[str, Any], priority: int
+) -> None:
+    """Lower goes first, as in vLLM; no call gets beyond the highest class."""
+    async with served() as api, api.chat(**body) as response:
+        assert response.status == 200
+    assert api.generator.last.request.slo.priority == priority

@@ -1,0 +1,44 @@
+"""What a request leaves behind is freed with its last reference, not by the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.unit.coordinator.api.fakes import MODEL
+from tests.unit.coordinator.api.harness import Harness, served
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+NUM_REQUESTS = 20
+CALLS = {
+    "a streamed chat": ("/chat/completions", {"messages": MESSAGES, "stream": True}),
+    "several answers": ("/chat/completions", {"messages": MESSAGES, "stream": True, "n": 3}),
+    "a whole chat": ("/chat/completions", {"messages": MESSAGES}),
+    "a stop string": ("/chat/completions", {"messages": MESSAGES, "stream": True, "stop": "wor"}),
+    "a streamed completion": ("/completions", {"prompt": "Hi", "stream": True}),
+    "a streamed response": ("/responses", {"input": "Hi", "stream": True, "store": False}),
+    "an embedding": ("/embeddings", {"input": "Hi"}),
+    "a refusal": ("/chat/completions", {"messages": MESSAGES, "temperature": "hot"}),
+}
+
+
+@pytest.mark.usefixtures("collector_off")
+@pytest.mark.parametrize(("path", "body"), CALLS.values(), ids=CALLS)
+async def test_a_call_leaves_no_cycle_behind(path: str, body: dict[str, Any]) -> None:
+    async with served() as api, aiohttp.ClientSession() as client:
+        await _call(client, api, path, body)  # what is made once
+        gc.collect()
+        for _ in range(NUM_REQUESTS):
+            await _call(client, api, path, body)
+        assert gc.collect() < NUM_REQUESTS
+
+
+async def _call(
+    client: aiohttp.ClientSession, api: Harness, path: str, body: dict[str, Any]
+) -> None:
+    async with client.post(f"{api.base_url}{path}", json={"model": MODEL, **body}) as response:
+        await response.read()
+    api.generator.generations.clear()  # which it remembers

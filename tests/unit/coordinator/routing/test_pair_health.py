@@ -1,0 +1,145 @@
+"""Nodes that cannot reach each other are routed around, tried again, and used again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from coordinator.nodes.registry import Member
+from coordinator.routing.pairs.health import FIRST_S, LONGEST_S
+from coordinator.status import describe_nodes
+from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
+from pdserve.protocol.status import FailingPeer
+from pdserve.settings.config import RouterName
+from tests.unit.coordinator.routing.nodes import Nodes, names
+
+LOST = PeerLost("d0: lost p0: UNAVAILABLE")
+
+
+def serve(nodes: Nodes, *broken: Member) -> tuple[str | None, str | None]:
+    """One request, start to end; it fails where it needs a node that cannot be reached."""
+    placement = nodes.send().placement
+    prefill, decode = placement.prefill, placement.decode
+    assert prefill is not None
+    assert decode is not None
+    if prefill in broken or decode in broken:
+        nodes.router.health.failed(prefill, decode, LOST)
+    else:
+        nodes.router.health.worked(prefill, decode)
+    return names(placement)
+
+
+@pytest.mark.parametrize("policy", get_args(RouterName))
+def test_after_one_failure_everything_goes_elsewhere(policy: RouterName) -> None:
+    nodes = Nodes(policy=policy, p=2, d=1)
+    broken = nodes.prefill[0]
+    nodes.router.health.failed(broken, nodes.decode[0], LOST)
+    assert {serve(nodes, broken)[0] for _ in range(40)} == {"p1"}
+
+
+def test_it_is_tried_again_with_one_request_and_ever_longer_pauses() -> None:
+    nodes = Nodes(policy="round-robin", p=2, d=1)
+    broken = nodes.prefill[0]
+    tried_s: list[float] = []
+    while len(tried_s) < 8:
+        if serve(nodes, broken)[0] == "p0":
+            tried_s.append(nodes.clock.now())
+        nodes.clock.advance(0.25)
+    pauses_s = [later - sooner for sooner, later in itertools.pairwise(tried_s)]
+    assert pauses_s == pytest.approx([1, 2, 4, 8, 16, 32, LONGEST_S], abs=0.5)
+
+
+def test_while_it_is_tried_nobody_else_goes_there() -> None:
+    nodes = Nodes(policy="round-robin", p=2, d=1)
+    p0, d0 = nodes.prefill[0], nodes.decode[0]
+    nodes.router.health.failed(p0, d0, LOST)
+    nodes.clock.advance(FIRST_S)
+    chosen = [names(nodes.send().placement)[0] for _ in range(10)]
+    assert chosen.count("p0") == 1
+    nodes.clock.advance(FIRST_S)  # whoever tried it has not been heard of: another one does
+    assert [names(nodes.send().placement)[0] for _ in range(10)].count("p0") == 1
+
+
+def test_a_pair_that_works_again_is_used_like_others() -> None:
+    nodes = Nodes(policy="round-robin", p=2, d=1)
+    p0, d0 = nodes.prefill[0], nodes.decode[0]
+    nodes.router.health.failed(p0, d0, LOST)
+    nodes.clock.advance(FIRST_S)
+    assert [serve(nodes)[0] for _ in range(10)].count("p0") == 5
+    assert nodes.router.health.num_failing == 0
+
+
+def test_requests_that_were_on_their_way_count_once() -> None:
+    nodes = Nodes(p=2, d=1)
+    for _ in range(20):
+        nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], LOST)
+    (failures,) = nodes.router.health.of(nodes.prefill[0]).values()
+    assert failures.count == 1
+
+
+def test_only_the_pair_is_avoided_where_its_nodes_work_with_others() -> None:
+    nodes = Nodes(policy="random", p=2, d=2)
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], LOST)
+    chosen = {serve(nodes) for _ in range(40)}
+    assert chosen == {("p0", "d1"), ("p1", "d0"), ("p1", "d1")}
+
+
+def test_a_node_that_fails_with_two_peers_is_avoided_with_all() -> None:
+    nodes = Nodes(policy="random", p=2, d=8)
+    broken = nodes.prefill[0]
+    failed = [names[1] for _ in range(200) if (names := serve(nodes, broken))[0] == "p0"]
+    assert len(failed) == 2
+    nodes.clock.advance(FIRST_S)
+    again = [serve(nodes, broken)[0] for _ in range(200)]
+    assert again.count("p0") == 2  # the same two pairs are tried
+    nodes.clock.advance(2 * FIRST_S)
+    chosen = {serve(nodes) for _ in range(400)}  # it is mended
+    assert {decode for prefill, decode in chosen if prefill == "p0"} == {f"d{i}" for i in range(8)}
+
+
+def test_a_decode_node_that_reaches_nobody_is_avoided() -> None:
+    nodes = Nodes(p=4, d=2)
+    broken = nodes.decode[0]
+    failed = [names for _ in range(100) if (names := serve(nodes, broken))[1] == "d0"]
+    assert len(failed) <= 2
+
+
+def test_where_all_pairs_fail_they_are_tried_all_the_same() -> None:
+    nodes = Nodes(p=1, d=1)
+    p0, d0 = nodes.prefill[0], nodes.decode[0]
+    for _ in range(3):
+        nodes.router.health.failed(p0, d0, LOST)
+        assert nodes.router.can_route()
+        assert names(nodes.send().placement) == ("p0", "d0")
+
+
+def test_in_adaptive_mode_one_node_serves_what_no_pair_can() -> None:
+    nodes = Nodes("adaptive", p=1, d=1)
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], LOST)
+    assert {names(nodes.send(2000).placement)[0] for _ in range(10)} == {None}
+
+
+def test_another_life_of_a_node_is_another_node() -> None:
+    nodes = Nodes(policy="round-robin", p=2, d=1)
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], LOST)
+    nodes.registry.remove(nodes.prefill[0])
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], LOST)  # one that comes late
+    assert nodes.router.health.num_failing == 0
+
+
+@pytest.mark.parametrize("error", [GrammarFailed("g"), StaleTicket("s")])
+def test_what_is_not_about_reaching_a_node_does_not_count(error: Exception) -> None:
+    nodes = Nodes(p=2, d=1)
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], error)  # type: ignore[arg-type]
+    assert nodes.router.health.num_failing == 0
+
+
+def test_it_is_shown() -> None:
+    nodes = Nodes(p=2, d=1)
+    nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], TransferTimeout("slow"))
+    nodes.clock.advance(0.25)
+    shown = {n.node_id: n.failing for n in describe_nodes(nodes.registry, nodes.router)}
+    p0, d0 = (FailingPeer(peer, "transfer_timeout", 1, 0.75) for peer in ("p0", "d0"))
+    assert shown == {"p0": [d0], "p1": [], "d0": [p0]}

@@ -1,0 +1,148 @@
+"""Chat templates: as transformers renders them, within bounds, and with errors that help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
+from pdserve.errors import InvalidRequest
+from tests.unit.coordinator.text import made_tokenizers as made
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Say <b>'hi'</b> & \"bye\" in ü."},
+    {"role": "assistant", "content": "hi, "},
+]
+TEMPLATES = {
+    "plain": made.CHAT_TEMPLATE,
+    "blocks": (
+        "{% for message in messages %}\n"
+        "    {% if loop.index0 == 0 %}\n"
+        "{{ bos_token }}\n"
+        "    {% endif %}\n"
+        "{{ message['role'] | upper }}: {{ message['content'] | trim }}\n"
+        "{% endfor %}\n"
+        "{%- if add_generation_prompt %}ASSISTANT:{%- endif %}\n"
+    ),
+    "loopcontrols": (
+        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+        "{{ m.content }}|{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}"
+    ),
+    "tojson": (
+        "{% for m in messages %}{{ m | tojson }}{{ m.content | tojson(indent=2) }}{% endfor %}"
+    ),
+    "generation": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+        "{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    ),
+    "namespace": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{{ ns.n }}{% if tools is none %} no tools{% endif %}{{ strftime_now('%Y') }}"
+        "{% if unknown is defined %}?{% endif %}{{ flag | default('unset') }}"
+    ),
+    "macro": (
+        "{% macro show(m) %}<{{ m.role }}>{{ m.content.strip() }}{% endmacro %}"
+        "{% for m in messages %}{{ show(m) }}{% endfor %}{{ messages[::-1][0].role }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_renders_like_transformers(name: str, add_generation_prompt: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = made.write_checkpoint(tmp_path, made.byte_level_json(), chat_template=TEMPLATES[name])
+    ours = Tokenizer.from_checkpoint(folder).chat_template
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    assert ours is not None
+    variations: list[dict[str, Any]] = [{}, {"flag": "set"}]
+    for variables in variations:
+        expected = theirs.apply_chat_template(
+            MESSAGES, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
+        )
+        conversation = TemplateInput(
+            messages=MESSAGES, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+        assert ours.render(conversation) == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "generation"])
+def test_continues_the_final_message_like_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = made.write_checkpoint(tmp_path, made.byte_level_json(), chat_template=TEMPLATES[name])
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    expected = theirs.apply_chat_template(MESSAGES, tokenize=False, continue_final_message=True)
+    ours = Tokenizer.from_checkpoint(folder).chat_template
+    assert ours is not None
+    continued = TemplateInput(
+        messages=MESSAGES, continue_final_message=True, add_generation_prompt=False
+    )
+    assert ours.render(continued) == expected
+    assert expected.endswith("hi, ")
+
+
+def test_final_message_left_out() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest, match="leaves out the final message"):
+        template.render(TemplateInput(messages=MESSAGES, continue_final_message=True))
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_template_from_config_or_file(as_list: bool, tmp_path: Path) -> None:
+    source = "config {{ messages[0].content }}"
+    named = [{"name": "tool_use", "template": "-"}, {"name": "default", "template": source}]
+    folder = made.write_checkpoint(
+        tmp_path, made.byte_level_json(), chat_template=named if as_list else source
+    )
+    conversation = TemplateInput(messages=MESSAGES)
+    template = Tokenizer.from_checkpoint(folder).chat_template
+    assert template is not None
+    assert template.render(conversation) == "config Be brief."
+    (folder / "chat_template.jinja").write_text("file")
+    template = Tokenizer.from_checkpoint(folder).chat_template
+    assert template is not None
+    assert template.render(conversation) == "file"
+
+
+def test_special_tokens_given_as_objects(tmp_path: Path) -> None:
+    folder = made.write_checkpoint(
+        tmp_path,
+        made.byte_level_json(),
+        bos_token={"content": "<s>", "lstrip": False},
+        chat_template="{{ bos_token }}{{ eos_token }}{{ pad_token }}",
+    )
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": "</s>"}))
+    template = Tokenizer.from_checkpoint(folder).chat_template
+    assert template is not None
+    assert template.render(TemplateInput(messages=MESSAGES)) == "<s></s></s>"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.nothing.at_all }}", "no attribute"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ 1 / 0 }}", "zero"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ range(1000000000) | list }}", "range"),
+    ],
+)
+def test_errors_of_templates_are_the_clients(source: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        ChatTemplate(source).render(TemplateInput(messages=MESSAGES))
+
+
+def test_variables_cannot_replace_the_messages() -> None:
+    variables: dict[str, Any] = {"messages": []}
+    with pytest.raises(InvalidRequest, match="cannot set 'messages'"):
+        ChatTemplate("x").render(TemplateInput(messages=MESSAGES, variables=variables))

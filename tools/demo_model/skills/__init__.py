@@ -1,0 +1,1 @@
+"""The model's skills: each file generates the text of one, or what several are made of."""
