@@ -21,7 +21,6 @@ from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
 from pdserve.output_lengths import OutputLengths
 from pdserve.protocol import Slo
-from pdserve.rules.late import begin_by_s
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
