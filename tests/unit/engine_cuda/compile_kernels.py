@@ -189,7 +189,6 @@ def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
 def main() -> None:
     knobs.nvidia.dump_ptxas_log = True
     warnings.simplefilter("error")  # as they are in the tests that a GPU runs
-    knobs.compilation.disable_line_info = True  # which nobody reads here
     results: dict[int, list[dict[str, Any]]] = {}
     for capability, served in SERVED.items():
         results[capability] = []

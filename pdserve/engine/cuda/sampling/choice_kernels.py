@@ -29,6 +29,7 @@ def choose_tokens(
     logits,  # [num_rows, vocab_size] float32, changed already
     row_stride,
     rows,  # [num_draws] int32, of the logits
+    # Not `params`: what Triton makes to launch it has a variable of that name.
     draw_params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/params.py
     candidates,  # [num_draws, at least vocab_size and BLOCK] int32, working memory
     candidates_stride,
