@@ -52,7 +52,8 @@ def step_bytes(
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = most_rows * widest * dtype.itemsize
-    attention = partial_bytes(step.num_requests, own.num_heads, model.head_dim)
+    heads_of = own.num_heads, own.num_kv_heads, model.head_dim
+    attention = partial_bytes(step.num_requests, *heads_of)
     graphs = 0
     if has_graphs:
         # Captured pieces of steps have memory of their own for as much, and what they hand on.

@@ -1,189 +1,203 @@
-"""Compiles every Triton kernel for GPUs that need not be there, one of each compute capability.
+"""Compiles the Triton kernels as they are served, for GPUs that need not be there.
 
-Prints as JSON what came out: capability |-> one entry a kernel and shape. A process of its own: in
-the tests' process the kernels are interpreted.
+The launchers run on tensors that have shapes and no memory, and Triton compiles what they launch
+as on a GPU: with the same constants, options and guesses about arguments. Prints as JSON what came
+out: compute capability |-> one entry for each kernel that would be compiled. A process of its own:
+in the tests' process the kernels are interpreted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
+from io import StringIO
 from typing import Any
+from unittest.mock import patch
 
-import triton
+import torch
+from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import JITFunction, driver
 
-from pdserve.engine.cuda.attention import triton_kernels
-from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
-from pdserve.engine.cuda.layers import expert_kernels, row_kernels
-from pdserve.engine.cuda.sampling import choice_kernels, edit_kernels, rank_kernels
+from pdserve.engine.attention import AttentionBatch, LayerKv
+from pdserve.engine.cuda.attention.triton_attention import TritonAttention
+from pdserve.engine.cuda.layers import rows
+from pdserve.engine.cuda.layers.experts import mix_experts
+from pdserve.engine.cuda.sampling import launches
+from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs, RankInputs
+from pdserve.engine.cuda.sampling.results import Results
+from pdserve.engine.experts import Experts
+from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 
-POINTERS = {
-    "i64": "slot_mapping params order places",
-    "fp64": "summaries",
-    "fp32": "residual partial_out partial_sums cos sin logits changed amounts factors top_logits "
-    "listed_logits",
-    "i32": "query_start context_lens block_tables rows masks words starts token_ids candidates "
-    "ranked listed_starts listed_ids keys key_ids top_ids",
-}
-OF_KERNELS = {  # where a name means something else
-    "spread_table_rows": {"tables": "*i32", "width": "*i32", "out": "*i32"},
-    "take_sampled_tokens": {"token_ids": "*i64", "sampled": "*i32"},
-    "multiply_experts": {"starts": "*i64"},
-    "add_up_experts": {"made": "*fp32", "weights": "*fp32", "out": "*fp32"},
-}
-SCALARS = {"eps": "fp32", "scale_log2": "fp32"} | dict.fromkeys(
-    ("num_requests", "num_tokens", "window", "num_words", "vocab_size", "kind", "width"), "i32"
-)
-POWER_OF_TWO = {"block_stride", "token_stride"}  # divisible by 16, as Triton finds when launching
+NUM_ROWS = 64  # of a step: as many requests
+BLOCK_SIZE = 16  # of the pool, by default on GPUs
+TABLE_WIDTH = 2048  # blocks: 32k tokens
 
 
 @dataclass(frozen=True)
-class Shape:
-    dtype: str  # Triton's name
+class Model:
+    """The sizes of one."""
+
+    name: str
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
-    group: int
-    num_keys: int  # of a tile, as triton_attention has it
+    hidden_size: int
+    inner_width: int
+    num_experts: int = 0
+    has_qk_norm: bool = False
+    vocab_size: int = 128_256
 
 
-# compute capability |-> what is compiled for it
-SHAPES = {
-    80: [Shape("bf16", 80, 5, 64)],
-    90: [Shape("bf16", 128, 4, 64), Shape("fp32", 64, 2, 64)],
-    100: [Shape("bf16", 128, 4, 64)],
+LLAMA_8B = Model("8B", torch.bfloat16, 32, 8, 128, 4096, 14_336)
+QWEN3_30B = Model("30B-A3B", torch.bfloat16, 32, 4, 128, 2048, 768, 128, has_qk_norm=True)
+# Numbers that are no powers of two, few KV heads, and products in float32.
+UNEVEN = Model("uneven", torch.float32, 15, 3, 80, 1200, 700, 100, has_qk_norm=True)
+
+
+def shaped(*sizes: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def ints(*sizes: int) -> Tensor:
+    return shaped(*sizes, dtype=torch.int32)
+
+
+def longs(*sizes: int) -> Tensor:
+    return shaped(*sizes, dtype=torch.int64)
+
+
+def floats(*sizes: int) -> Tensor:
+    return shaped(*sizes, dtype=torch.float32)
+
+
+def launch_layer(model: Model) -> None:
+    """All of a layer that is not cuBLAS's, and what begins a graph of it."""
+    num_qk, dim = model.num_heads + model.num_kv_heads, model.head_dim
+    weights = shaped(model.hidden_size, dtype=model.dtype)
+    delta = shaped(NUM_ROWS, model.hidden_size, dtype=model.dtype)
+    pool = shaped(4096, 32, 2, model.num_kv_heads, BLOCK_SIZE, dim, dtype=model.dtype)
+    rows.spread_tables(ints(1), ints(1), ints(NUM_ROWS), ints(NUM_ROWS, TABLE_WIDTH), BLOCK_SIZE)
+    rows.take_sampled(longs(NUM_ROWS), ints(NUM_ROWS))
+    rows.add_rms_norm(floats(NUM_ROWS, model.hidden_size), delta, weights, 1e-5)
+    norm = shaped(num_qk, dim, dtype=model.dtype) if model.has_qk_norm else None
+    angles = floats(NUM_ROWS, 1, dim // 2)
+    qkv = shaped(NUM_ROWS, (num_qk + model.num_kv_heads) * dim, dtype=model.dtype)
+    rotation = rows.Rotation(angles, angles, norm, 1e-5)
+    query = rows.rotate_and_write(qkv, rotation, longs(NUM_ROWS), pool, 1)
+    tables = ints(NUM_ROWS, TABLE_WIDTH)
+    batch = AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), tables, longs(NUM_ROWS))
+    TritonAttention().attend(query, LayerKv(pool, 1, dim**-0.5), batch)
+    if not model.num_experts:
+        rows.silu_mul(shaped(NUM_ROWS, 2 * model.inner_width, dtype=model.dtype))
+
+
+def launch_experts(model: Model) -> None:
+    hidden, inner, num_experts = model.hidden_size, model.inner_width, model.num_experts
+    names = ExpertNames("mlp", "gate", "up", "down")
+    config = ExpertConfig(num_experts, 8, inner, True, frozenset({0}), names)
+    gate_up = shaped(num_experts, 2 * inner, hidden, dtype=model.dtype)
+    down = shaped(num_experts, hidden, inner, dtype=model.dtype)
+    layer = Experts(config, floats(num_experts, hidden), gate_up, down)
+    mix_experts(shaped(8 * num_experts, hidden, dtype=model.dtype), layer)  # the largest tiles
+
+
+def launch_sampling(model: Model) -> None:
+    logits, params = floats(NUM_ROWS, model.vocab_size), longs(NUM_ROWS, 7)
+    num_words = -(-model.vocab_size // 32)
+    changed = launches.change(
+        logits,
+        ints(NUM_ROWS),
+        MaskInputs(ints(NUM_ROWS), ints(NUM_ROWS, num_words)),
+        EditInputs(ints(4, NUM_ROWS + 1), ints(1), floats(1), floats(NUM_ROWS)),
+        [EditKind.BIAS],
+    )
+    tokens = ints(NUM_ROWS)
+    launches.choose(changed, None, params, tokens)  # as it is of the logits themselves
+    summaries = shaped(NUM_ROWS, 3, dtype=torch.float64)
+    found = Results(tokens, summaries, ints(NUM_ROWS, 20), floats(NUM_ROWS, 20), floats(1))
+    ranks = RankInputs(ints(NUM_ROWS, 2), ints(NUM_ROWS + 1), ints(1))
+    launches.rank(logits, ints(NUM_ROWS), ranks, found)
+
+
+_LLAMA = (partial(launch_sampling, LLAMA_8B), partial(launch_layer, LLAMA_8B))
+# Compute capability |-> what is launched there.
+SERVED = {
+    80: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
+    90: (*_LLAMA, partial(launch_layer, UNEVEN), partial(launch_experts, UNEVEN)),
+    100: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
 }
 
 
-def kind(kernel: str, name: str, dtype: str) -> str:
-    if name in (own := OF_KERNELS.get(kernel, {})):
-        return own[name]
-    for pointed, names in POINTERS.items():
-        if name in names.split():
-            return f"*{pointed}"
-    if name in SCALARS or name.endswith("_stride"):
-        return SCALARS.get(name, "i32")
-    return f"*{dtype}"
+class CompileOnly:
+    """In place of Triton's driver: a GPU of some compute capability, on which nothing runs."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return self._capability  # each has kernels of its own
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
 
 
-def constants(kernel: str, shape: Shape) -> dict[str, Any]:
-    padded_group = triton.next_power_of_2(shape.group)
-    known = {
-        "NUM_HEADS": 8 * shape.group,
-        "NUM_KV_HEADS": 8,
-        "GROUP": shape.group,
-        "PADDED_GROUP": padded_group,
-        "HEAD_DIM": shape.head_dim,
-        "BLOCK_SIZE": 16,
-        "BLOCK_Q": 64 // padded_group,
-        "BLOCK_M": max(16, padded_group),
-        "BLOCK_N": shape.num_keys,
-        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
-        "NUM_SPLITS": NUM_SPLITS,
-        "MIN_SPLIT_KEYS": MIN_SPLIT_KEYS,
-        "SIZE": 8 * shape.group * shape.head_dim,
-        "HAS_DELTA": True,
-        "HAS_QK_NORM": True,
-        "NUM_EXPERTS": 100,
-        "NUM_CHOSEN": 8,
-        "NUM_OUT": 8 * shape.group * shape.head_dim,
-        "NUM_IN": 768,
-        "IS_IN_PLACE": False,
-        "BLOCK_EXPERTS": 128,
-        "HAS_MASKS": True,
-        "HAS_ROWS": True,
-        "SEARCH_BLOCK": 512,
-    }
-    if kernel == "multiply_experts":  # as the launcher of experts.py has it
-        is_half = shape.dtype != "fp32"
-        known |= {
-            "BLOCK_M": 64,
-            "BLOCK_N": 128 if is_half else 64,
-            "BLOCK_K": 64 if is_half else 32,
-        }
-    return known
+def compiled(capability: int, launch: Callable[[], None]) -> list[dict[str, Any]]:
+    """What compiling for this capability makes of what is launched."""
+    found = []
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        with redirect_stdout(StringIO()) as log:
+            result = run(kernel, *args, grid=grid, warmup=True, **options)
+        if log.getvalue():  # it was not compiled before
+            found.append(figures(result, grid, log.getvalue()))
+
+    driver.set_active(CompileOnly(capability))
+    with patch.object(JITFunction, "run", compile_only):
+        launch()
+    return found
 
 
-SAMPLING = {"mask_rows": 8, "edit_rows": 4, "choose_tokens": 16, "rank_logits": 16}  # warps
-LANES = {
-    "silu_mul_rows": 1024,
-    "add_up_experts": 1024,
-    "spread_table_rows": 1024,
-    "take_sampled_tokens": 256,
-    "mask_rows": 4096,
-    "edit_rows": 512,
-    "choose_tokens": 4096,
-    "rank_logits": 4096,
-}
-
-
-def block(kernel: str, shape: Shape) -> int:
-    """What the launchers of rows.py and experts.py give as BLOCK."""
-    if kernel == "add_rms_norm_rows":
-        return int(triton.next_power_of_2(8 * shape.group * shape.head_dim))
-    if kernel in LANES:
-        return LANES[kernel]
-    return int(triton.next_power_of_2(shape.head_dim // 2))
-
-
-def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
-    known = constants(kernel.__name__, shape) | {"BLOCK": block(kernel.__name__, shape)}
-    names = [param.name for param in kernel.params]
-    constexprs = {param.name: known[param.name] for param in kernel.params if param.is_constexpr}
-    signature = {
-        name: "constexpr" if name in constexprs else kind(kernel.__name__, name, shape.dtype)
-        for name in names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in POWER_OF_TWO
-    }
-    source = ASTSource(kernel, signature, constexprs, aligned)
-    one_warp = kernel.__name__ in ("rotate_and_write_heads", "merge_splits")
-    is_sampling = kernel.__name__ in SAMPLING
-    options = {
-        "num_warps": 1 if one_warp else SAMPLING.get(kernel.__name__, 4),
-        "num_stages": 1 if is_sampling else 2,
-        "enable_fp_fusion": not is_sampling,
-    }
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
+    """`log`: of ptxas."""
+    (registers,) = re.findall(r"Used (\d+) registers", log)
+    ((stores, loads),) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     return {
-        "kernel": kernel.__name__,
-        "shape": str(shape),
-        "shared_bytes": result.metadata.shared,
-        "cubin_bytes": len(result.asm["cubin"]),
-        "uses_tensor_cores": "mma" in result.asm["ptx"],
-        "fuses": "fma.rn.f" in result.asm["ptx"],
+        "kernel": kernel.name,
+        "grid": grid,
+        "warps": kernel.metadata.num_warps,
+        "registers": int(registers),
+        "spilled_bytes": int(stores) + int(loads),
+        "shared_bytes": kernel.metadata.shared,
+        "uses_tensor_cores": "mma" in kernel.asm["ptx"],
+        "fuses": "fma.rn.f" in kernel.asm["ptx"],
     }
 
 
 def main() -> None:
-    kernels = [
-        triton_kernels.attend_chunks,
-        triton_kernels.attend_single_rows,
-        triton_kernels.merge_splits,
-        expert_kernels.add_up_experts,
-        expert_kernels.multiply_experts,
-        row_kernels.add_rms_norm_rows,
-        row_kernels.silu_mul_rows,
-        row_kernels.rotate_and_write_heads,
-        row_kernels.spread_table_rows,
-        row_kernels.take_sampled_tokens,
-        edit_kernels.mask_rows,
-        edit_kernels.edit_rows,
-        choice_kernels.choose_tokens,
-        rank_kernels.rank_logits,
-    ]
-    results = {
-        capability: [
-            compiled(kernel, shape, capability)
-            for kernel in kernels
-            for shape in (shapes[:1] if kernel.__name__ in SAMPLING else shapes)
-        ]
-        for capability, shapes in SHAPES.items()
-    }
+    knobs.nvidia.dump_ptxas_log = True
+    warnings.simplefilter("error")  # as they are in the tests that a GPU runs
+    results: dict[int, list[dict[str, Any]]] = {}
+    for capability, served in SERVED.items():
+        results[capability] = []
+        for launch in served:
+            (model,) = launch.args
+            results[capability] += [
+                {"model": model.name, "is_float32": model.dtype == torch.float32, **one}
+                for one in compiled(capability, launch)
+            ]
     sys.stdout.write(json.dumps(results))
 
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for A100, H100 and B200, and takes no more than they have."""
+"""Every Triton kernel, as served, compiles for A100, H100 and B200, and fits what they have."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_kernel_compiles(capability: int, compiled: dict[str, list[dict[st
     found = compiled[str(capability)]
     assert len({kernel["kernel"] for kernel in found}) == 14
     for kernel in found:
-        assert kernel["cubin_bytes"] > 0
+        assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
         is_product = kernel["kernel"] in (
             "attend_chunks",
@@ -55,5 +55,5 @@ def test_every_kernel_compiles(capability: int, compiled: dict[str, list[dict[st
             "multiply_experts",
         )
         # In float32 the cores would cut the numbers off.
+        assert kernel["uses_tensor_cores"] == (is_product and not kernel["is_float32"]), kernel
         assert not (kernel["kernel"] == "choose_tokens" and kernel["fuses"]), "not as on CPUs"
-        assert kernel["uses_tensor_cores"] == (is_product and "bf16" in kernel["shape"]), kernel

@@ -16,14 +16,16 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
-from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, NUM_SPLITS
+from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, num_splits
 from pdserve.engine.cuda.attention.triton_kernels import (
     attend_chunks,
     attend_single_rows,
     merge_splits,
 )
 
-_CHUNK_LANES: Final = 64  # rows times heads in a tile
+# Triton loads block ids two tiles of keys ahead of the keys, and these two ahead of their use. With
+# fewer stages a tile is waited for, and used, before the next is asked for.
+_STAGES: Final = 5
 _NO_WINDOW: Final = 1 << 30  # more than any position
 _LOG2_E: Final = math.log2(math.e)
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -141,6 +143,17 @@ class _Call:
         wide = self.query.shape[2] * self.query.element_size()
         return 64 if wide <= 256 else 32 if wide <= 512 else 16
 
+    @property
+    def num_lanes(self) -> int:
+        """Rows times heads per tile of several rows: what fits into registers, likewise.
+
+        As many as heads are wide, if that can be: with fewer, Triton shares out the keys among an
+        A100's warps, which then have to meet for every maximum and sum.
+        """
+        if self.query.dtype == torch.float32:
+            return 32
+        return 128 if self.query.shape[2] <= 128 else 64
+
     def arguments(self) -> dict[str, Any]:
         """Return the common arguments of the two kernels that read the pool, by name."""
         num_kv_heads, block_size, head_dim = self.kv.pool.shape[3:]
@@ -176,35 +189,41 @@ def _empty_like(query: Tensor) -> Tensor:
 
 def _launch_chunks(call: _Call) -> None:
     padded_group = int(triton.next_power_of_2(call.group_size))
-    block_q = max(1, _CHUNK_LANES // padded_group)
+    block_q = max(1, call.num_lanes // padded_group)
     num_tiles = len(call.query) // block_q + call.num_requests
-    attend_chunks[(num_tiles, call.kv.pool.shape[3])](
+    attend_chunks[(num_tiles * call.kv.pool.shape[3],)](
         out=call.out,
         num_requests=call.num_requests,
         PADDED_GROUP=padded_group,
         BLOCK_Q=block_q,
         enable_fp_fusion=True,
-        num_warps=4,
-        num_stages=2,
+        num_warps=8,
+        num_stages=_STAGES,
         **call.arguments(),
     )
 
 
 def _launch_single_rows(call: _Call) -> None:
     num_heads, head_dim = call.query.shape[1:]
+    num_kv_heads, block_size = call.kv.pool.shape[3:5]
+    splits = num_splits(num_kv_heads)
+    # No row sees more keys than this.
+    most_keys = min(call.batch.block_tables.shape[1] * block_size, call.window + call.num_keys)
+    used_splits = max(1, min(splits, -(-most_keys // MIN_SPLIT_KEYS)))
     device = call.query.device
-    shape = (call.num_requests, num_heads, NUM_SPLITS)
+    shape = (call.num_requests, num_heads, splits)
     partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
     partial_sums = torch.empty((*shape, 2), dtype=torch.float32, device=device)
-    attend_single_rows[(call.num_requests, call.kv.pool.shape[3], NUM_SPLITS)](
+    attend_single_rows[(used_splits * num_kv_heads * call.num_requests,)](
         partial_out=partial_out,
         partial_sums=partial_sums,
+        used_splits=used_splits,
         BLOCK_M=max(16, int(triton.next_power_of_2(call.group_size))),
-        NUM_SPLITS=NUM_SPLITS,
+        NUM_SPLITS=splits,
         MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
         enable_fp_fusion=True,
         num_warps=4,
-        num_stages=2,
+        num_stages=_STAGES,
         **call.arguments(),
     )
     merge_splits[(call.num_requests, num_heads)](
@@ -218,8 +237,8 @@ def _launch_single_rows(call: _Call) -> None:
         HEAD_DIM=head_dim,
         BLOCK_N=call.num_keys,
         BLOCK_D=padded_head_dim(head_dim),
-        NUM_SPLITS=NUM_SPLITS,
+        NUM_SPLITS=splits,
         MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
         enable_fp_fusion=True,
-        num_warps=1,
+        num_warps=max(1, splits // 16),
     )

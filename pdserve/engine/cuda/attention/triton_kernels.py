@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 # Triton would otherwise recompile a kernel when one of these is 1, or the first multiple of 16.
-_OFTEN_OTHERS = ("num_requests", "table_stride", "window")
+_OFTEN_OTHERS = ("num_requests", "table_stride", "window", "used_splits")
 
 
 @triton.jit
@@ -48,9 +48,10 @@ def _attend_keys(
         is_there = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
-        is_seen = is_key[None, :] & (at[None, :] <= positions[:, None])
-        is_seen &= at[None, :] > positions[:, None] - window
-        scores = tl.where(is_seen, scores, float("-inf"))
+        # One comparison for each score: as an unsigned number, what is ahead is very far. No row of
+        # the range is at its end or behind, so `is_key` need not be asked, too.
+        distance = (positions[:, None] - at[None, :]).to(tl.uint32, bitcast=True)
+        scores = tl.where(distance < window.to(tl.uint32), scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # for fully masked rows
         weights = tl.exp2(scores - base[:, None])
@@ -105,9 +106,13 @@ def attend_chunks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: a tile of a request's rows and one KV head. Skips requests with one row."""
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    """One program: a tile of a request's rows and one KV head. Skips requests with one row.
+
+    A request's last tiles have the most keys. They start first, of all heads, so that at the end
+    there are short ones.
+    """
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     request = _request_of_tile(query_start, tile, num_requests, BLOCK_Q)
     start = tl.load(query_start + request)
     num_rows = tl.load(query_start + request + 1) - start
@@ -178,6 +183,7 @@ def attend_single_rows(
     query_start,
     context_lens,
     block_tables,
+    used_splits,  # at most NUM_SPLITS: more would not find any keys
     token_stride,
     head_stride,
     table_stride,
@@ -194,10 +200,14 @@ def attend_single_rows(
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT_KEYS: tl.constexpr,
 ):
-    """One program: one split of the keys of a request with one row, for one KV head."""
-    request = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    """One program: one split of the keys of a request with one row, for one KV head.
+
+    The splits of a request are side by side: so programs that find no keys run beside others that
+    do, and not all of them at the end, when nobody reads memory.
+    """
+    split = tl.program_id(0) % used_splits
+    kv_head = tl.program_id(0) // used_splits % NUM_KV_HEADS
+    request = tl.program_id(0) // used_splits // NUM_KV_HEADS
     start = tl.load(query_start + request)
     context_len = tl.load(context_lens + request)
     first_key, num_keys = _split_keys(context_len, window, NUM_SPLITS, MIN_SPLIT_KEYS, BLOCK_N)

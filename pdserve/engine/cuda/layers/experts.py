@@ -77,6 +77,7 @@ def _mixed(x: Tensor, layer: Experts, tile: int) -> Tensor:
             SIZE=x.shape[1],
             NUM_CHOSEN=places.num_chosen,
             BLOCK=_BLOCK,
+            enable_fp_fusion=True,
             num_warps=4,
         )
     return out
@@ -135,6 +136,7 @@ def _product(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
+        enable_fp_fusion=True,
         num_warps=4,
     )
     return out

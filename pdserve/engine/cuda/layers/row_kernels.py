@@ -64,42 +64,46 @@ def rotate_and_write_heads(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_QK_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,  # at least head_dim / 2
 ):
-    """One program: one head of one token. Both halves of a head are rotated together."""
+    """One program: some heads of one token. Both halves of a head are rotated together."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     HALF: tl.constexpr = HEAD_DIM // 2
-    at = tl.arange(0, BLOCK)
-    is_there = at < HALF
-    source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + at
+    at = tl.arange(0, BLOCK)[None, :]
+    is_there = (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & (at < HALF)
+    is_rotated = heads < NUM_HEADS + NUM_KV_HEADS  # values are only moved
+    source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + heads) * HEAD_DIM + at
     first = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
-    if head < NUM_HEADS + NUM_KV_HEADS:
-        if HAS_QK_NORM:
-            squares = tl.sum(first * first + second * second, axis=0)
-            factor = 1.0 / tl.sqrt_rn(squares / HEAD_DIM + eps)
-            weight = qk_norm + head * HEAD_DIM + at
-            first *= factor * tl.load(weight, mask=is_there, other=0.0).to(tl.float32)
-            second *= factor * tl.load(weight + HALF, mask=is_there, other=0.0).to(tl.float32)
-        c = tl.load(cos + token * HALF + at, mask=is_there, other=0.0)
-        s = tl.load(sin + token * HALF + at, mask=is_there, other=0.0)
-        turned = first * c - second * s
-        second = second * c + first * s
-        first = turned
-    if head < NUM_HEADS:
-        destination = query + (token * NUM_HEADS + head) * HEAD_DIM + at
-        tl.store(destination, first.to(query.dtype.element_ty), mask=is_there)
-        tl.store(destination + HALF, second.to(query.dtype.element_ty), mask=is_there)
-    else:
-        slot = tl.load(slot_mapping + token)
+    x, y = first, second
+    if HAS_QK_NORM:
+        squares = tl.sum(x * x + y * y, axis=1, keep_dims=True)
+        factor = 1.0 / tl.sqrt_rn(squares / HEAD_DIM + eps)
+        weight = qk_norm + heads * HEAD_DIM + at
+        has_weight = is_there & is_rotated
+        x *= factor * tl.load(weight, mask=has_weight, other=0.0).to(tl.float32)
+        y *= factor * tl.load(weight + HALF, mask=has_weight, other=0.0).to(tl.float32)
+    c = tl.load(cos + token * HALF + at, mask=at < HALF, other=0.0)
+    s = tl.load(sin + token * HALF + at, mask=at < HALF, other=0.0)
+    first, second = (
+        tl.where(is_rotated, x * c - y * s, first),
+        tl.where(is_rotated, y * c + x * s, second),
+    )
+    is_query = is_there & (heads < NUM_HEADS)
+    destination = query + (token * NUM_HEADS + heads) * HEAD_DIM + at
+    tl.store(destination, first.to(query.dtype.element_ty), mask=is_query)
+    tl.store(destination + HALF, second.to(query.dtype.element_ty), mask=is_query)
+    slot = tl.load(slot_mapping + token)
+    if slot >= 0:
+        is_kept = is_there & (heads >= NUM_HEADS)
         # Key heads, then value heads: the same order as in a block.
-        plane = (head - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
-        offset = slot // BLOCK_SIZE * block_stride + plane + slot % BLOCK_SIZE * HEAD_DIM
-        destination = kv_layer + offset + at
-        if slot >= 0:
-            tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_there)
-            tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_there)
+        planes = (heads - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
+        offset = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM
+        destination = kv_layer + offset + planes + at
+        tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_kept)
+        tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_kept)
 
 
 @triton.jit(do_not_specialize=("num_tokens",))

@@ -21,6 +21,7 @@ from pdserve.engine.cuda.layers.row_kernels import (
 )
 
 _SILU_BLOCK: Final = 1024
+_ROTATED: Final = 256  # pairs of numbers of a warp: each thread loads and stores 16 bytes at a time
 _TABLE_BLOCK: Final = 1024
 _TOKEN_BLOCK: Final = 256
 
@@ -127,7 +128,9 @@ def rotate_and_write(
     elif tuple(out.shape) != shape or out.dtype != qkv.dtype or not out.is_contiguous():
         raise ValueError(f"queries are {list(shape)}, {qkv.dtype} and contiguous")
     if len(qkv):
-        rotate_and_write_heads[(len(qkv), num_heads + 2 * num_kv_heads)](
+        block = int(triton.next_power_of_2(head_dim // 2))
+        block_heads = max(1, _ROTATED // block)
+        rotate_and_write_heads[(len(qkv), -(-(num_heads + 2 * num_kv_heads) // block_heads))](
             qkv,
             rotation.cos.contiguous(),
             rotation.sin.contiguous(),
@@ -142,7 +145,8 @@ def rotate_and_write(
             HEAD_DIM=head_dim,
             BLOCK_SIZE=block_size,
             HAS_QK_NORM=norm is not None,
-            BLOCK=int(triton.next_power_of_2(head_dim // 2)),
+            BLOCK_HEADS=block_heads,
+            BLOCK=block,
             enable_fp_fusion=True,
             num_warps=1,
         )
@@ -163,7 +167,12 @@ def take_sampled(token_ids: Tensor, sampled: Tensor) -> None:
         raise ValueError("token ids must be contiguous")
     if len(token_ids):
         take_sampled_tokens[(-(-len(token_ids) // _TOKEN_BLOCK),)](
-            token_ids, sampled, len(token_ids), BLOCK=_TOKEN_BLOCK, num_warps=4
+            token_ids,
+            sampled,
+            len(token_ids),
+            BLOCK=_TOKEN_BLOCK,
+            enable_fp_fusion=True,
+            num_warps=4,
         )
 
 
@@ -192,6 +201,7 @@ def spread_tables(
             out.stride(0),
             BLOCK_SIZE=block_size,
             BLOCK=min(_TABLE_BLOCK, int(triton.next_power_of_2(out.shape[1]))),
+            enable_fp_fusion=True,
             num_warps=4,
         )
 

@@ -29,7 +29,8 @@ def choose_tokens(
     logits,  # [num_rows, vocab_size] float32, changed already
     row_stride,
     rows,  # [num_draws] int32, of the logits
-    params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/params.py
+    # Not `params`: what Triton makes to launch it has a variable of that name.
+    draw_params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/params.py
     candidates,  # [num_draws, at least vocab_size and BLOCK] int32, working memory
     candidates_stride,
     token_ids,  # [num_draws] int32, out; -1 if a logit is NaN or +inf, -2 if all are -inf
@@ -44,7 +45,7 @@ def choose_tokens(
     if HAS_ROWS:
         index = tl.load(rows + draw).to(tl.int64)
     row = logits + index * row_stride
-    own = params + draw * NUM_PARAMS
+    own = draw_params + draw * NUM_PARAMS
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)  # of each lane
     best_at = tl.zeros([BLOCK], tl.int32)
