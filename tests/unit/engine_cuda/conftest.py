@@ -5,7 +5,8 @@ Where there is a GPU, tests/gpu runs the same checks on what is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,24 @@ def interpreted() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
+        patch.setattr(interpreter, "_patch_lang", _once(interpreter._patch_lang))
         yield
     torch.set_num_threads(before)
+
+
+def _once(put_into_language: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The interpreter puts itself into Triton's language at every call of every function, which
+    takes longer than what most of them do; nothing is compiled in this process, so it may stay.
+    """
+    modules: set[str] = set()
+
+    def put(function: Any) -> object:
+        if function.__module__ not in modules:
+            put_into_language(function)
+            modules.add(function.__module__)
+        return SimpleNamespace(restore=lambda: None)
+
+    return put
 
 
 def _dot(builder: Any, a: Any, b: Any, accumulator: Any, *_: Any) -> Any:

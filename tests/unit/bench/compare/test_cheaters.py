@@ -43,7 +43,7 @@ PLAN = ComparePlan(
     tpot_scale=0.0,
     target=0.9,
     seed=0,
-    rates=[150.0, 200.0],
+    rates=[150.0],
     duration_s=0.1,
     least_requests=30,
     idle_requests=2,
@@ -202,7 +202,7 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
         (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
         (says_something_first, ["cheat answers late, and fast then"], True),
         (pads, ["cheat sends more pieces than it counts tokens"], False),
-        (cuts_prompts, ["cheat counts fewer prompt tokens than were sent, in 60 of 60"], False),
+        (cuts_prompts, ["cheat counts fewer prompt tokens than were sent, in 30 of 30"], False),
         (dropping(6), ["cheat failed", "most with: the connection broke"], True),
         (dropping(6, token()), ["most with: the stream broke off: without a word"], True),
     ],
@@ -232,7 +232,7 @@ async def test_whoever_keeps_answers_gains_nothing() -> None:
     report = await compared(at_a_rate(caching))
     _, exposed = modes_of(report)
     assert caching.num_kept == 0
-    assert [row.score.ttft_attainment for row in exposed.rows] == [0.0, 0.0]
+    assert [row.score.ttft_attainment for row in exposed.rows] == [0.0]
 
 
 @pytest.mark.parametrize(

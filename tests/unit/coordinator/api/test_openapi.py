@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import aiohttp
@@ -16,6 +16,7 @@ import schemathesis
 from aiohttp import web
 from hypothesis import HealthCheck, settings
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.pytest.lazy import get_all_tests
 from schemathesis.specs.openapi import checks
 
 from coordinator.api import HttpServer, create_app
@@ -115,16 +116,44 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
-@SCHEMA.exclude(operation_id="watchCluster").parametrize()  # which does not end by itself
-@settings(
+FEW = settings(
     max_examples=10,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+OPERATIONS = [
+    f"{method.upper()} {path}"
+    for path, methods in DOCUMENT["paths"].items()
+    for method, described in methods.items()
+    if described["operationId"] != "watchCluster"  # it does not end by itself
+]
+
+
+@pytest.fixture(scope="module")
+def calling() -> dict[str, Callable[..., None]]:
+    """Operation |-> what calls it in all kinds of ways.
+
+    SCHEMA.parametrize() makes these when tests are collected, as every worker does for seconds, and
+    gives them one name: of tests of one name, pytest-xdist runs the first.
+    """
+    made = get_all_tests(
+        schema=SCHEMA, test_func=is_answered_as_described, settings=FEW, given_kwargs=None
+    )
+    return {operation.label: call for operation, call in (one.ok() for one in made)}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_whatever_comes_is_answered_as_described(
-    case: schemathesis.Case, url: str, session: requests.Session
+    operation: str,
+    calling: dict[str, Callable[..., None]],
+    url: str,
+    session: requests.Session,
 ) -> None:
+    calling[operation](url=url, session=session)
+
+
+def is_answered_as_described(case: schemathesis.Case, url: str, session: requests.Session) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = MODEL  # else nearly everything is a 404
     if "X-Request-Timeout" in (case.headers or {}):
