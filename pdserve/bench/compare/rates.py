@@ -10,7 +10,7 @@ measured again with other requests, until all are certain enough or there is no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
 
 from pdserve.bench.compare.goodput import (
     INDEPENDENT,
@@ -59,7 +59,7 @@ def next_rate(
         return None
     below, above = max(closed, key=lambda bracket: bracket[1] / bracket[0])
     if above / below > _CLOSE:
-        return (below * above) ** 0.5
+        return sqrt(below * above)
     return _again(sorted_curves, target, width, dispersion)
 
 
