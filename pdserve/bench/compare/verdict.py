@@ -182,11 +182,16 @@ def dispersion(servers: Iterable[Sequence[RatePoint]]) -> dict[str, float]:
     for runs in servers:
         for kind, group in _equal(runs):
             equal.setdefault(kind, []).append(group)
-    return {kind: _dispersion(groups) for kind, groups in equal.items()}
+    squares = {kind: _squares(groups) for kind, groups in equal.items()}
+    unsure = _unsure(sum(freedom for _, freedom in squares.values()))
+    return {kind: ratio * unsure if freedom else 1.0 for kind, (ratio, freedom) in squares.items()}
 
 
-def _dispersion(groups: Iterable[Sequence[tuple[int, int]]]) -> float:
-    """Of one kind. `groups`: (in time, sent) of equal runs."""
+def _squares(groups: Iterable[Sequence[tuple[int, int]]]) -> tuple[float, int]:
+    """Return (variance over that of independent requests, degrees of freedom) of one kind.
+
+    `groups`: (in time, sent) of equal runs.
+    """
     squares, independent, freedom = 0.0, 0.0, 0
     for group in groups:
         met, sent = (sum(numbers) for numbers in zip(*group, strict=True))
@@ -196,7 +201,7 @@ def _dispersion(groups: Iterable[Sequence[tuple[int, int]]]) -> float:
         squares += sum((m - s * share) ** 2 / s for m, s in group)
         independent += (len(group) - 1) * share * (1 - share)
         freedom += len(group) - 1
-    return max(1.0, squares / independent) * _unsure(freedom) if freedom else 1.0
+    return max(1.0, squares / independent) if freedom else 1.0, freedom
 
 
 def _equal(points: Sequence[RatePoint]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
