@@ -8,8 +8,8 @@
    the other modes, or one node with all cores, each with several sizes of local chunks. The setup
    that would have met the tightest targets is kept.
 4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
-   at every rate with the same requests, the first one twice, forwards and backwards in turns, so
-   that other load on the machine affects all modes alike.
+   at every rate with the same requests, the first one once more with others, forwards and
+   backwards in turns, so that other load on the machine affects all modes alike.
 5. What the runs leave possible of each goodput decides what can be said of two (`verdict.py`).
 
 Modes that wait for their turn are idle; only their heartbeats cost the others anything.
@@ -137,7 +137,11 @@ class Found:
             for mode, runs in points.items()
         }
         noises = [
-            Noise(mode, Ratio.of(self._drawn(points[mode]), self._drawn(runs, 1)), self._dispersion)
+            Noise(
+                mode,
+                Ratio.of(self._drawn(points[mode]), self._drawn(runs, 1)),
+                max(self._dispersion.values(), default=1.0),
+            )
             for mode, runs in again.items()
             if mode in points
         ]
@@ -184,7 +188,7 @@ def _scenario_report(
     took_s: float,
 ) -> ScenarioReport:
     rates = sorted({row.rate for rows in result.rows.values() for row in rows})
-    sent = experiment.requests_at(case, rates[-1])[0] if rates else []
+    sent = experiment.requests_at(case, rates[-1], result.turns[rates[-1]])[0] if rates else []
     return ScenarioReport(
         name=case.name,
         shows=case.shows,

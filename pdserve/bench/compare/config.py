@@ -58,7 +58,7 @@ class ComparePlan:
     tpot_scale: float
     target: float
     seed: int
-    rates: Sequence[float]  # ascending; empty: chosen by `goodput.next_rate`
+    rates: Sequence[float]  # ascending; empty: chosen by `rates.next_rate`
     duration_s: float  # of each run, at least
     least_requests: int  # of each run
     idle_requests: int  # least number sent to an idle cluster

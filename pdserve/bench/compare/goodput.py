@@ -1,20 +1,19 @@
-"""Goodput, its uncertainty, and which rates to measure for it.
+"""Goodput and its uncertainty.
 
-Goodput is the highest rate at which enough requests of every kind meet both targets. Capacities are
-not known beforehand, and runs at a wrongly estimated rate are wasted. So every run counts: rates
-grow by a factor, a larger one as long as all requests are in time, until every mode has failed
-once. Then the widest gap between a rate at which the target was met and the next one at which it
-was not is halved, until it is small; and the rates around the least certain crossing are measured
-again with other requests, until all are certain enough or there is no time left.
+Goodput is the highest rate at which enough requests of every kind meet both targets: the lowest of
+the rates at which the kinds cross the target. What chance does to each kind is drawn for that kind
+alone, and the lowest is taken of draws of equal rank. The lowest of independent draws would be
+lower the more kinds cross at about the same rate: that of the shares that were seen is already too
+low there, and that of draws around it is so once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,13 +22,16 @@ import numpy.typing as npt
 _RESAMPLES = 2000
 _PRIOR = 0.5  # of requests in time, and of late ones: Jeffreys' prior of a share
 _INTERVAL = (5, 95)  # percent
-GROWTH = 1.5  # factor from one rate to the next
-_LEAP = 2.0  # factor as long as all requests of all modes were in time
-_CLOSE = 1.08  # rates closer than this factor are not distinguished
-_LOWEST = 0.3  # of the first rate: goodput below it is not worth finding
 
-Draws: TypeAlias = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+Draws: TypeAlias = Floats
 """[_RESAMPLES] of what a goodput may be: 0 where it is below the rates, infinite where above."""
+
+Dispersion: TypeAlias = Mapping[str, float]
+"""Kind |-> how many requests count as one, since late ones come together; 1 if not named."""
+
+INDEPENDENT: Final[Dispersion] = MappingProxyType({})
 
 Where = Literal["crossing", "above the rates", "below the rates"]
 
@@ -77,43 +79,76 @@ class Goodput(msgspec.Struct, frozen=True):
         return f"{self.rate:.3g}" + " or more" * (self.where == "above the rates")
 
 
-def crossing(
-    rates: Sequence[float], attainments: Sequence[float], target: float
-) -> tuple[float, Where]:
-    """Return where attainment first falls below `target`: linear between the two rates around it.
+def crossing(points: Iterable[RatePoint], target: float) -> tuple[float, Where]:
+    """Return where the attainment of some kind first falls below `target`, and whether it does.
 
-    As in DistServe's figures. Rates are ascending. Attainment beyond the first crossing is ignored.
+    Linear between the two rates around it, as in DistServe's figures, on falling curves: what is
+    kept at a higher rate is kept at a lower one. Above the rates, the highest of them; below, 0.
     """
-    if attainments[0] < target:
-        return 0.0, "below the rates"
-    points = list(zip(rates, attainments, strict=True))
-    for (rate, above), (next_rate, below) in pairwise(points):
-        if below < target:
-            return rate + (above - target) / (above - below) * (next_rate - rate), "crossing"
-    return rates[-1], "above the rates"
+    points = merged(points)
+    rate = min(
+        _crossings(curve.rates, curve.falling, target).item() for curve in _curves(points).values()
+    )
+    if rate == inf:
+        return points[-1].rate, "above the rates"
+    return rate, "crossing" if rate else "below the rates"
+
+
+def attainments(points: Sequence[RatePoint]) -> list[float]:
+    """Return the attainment of the worst kind at each rate, on falling curves.
+
+    `points`: as `merged` returns them.
+    """
+    worst = {point.rate: 1.0 for point in points}
+    for curve in _curves(points).values():
+        for rate, share in zip(curve.rates.tolist(), curve.falling[0].tolist(), strict=True):
+            worst[rate] = min(worst[rate], share)
+    return list(worst.values())
 
 
 def goodput(
-    points: Sequence[RatePoint], target: float, seed: int, dispersion: float = 1.0
+    points: Iterable[RatePoint], target: float, seed: int, dispersion: Dispersion = INDEPENDENT
 ) -> Goodput:
     """Compute goodput from runs at different rates, with an interval.
 
-    The shares that each run may have shown by chance are drawn from their posterior distribution
-    (Jeffreys' prior), so four of four requests in time are not taken for certainty. The interval
-    takes so many requests as one as `dispersion` says: those that are late tend to come together
-    (`verdict.dispersion`). It does not cover what all runs have in common.
+    The interval does not cover what all runs have in common. `dispersion`: as `verdict.dispersion`
+    finds it.
     """
     points = merged(points)
-    rates = [point.rate for point in points]
-    rate, where = crossing(rates, [point.attainment for point in points], target)
-    low, high = _interval(_resampled(points, target, seed, dispersion), rates)
-    return Goodput(rate, where, min(low, rate), high if high is None else max(high, rate))
+    rate, where = crossing(points, target)
+    low, high = np.percentile(
+        drawn(points, target, seed, dispersion), _INTERVAL, method="nearest"
+    ).tolist()
+    return Goodput(
+        rate,
+        where,
+        low=min(low, rate),
+        high=None if high == inf else max(high, rate, points[0].rate),
+    )
 
 
-def drawn(points: Sequence[RatePoint], target: float, seed: int, dispersion: float = 1.0) -> Draws:
-    """Return what the goodput may be. Arguments as for `goodput`."""
-    resampled = _resampled(merged(points), target, seed, dispersion)
-    return np.array([inf if where == "above the rates" else rate for rate, where in resampled])
+def drawn(
+    points: Iterable[RatePoint], target: float, seed: int, dispersion: Dispersion = INDEPENDENT
+) -> Draws:
+    """Return what the goodput may be. Arguments as for `goodput`.
+
+    Shares of each kind are drawn from their posterior distribution, so four of four requests in
+    time are not taken for certainty. Of the kinds' draws, those of equal rank belong together. A
+    bound that is above the goodput is so for the kind that decides, whatever the others do; but one
+    below it may come from any kind, so they divide the upper tail among them (Bonferroni).
+    """
+    rng = np.random.default_rng(seed)
+    of_kinds = np.sort(
+        [
+            _crossings(curve.rates, curve.drawn(rng, dispersion.get(kind, 1.0)), target)
+            for kind, curve in _curves(merged(points)).items()
+        ]
+    )
+    ranks = np.linspace(0, 1, _RESAMPLES)
+    upper = (2 * ranks - 1).clip(0)  # from 0 in the middle to 1 at the end of the tail
+    ranks = 1 - (1 - ranks) * (1 - upper * (1 - 1 / len(of_kinds)))
+    places = np.round(ranks * (_RESAMPLES - 1)).astype(int)
+    return rng.permutation(of_kinds[:, places].min(axis=0))
 
 
 def merged(points: Iterable[RatePoint]) -> list[RatePoint]:
@@ -130,93 +165,67 @@ def merged(points: Iterable[RatePoint]) -> list[RatePoint]:
     return [RatePoint(rate, dict(sorted(kinds.items()))) for rate, kinds in sorted(by_rate.items())]
 
 
-def _resampled(
-    points: Sequence[RatePoint], target: float, seed: int, dispersion: float
-) -> list[tuple[float, Where]]:
-    rng = np.random.default_rng(seed)
-    shares = np.transpose([_draw(point, rng, dispersion) for point in points])
-    # What is kept at a higher rate is kept at a lower one, so more low rates add no doubt.
-    shares = np.maximum.accumulate(shares[:, ::-1], axis=1)[:, ::-1]  # [_RESAMPLES, rates]
-    rates = [point.rate for point in points]
-    return [crossing(rates, attainments, target) for attainments in shares.tolist()]
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """One kind of requests at the rates at which there were any. All arrays: [rates]."""
+
+    rates: Floats  # ascending
+    met: Floats  # requests
+    late: Floats
+
+    @property
+    def falling(self) -> Floats:
+        """The falling curve that fits best. [1, rates]"""
+        return _falling(self.met[None], self.late[None])
+
+    def drawn(self, rng: np.random.Generator, dispersion: float) -> Floats:
+        """Draw falling curves. [_RESAMPLES, rates]
+
+        A share of gamma variables is one of a beta distribution, also of their sums; and the prior
+        counts once in each sum, however many rates it is of.
+        """
+        size = (_RESAMPLES, len(self.rates))
+        met, late = (rng.standard_gamma(of / dispersion, size) for of in (self.met, self.late))
+        met_before, late_before = rng.standard_gamma(_PRIOR, (2, _RESAMPLES, 1))
+        return _falling(met, late, met_before, late_before)
 
 
-def _draw(point: RatePoint, rng: np.random.Generator, dispersion: float) -> Draws:
-    """Draw attainments of the worst kind, which may be another one each time. [_RESAMPLES]"""
-    met, sent = np.array([*point.kinds.values()]).T / dispersion
-    shares = rng.beta(met + _PRIOR, sent - met + _PRIOR, (_RESAMPLES, len(met)))
-    worst: Draws = shares.min(axis=1)
-    return worst
+def _curves(points: Sequence[RatePoint]) -> dict[str, _Curve]:
+    kinds: dict[str, list[tuple[float, float, float]]] = {}
+    for point in points:
+        for name, (met, sent) in point.kinds.items():
+            kinds.setdefault(name, []).append((point.rate, met, sent - met))
+    return {name: _Curve(*np.array(of, dtype=np.float64).T) for name, of in kinds.items()}
 
 
-def _interval(
-    resampled: Sequence[tuple[float, Where]], rates: Sequence[float]
-) -> tuple[float, float | None]:
-    """Return the percentiles of crossings, of which those beyond the rates are only bounds."""
-    ordered = sorted(inf if where == "above the rates" else rate for rate, where in resampled)
-    low, high = (ordered[round(share / 100 * (len(ordered) - 1))] for share in _INTERVAL)
-    return min(low, rates[-1]), None if high == inf else max(high, rates[0])
-
-
-def next_rate(
-    curves: Sequence[Sequence[RatePoint]],
-    start: float,
-    target: float,
-    width: float = inf,
-    dispersion: float = 1.0,
-) -> float | None:
-    """Return the rate to measure next, for all modes; None if another run would tell little.
+def _falling(
+    met: Floats, late: Floats, met_before: Floats | float = 0.0, late_before: Floats | float = 0.0
+) -> Floats:
+    """Return falling shares (isotonic regression, by its min-max formula). [curves, rates]
 
     Args:
-        curves: the results of each mode so far, all at the same rates.
-        start: the first rate.
-        target: the attainment that counts as met.
-        width: of an interval, as a ratio of its ends, that is certain enough.
-        dispersion: as for `goodput`.
+        met: requests in time. [curves, rates]
+        late: late ones. [curves, rates]
+        met_before: such requests that count in each share. [curves, 1]
+        late_before: late ones that do.
     """
-    sorted_curves = [merged(curve) for curve in curves if curve]
-    if not sorted_curves:
-        return start
-    lowest = min(curve[0].rate for curve in sorted_curves)
-    highest = max(curve[-1].rate for curve in sorted_curves)
-    if any(all(p.attainment >= target for p in curve) for curve in sorted_curves):
-        leaps = all(curve[-1].is_perfect for curve in sorted_curves)
-        return highest * (_LEAP if leaps else GROWTH)
-    if any(curve[0].attainment < target for curve in sorted_curves) and lowest > start * _LOWEST:
-        return lowest / GROWTH
-    brackets = [bracket for curve in sorted_curves if (bracket := _bracket(curve, target))]
-    if not brackets:
-        return None
-    low, high = max(brackets, key=lambda bracket: bracket[1] / bracket[0])
-    return (
-        (low * high) ** 0.5
-        if high / low > _CLOSE
-        else _again(sorted_curves, target, width, dispersion)
-    )
+    shares = np.full(met.shape, inf)
+    for first in range(met.shape[1]):
+        of_met = met[:, first:].cumsum(axis=1) + met_before
+        of_late = late[:, first:].cumsum(axis=1) + late_before
+        up_to = of_met / (of_met + of_late)  # from `first` up to each rate
+        largest = np.maximum.accumulate(up_to[:, ::-1], axis=1)[:, ::-1]
+        shares[:, first:] = np.minimum(shares[:, first:], largest)
+    return shares
 
 
-def _again(
-    curves: Sequence[Sequence[RatePoint]], target: float, width: float, dispersion: float
-) -> float | None:
-    """Return the rate beside the least certain crossing that has had the fewest requests."""
-    if width == inf:
-        return None
-    widths = []
-    for curve in curves:
-        found = goodput(curve, target, 0, dispersion)
-        unknown = found.high is None or found.low <= 0
-        widths.append(inf if unknown or found.high is None else found.high / found.low)
-    widest = max(range(len(curves)), key=widths.__getitem__)
-    bracket = _bracket(curves[widest], target)
-    if widths[widest] <= width or bracket is None:
-        return None
-    beside = [point for point in curves[widest] if point.rate in bracket]
-    return min(beside, key=lambda point: point.num_sent).rate
-
-
-def _bracket(curve: Sequence[RatePoint], target: float) -> tuple[float, float] | None:
-    """Return the two rates around the first crossing."""
-    for earlier, later in pairwise(curve):
-        if earlier.attainment >= target > later.attainment:
-            return earlier.rate, later.rate
-    return None
+def _crossings(rates: Floats, shares: Floats, target: float) -> Draws:
+    """Return where each of some falling curves ([curves, rates]) crosses `target`. [curves]"""
+    kept = (shares >= target).sum(axis=1)
+    inside = (kept > 0) & (kept < len(rates))
+    found = np.where(kept == 0, 0.0, inf)
+    curve, after = np.flatnonzero(inside), kept[inside]
+    above, below = shares[curve, after - 1], shares[curve, after]
+    way = (above - target) / (above - below)
+    found[inside] = rates[after - 1] + way * (rates[after] - rates[after - 1])
+    return found

@@ -105,8 +105,9 @@ class _Runs:
         return Trial(former.tuning, former.rate, score(runs[-1].outcomes, promise, target))
 
     def at(self, rate: float) -> list[Outcome]:
-        """Return the outcomes of the first run at this rate."""
-        return next(r.outcomes for r in self._records if (r.what, r.rate) == ("rate", rate))
+        """Return the outcomes of the first run of the modes at this rate."""
+        runs = (r for r in self._records if not r.beside_itself)
+        return next(r.outcomes for r in runs if (r.what, r.rate) == ("rate", rate))
 
 
 def _scenario_report(

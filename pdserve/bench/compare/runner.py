@@ -263,13 +263,13 @@ class Experiment:
         self.tell(f"{who} is left out: {error.message}")
 
     def requests_at(
-        self, case: CompareCase, rate: float, turn: int = 0, contents: int = 0
+        self, case: CompareCase, rate: float, turn: int = 0
     ) -> tuple[list[TimedRequest], float]:
         """Return the requests at that rate, and the seconds over which they arrive.
 
-        In whole decks, so that each turn has the same mixture. `turn` and `contents` are those of
-        Workload.timed.
+        In whole decks, so that each turn has the same mixture; with other arrivals, lengths and
+        contents each.
         """
         count = case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
-        requests = case.workload.timed(rate, count, turn, contents)
+        requests = case.workload.timed(rate, count, turn, contents=turn)
         return requests, len(requests) / rate

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.config import COLOCATED, Tuning
-from pdserve.bench.compare.goodput import RatePoint, next_rate
+from pdserve.bench.compare.goodput import RatePoint
 from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.rates import next_rate
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.bench.compare.verdict import dispersion
@@ -34,6 +34,7 @@ class SweepResult:
     interference: dict[str, Interference] = field(default_factory=dict)
     rows: dict[str, list[RateRow]] = field(default_factory=dict)
     again: dict[str, list[RateRow]] = field(default_factory=dict)  # of one of them, beside itself
+    turns: dict[float, int] = field(default_factory=dict)  # rate |-> that of its first requests
     stopped: str = "interrupted"  # why there are no more rates
 
     @property
@@ -132,11 +133,11 @@ class Sweep:
     ) -> None:
         """Measure every mode at every rate, the first one twice: A B C A, then backwards.
 
-        So what changes from one minute to the next does as much to all of them.
+        The second time it has other requests: what differs is all that chance does. Of the modes,
+        what changes from one minute to the next does as much to all of them.
         """
         result.rows = {mode: [] for mode in runners}
         result.again = {mode: [] for mode in list(runners)[:1]}
-        turns: Counter[float] = Counter()
         longest_tail_s = 0.0  # of a run, after its last arrival
         for number in count():
             if not runners:
@@ -146,14 +147,13 @@ class Sweep:
                 is_given = bool(self._plan.rates)
                 result.stopped = "all given rates are measured" if is_given else _ENOUGH
                 return
-            # No prompt is sent twice: whoever keeps answers, or ignores salts, gains nothing.
-            requests, duration_s = self._experiment.requests_at(
-                self._case, rate, turns[rate], contents=2 * number + 1
-            )
-            alike, _ = self._experiment.requests_at(
-                self._case, rate, turns[rate], contents=2 * number + 2
-            )
-            turns[rate] += 1
+            # Each rate has arrivals of its own, or one unlucky series would move the whole curve,
+            # and no interval would show it. No prompt is sent twice: whoever keeps answers, or
+            # ignores salts, gains nothing.
+            turn = 2 * number + 1
+            requests, duration_s = self._experiment.requests_at(self._case, rate, turn)
+            others, _ = self._experiment.requests_at(self._case, rate, turn + 1)
+            result.turns.setdefault(rate, turn)
             needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
             left_s = max(0.0, until_s - self._experiment.clock.now())
             if number and needs_s > left_s:
@@ -170,7 +170,7 @@ class Sweep:
                     beside = rows is result.again
                     run = await runners[mode].at_rate(
                         "rate",
-                        alike if beside else requests,
+                        others if beside else requests,
                         rate,
                         self._promise,
                         beside_itself=beside,

@@ -7,7 +7,7 @@ and the machine, and no smaller difference between others is believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, exp, inf, log
 
 import msgspec
@@ -67,7 +67,7 @@ class Noise(msgspec.Struct, frozen=True):
 
     server: str
     ratio: Ratio | None
-    dispersion: float  # variance of runs at one rate, over that of independent requests
+    dispersion: float  # variance of runs at one rate, over that of independent requests; the most
 
     @property
     def factor(self) -> float:
@@ -84,8 +84,8 @@ class Noise(msgspec.Struct, frozen=True):
             said += "; the machine was not the same for both, so no smaller difference is believed"
         if self.dispersion > 1:
             said += (
-                f". Runs at one rate vary {self.dispersion:.1f} times as much as independent "
-                "requests would: the intervals count so many requests as one"
+                f". Runs at one rate vary up to {self.dispersion:.1f} times as much as independent "
+                "requests would: the intervals count so many requests of a kind as one"
             )
         return said + "."
 
@@ -172,34 +172,53 @@ def _cannot_tell(best: str, other: str, ratio: Ratio) -> str:
     return told
 
 
-def dispersion(servers: Sequence[Sequence[RatePoint]]) -> float:
-    """Return how much more shares vary between equal runs than by independent requests.
+def dispersion(servers: Iterable[Sequence[RatePoint]]) -> dict[str, float]:
+    """Return, by kind, how much more shares vary between equal runs than by independent requests.
 
-    At least 1, and more if few runs tell. Runs of one server at one rate are equal.
+    At least 1, and more if few runs tell. Runs of one server at one rate are equal. The more
+    requests of a kind a run has, the more of them come together.
     """
-    squares, freedom = 0.0, 0
-    for group in (kind for runs in servers for kind in _equal(runs)):
+    equal: dict[str, list[list[tuple[int, int]]]] = {}
+    for runs in servers:
+        for kind, group in _equal(runs):
+            equal.setdefault(kind, []).append(group)
+    squares = {kind: _squares(groups) for kind, groups in equal.items()}
+    unsure = _unsure(sum(freedom for _, freedom in squares.values()))
+    return {kind: ratio * unsure if freedom else 1.0 for kind, (ratio, freedom) in squares.items()}
+
+
+def _squares(groups: Iterable[Sequence[tuple[int, int]]]) -> tuple[float, int]:
+    """Return (variance over that of independent requests, degrees of freedom) of one kind.
+
+    `groups`: (in time, sent) of equal runs.
+    """
+    squares, independent, freedom = 0.0, 0.0, 0
+    for group in groups:
         met, sent = (sum(numbers) for numbers in zip(*group, strict=True))
         share = met / sent
         if len(group) < 2 or not 0 < share < 1:
             continue  # where all or none are in time there is nothing to see
-        squares += sum((m - s * share) ** 2 / (s * share * (1 - share)) for m, s in group)
+        squares += sum((m - s * share) ** 2 / s for m, s in group)
+        independent += (len(group) - 1) * share * (1 - share)
         freedom += len(group) - 1
-    return max(1.0, squares / freedom) * _unsure(freedom) if freedom else 1.0
+    return max(1.0, squares / independent) if freedom else 1.0, freedom
 
 
-def _equal(points: Sequence[RatePoint]) -> Iterator[list[tuple[int, int]]]:
-    """Yield (in time, sent) of the runs at each rate, for each kind of requests."""
+def _equal(points: Sequence[RatePoint]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Yield each kind of requests with (in time, sent) of the runs at each rate."""
     groups: dict[tuple[float, str], list[tuple[int, int]]] = {}
     for point in points:
         for kind, counts in point.kinds.items():
             groups.setdefault((point.rate, kind), []).append(counts)
-    yield from groups.values()
+    for (_, kind), group in groups.items():
+        yield kind, group
 
 
 def _unsure(freedom: int) -> float:
     """A variance is known no better than from so many runs: of Student's t, squared, over normal.
 
-    The first terms of the expansion of the 97.5 % quantile.
+    The first terms of the expansion of the 97.5 % quantile. A few long waits make most requests
+    late, so squares of runs vary about twice as much as those of normal numbers.
     """
-    return ((_Z + 2.37 / freedom + 2.82 / freedom**2) / _Z) ** 2
+    known = max(1.0, freedom / 2)
+    return ((_Z + 2.37 / known + 2.82 / known**2) / _Z) ** 2

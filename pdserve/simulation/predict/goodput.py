@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from pdserve.bench.compare.goodput import Goodput, RatePoint, goodput
+from pdserve.bench.compare.goodput import Goodput, RatePoint, goodput, merged
+from pdserve.bench.compare.verdict import dispersion
 from pdserve.simulation.predict.deployment import Result
 from pdserve.simulation.predict.load import BatchOutside
 
@@ -61,23 +62,31 @@ def find_goodput(
         else:
             rate = (low * min(high, edge)) ** 0.5
     by_rate = [found[rate] for rate in sorted(found)]
-    points = [pooled(found[rate]) for rate in sorted(found) if rate < edge]
+    points = [point for rate in sorted(found) if rate < edge for point in _points(found[rate])]
     if not points and error is not None:
         raise error
-    return Found(goodput(points, target, seed=0), by_rate, sorted(outside))
+    return Found(goodput(points, target, 0, dispersion([points])), by_rate, sorted(outside))
 
 
 def pooled(runs: Runs) -> RatePoint:
-    """Return the point of the attainment curve that several seeds give together.
+    """Return the point of the attainment curve that several seeds give together."""
+    (point,) = merged(_points(runs))
+    return point
+
+
+def _points(runs: Runs) -> list[RatePoint]:
+    """Return the point of each run.
 
     A run that was stopped is lost, and counts as if it had gone on as it was: with as many requests
     as the others, or it would say less the worse it is.
     """
-    kinds: dict[str, tuple[int, int]] = {}
     most_sent = max(run.score.sent for run in runs)
-    for run in runs:
-        times = most_sent / run.score.sent if run.stopped_early else 1.0
-        for name, kind in run.score.kinds.items():
-            met, sent = kinds.get(name, (0, 0))
-            kinds[name] = met + round(times * kind.met), sent + round(times * kind.sent)
-    return RatePoint(runs[0].rate, dict(sorted(kinds.items())))
+    return [
+        _longer(run.point, most_sent / run.score.sent) if run.stopped_early else run.point
+        for run in runs
+    ]
+
+
+def _longer(point: RatePoint, times: float) -> RatePoint:
+    counts = point.kinds.items()
+    return RatePoint(point.rate, {k: (round(times * m), round(times * n)) for k, (m, n) in counts})

@@ -51,9 +51,7 @@ def regrets_of(rows: Iterable[Row], target: float) -> list[Regret]:
 
 
 def _regret(rows: Sequence[Row], target: float) -> Regret:
-    found = [
-        crossing(row.rates, [point.attainment for point in row.points], target) for row in rows
-    ]
+    found = [crossing(row.points, target) for row in rows]
     chosen = max(range(len(rows)), key=lambda i: rows[i].predicted_goodput)
     best = max(range(len(rows)), key=lambda i: found[i][0])
     measured = [np.array([inf if where == "above the rates" else rate]) for rate, where in found]

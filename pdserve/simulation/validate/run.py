@@ -16,7 +16,7 @@ import aiohttp
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.clusters import RunningServer, together
-from pdserve.bench.compare.goodput import crossing
+from pdserve.bench.compare.goodput import RatePoint, crossing
 from pdserve.bench.compare.runner import drain_s
 from pdserve.bench.load.open_loop import longest_s, open_loop_client
 from pdserve.bench.load.outcome import Promise
@@ -197,7 +197,7 @@ def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
     rates = sorted(measured)
     found = [measured[rate] for rate in rates]
     predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
-    at, where = crossing(rates, [of.score.attainment for of in found], config.target)
+    at, where = crossing(_points(measured), config.target)
     return Row(
         load=case.name,
         ttft_s=promise.ttft_s,
@@ -299,15 +299,18 @@ async def _measure(
                     alone_of(calibration, recording),
                 )
                 if not left and len(measured) < len(rates) + _MOST_MORE:
-                    attained = {rate: of.score.attainment for rate, of in measured.items()}
-                    left = beyond(attained, config.target)
+                    left = beyond(_points(measured), config.target)
     return measured
 
 
-def beyond(attained: Mapping[float, float], target: float) -> list[float]:
+def _points(measured: Mapping[float, _Measured]) -> list[RatePoint]:
+    return [RatePoint(rate, of.score.counts) for rate, of in measured.items()]
+
+
+def beyond(points: Sequence[RatePoint], target: float) -> list[float]:
     """Return the rate to measure next, to have the goodput between two; none if it is."""
-    rates = sorted(attained)
-    _, where = crossing(rates, [attained[rate] for rate in rates], target)
+    rates = [point.rate for point in points]
+    _, where = crossing(points, target)
     if where == "above the rates":
-        return [rates[-1] * _FURTHER]
-    return [rates[0] / _FURTHER] if where == "below the rates" else []
+        return [max(rates) * _FURTHER]
+    return [min(rates) / _FURTHER] if where == "below the rates" else []

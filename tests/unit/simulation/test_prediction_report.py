@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from pdserve.bench.compare.goodput import RatePoint
 from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.cli.main import main
@@ -341,8 +342,12 @@ def test_latencies_of_several_runs_are_those_of_the_one_in_the_middle() -> None:
 
 
 def test_rates_go_on_until_the_goodput_lies_between_two() -> None:
-    assert beyond({1.0: 0.95, 2.0: 0.8}, 0.9) == []
-    (higher,) = beyond({1.0: 0.99, 2.0: 0.95}, 0.9)
-    (lower,) = beyond({1.0: 0.85, 2.0: 0.5}, 0.9)
+    def next_of(*in_time: int) -> list[float]:
+        met = enumerate(in_time, start=1)
+        return beyond([RatePoint(float(rate), {"turn": (num, 100)}) for rate, num in met], 0.9)
+
+    assert next_of(95, 80) == []
+    (higher,) = next_of(99, 95)
+    (lower,) = next_of(85, 50)
     assert 2.0 < higher < 4.0
     assert 0.5 < lower < 1.0

@@ -134,11 +134,22 @@ async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
     modes, report, failures = await world.run()
     assert failures == {}
     assert report.rates == [100.0, 200.0]
+    seen: set[tuple[tuple[float, int, int], ...]] = set()
     for rate in report.rates:
         runs = [record for record in world.kept if (record.what, record.rate) == ("rate", rate)]
         assert {record.mode for record in runs} == {"disaggregated", "colocated", "adaptive"}
-        sent = {tuple((o.due_s, o.num_prompt, o.num_output) for o in r.outcomes) for r in runs}
-        assert len(sent) == 1
+        sent = {
+            beside: {
+                tuple((o.due_s, o.num_prompt, o.num_output) for o in r.outcomes)
+                for r in runs
+                if r.beside_itself is beside
+            }
+            for beside in (False, True)
+        }
+        assert len(sent[False]) == len(sent[True]) == 1
+        assert sent[False] != sent[True], "of A/A, the second run has others"
+        seen |= sent[False]
+    assert len(seen) == len(report.rates), "each rate has its own"
     prompts = [
         {str(body["prompt"]) for body in server.bodies if "-rate-" in body["cache_salt"]}
         for server in world.servers[-3:]
