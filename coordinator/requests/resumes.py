@@ -5,8 +5,9 @@
                                                               └──── no token yet ─┘   a token
 
 What a request samples depends on its tokens, its seed and the position alone, so it only has to be
-sent again with what it has emitted. Those that are late go first. A node is given a few at a time:
-the others can still go to a node that comes back, and prompts of new requests get in between. One
+sent again with what it has emitted. Higher priorities go first, then those that are late. A node is
+given a few at a time: the others can still go to a node that comes back, and prompts of new
+requests get in between. None waits for those of lower priority, which may find no place there. One
 that has failed again waits for longer each time: a node that is gone refuses within milliseconds
 what it is sent, until it is missed.
 
@@ -83,9 +84,10 @@ class Resumes:
         self._wait_s = wait_s
         self._troubles: dict[str, _Trouble] = {}  # by request id
         self._waiting: dict[str, RunningRequest] = {}
-        self._under_way: set[str] = set()  # dispatched again, no token yet
+        self._under_way: dict[str, int] = {}  # dispatched again, no token yet |-> priority
         self._on_trial: str | None = None  # the suspect among these
         self._next_look: asyncio.Handle | None = None
+        self._next_end: asyncio.TimerHandle | None = None  # when the first has waited for too long
         metrics.watch(
             "resuming_requests",
             "Interrupted requests that have no further token yet",
@@ -158,10 +160,12 @@ class Resumes:
         return trouble
 
     def _wait(self, running: RunningRequest) -> None:
-        """Wait for a node, for `wait_s` at most. Time that it has been on one does not count."""
+        """Wait for a node, for `wait_s` at most.
+
+        Time does not count in which it has been on one, or others have had their turn.
+        """
         self._waiting[running.request_id] = running
         self._troubles[running.request_id].waits_since_s = self._clock.now()
-        asyncio.get_running_loop().call_later(self._wait_s + _LATER_S, self.look)
         running.waits_to_resume = True
 
     def _back_off(self, trouble: _Trouble) -> None:
@@ -172,14 +176,15 @@ class Resumes:
     def _send(self) -> None:
         self._next_look = None
         self._give_up()
-        most = MOST_PER_NODE * sum(member.is_ready for member in self._registry)
-        for request_id in sorted(self._waiting, key=self._due_s):
-            if len(self._under_way) >= most:
-                return
-            is_suspect = self._is_suspect(request_id)
-            if self._troubles[request_id].not_before_s > self._clock.now():
+        most, is_full = MOST_PER_NODE * sum(member.is_ready for member in self._registry), False
+        for request_id in sorted(self._waiting, key=self._rank) if most else ():
+            trouble, now_s = self._troubles[request_id], self._clock.now()
+            priority, is_suspect = trouble.slo.priority, self._is_suspect(request_id)
+            if trouble.not_before_s > now_s:
                 continue
-            if is_suspect and self._on_trial is not None:
+            is_full = is_full or sum(p >= priority for p in self._under_way.values()) >= most
+            if is_full or (is_suspect and self._on_trial is not None):
+                trouble.waits_since_s = now_s  # it waits for its turn, and not for a node
                 continue
             running = self._waiting[request_id]
             try:
@@ -196,29 +201,45 @@ class Resumes:
                     placement.revision,
                     running.request.revision,
                 )
-            self._under_way.add(request_id)
+            self._under_way[request_id] = priority
             if is_suspect:
                 self._on_trial = request_id
-                self._troubles[request_id].tried_at = len(self._troubles[request_id].failures)
+                trouble.tried_at = len(trouble.failures)
             running.on_further = partial(self._goes_on, request_id)
-            slo = self._dispatcher.slo_left(running, self._troubles[request_id].slo)
+            slo = self._dispatcher.slo_left(running, trouble.slo)
             self._dispatcher.dispatch(running, placement, slo)
+        self._end_overdue()
 
     def _give_up(self) -> None:
-        """End what has waited for too long or failed too often, and what has brought nodes down."""
-        now_s = self._clock.now()
+        """End what has failed too often, and what has brought nodes down."""
         for request_id, running in list(self._waiting.items()):
             if request_id not in self._waiting:
                 continue  # ended with another answer to its prompt
             trouble = self._troubles[request_id]
             if len(trouble.failures) > trouble.tried_at > 0:
                 self._convict(running)
-            elif (
-                trouble.num_attempts > MOST_ATTEMPTS
-                or now_s - trouble.waits_since_s >= self._wait_s
-            ):
-                log.warning("%s cannot go on: %s", request_id, trouble.error)
-                running.end(trouble.error)
+            elif trouble.num_attempts > MOST_ATTEMPTS:
+                self._end(running)
+
+    def _end_overdue(self) -> None:
+        """End what has waited for too long, and look again when the next one will have."""
+        begun_s = self._clock.now() - self._wait_s
+        for request_id, running in list(self._waiting.items()):
+            is_left = request_id in self._waiting  # it may have ended with another answer
+            if is_left and self._troubles[request_id].waits_since_s <= begun_s:
+                self._end(running)
+        if self._next_end is not None:
+            self._next_end.cancel()
+            self._next_end = None
+        if self._waiting:
+            since_s = min(self._troubles[request_id].waits_since_s for request_id in self._waiting)
+            in_s = since_s - begun_s + _LATER_S
+            self._next_end = asyncio.get_running_loop().call_later(in_s, self.look)
+
+    def _end(self, running: RunningRequest) -> None:
+        error = self._troubles[running.request_id].error
+        log.warning("%s cannot go on: %s", running.request_id, error)
+        running.end(error)
 
     def _convict(self, running: RunningRequest) -> None:
         log.error("%s is quarantined: nodes fail that compute it", running.request_id)
@@ -238,7 +259,7 @@ class Resumes:
         self._no_longer_under_way(request_id)
 
     def _no_longer_under_way(self, request_id: str) -> None:
-        self._under_way.discard(request_id)
+        self._under_way.pop(request_id, None)
         if self._on_trial == request_id:
             self._on_trial = None
         self.look()
@@ -246,7 +267,8 @@ class Resumes:
     def _is_suspect(self, request_id: str) -> bool:
         return len(self._troubles[request_id].failures) >= SUSPECT
 
-    def _due_s(self, request_id: str) -> float:
-        """When the request's next token was due, or would be if all were promised as much."""
+    def _rank(self, request_id: str) -> tuple[int, float]:
+        """Its priority, and when its next token was due, or would be if all had one promise."""
         trouble = self._troubles[request_id]
-        return trouble.since_s + (trouble.slo.tpot_s or trouble.slo.ttft_s or self._wait_s)
+        slo = trouble.slo
+        return -slo.priority, trouble.since_s + (slo.tpot_s or slo.ttft_s or self._wait_s)

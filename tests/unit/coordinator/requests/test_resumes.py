@@ -351,6 +351,30 @@ async def test_a_node_is_sent_a_few_at_a_time_the_most_urgent_first(nodes: Nodes
         running.cancel("done")
 
 
+async def test_a_request_waits_for_none_of_lower_priority_nor_ends_while_others_have_their_turn(
+    nodes: Nodes,
+) -> None:
+    """Others may wait on their node for a place, for longer than any is to wait for a node."""
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    names = [str(number) for number in range(2 * MOST_PER_NODE + 2)]
+    for name in [*names, "high"]:
+        nodes.start(name, slo=Slo(name="x", priority=int(name == "high")))
+        nodes.say(prefill, token(0, request_id=name))
+    sent(decode)
+    for name in names:
+        fail(nodes, decode, name, PeerLost.code)
+    assert len(await legs(decode)) == 2 * MOST_PER_NODE
+    fail(nodes, decode, "high", PeerLost.code)
+    assert (await leg(decode)).request_id == "high~1"
+    nodes.clock.advance(RESUME_S + 1)
+    report(nodes.registry, prefill, PREFILL)
+    for name in ("high", *names[:2]):
+        further(nodes, decode, f"{name}~1", 1)
+        assert len(await legs(decode)) == (name != "high")
+    for running in list(nodes.flow._running.values()):
+        running.cancel("done")
+
+
 # ---- what goes wrong again and again -----------------------------------------------------------
 
 
