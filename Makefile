@@ -6,10 +6,9 @@ VENV ?= .venv
 # several gigabytes of CUDA libraries.
 PIP_FLAGS ?=
 PROTO_OUT ?= .
-# Three workers, also on two cores: clusters wait for deadlines, each folder of them on one worker
-# (tests/conftest.py). The slowest tests are listed, so that nobody has to look for what the time
-# goes into.
-PYTEST_FLAGS ?= -n 3 --no-loadscope-reorder --durations=20
+# Two workers: tests that start clusters all run on one of them (tests/conftest.py). The slowest
+# tests are listed, so that nobody has to look for what the time goes into.
+PYTEST_FLAGS ?= -n 2 --no-loadscope-reorder --durations=20
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)

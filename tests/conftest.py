@@ -30,13 +30,12 @@ settings.register_profile("without-deadline", settings.default, deadline=None)
 settings.load_profile("without-deadline")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
-WITH_PROCESSES = ("tests/cluster/", "tests/faults/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster lives as long as the event loop that started it: these tests share one."""
     for item in items:
-        if item.nodeid.startswith(WITH_PROCESSES) and pytest_asyncio.is_async_test(item):
+        if _has_processes(item.nodeid) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
@@ -50,16 +49,19 @@ def pytest_collection_finish() -> None:
 
 
 class _Workers(LoadScopeScheduling):
-    """pytest-xdist's: what shares a module's fixtures stays together, and so do clusters."""
+    """pytest-xdist's: what shares a module's fixtures stays together, and so do all clusters."""
 
     def _split_scope(self, nodeid: str) -> str:
-        shared = (folder for folder in WITH_PROCESSES if nodeid.startswith(folder))
-        return next(shared, nodeid.partition("::")[0])
+        return "processes" if _has_processes(nodeid) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Workers:
     """How tests are shared out to workers, where there are any."""
     return _Workers(config, log)
+
+
+def _has_processes(nodeid: str) -> bool:
+    return nodeid.startswith(("tests/cluster/", "tests/faults/"))
 
 
 @pytest.fixture(scope="session", autouse=True)

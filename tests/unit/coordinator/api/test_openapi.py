@@ -117,7 +117,7 @@ def session() -> Iterator[requests.Session]:
 
 
 FEW = settings(
-    max_examples=10,
+    max_examples=5,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
