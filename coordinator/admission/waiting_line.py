@@ -2,8 +2,8 @@
 
 Higher priorities go first; within a priority, the payer that was given the fewest tokens relative
 to its weight (`pdserve/fair_share.py`); within a payer, the oldest request. No request overtakes
-the head, unless that waits for its own tenant alone. Finding the head is logarithmic in the number
-of payers, however many requests wait.
+the head, unless that waits for something else than room. Finding the head is logarithmic in the
+number of payers, however many requests wait.
 """
 
 from __future__ import annotations

@@ -43,8 +43,6 @@ class LineKeeper:
         self._next_look = None
         line = self._admission.line
         while (running := self._next()) is not None:
-            if running.request_id in self._claims:
-                return  # a node may have it
             try:
                 placement = self._dispatcher.place(running.request, running.prompt)
             except NoNodeAvailable:
@@ -61,12 +59,14 @@ class LineKeeper:
             self._dispatcher.dispatch(running, placement, decision.slo)
 
     def _next(self) -> RunningRequest | None:
-        """The head of the line, but for tenants who have as many in flight as they may.
+        """The head of the line, but for what cannot be sent now whatever room there is.
 
-        The places that are left free by this bound are for the others, who wait behind them.
+        Of some it is not known yet whether a node has them. Some have tenants with as many requests
+        in flight as they may have: the places left free by this bound are for who waits behind.
         """
         for running in self._admission.line.heads():
-            if not self._admission.is_at_bound(running.request.slo, _num_answers(running)):
+            is_at_bound = self._admission.is_at_bound(running.request.slo, _num_answers(running))
+            if running.request_id not in self._claims and not is_at_bound:
                 return running
         return None
 

@@ -225,13 +225,17 @@ async def test_a_stream_that_a_node_has_goes_on_whatever_waits_in_line() -> None
 
 
 async def test_what_no_node_has_waits_for_its_turn_in_line() -> None:
+    """And until that is known, nobody waits for it."""
     nodes = Nodes(max_inflight=1)
     members = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     other = nodes.start("other")
     (running,) = start(nodes, "r")
+    behind = nodes.start("behind", slo=Slo(name="standard", tenant="another"))
     other.cancel("done")
     nodes.flow._line_keeper._serve()
     assert running.dispatch is None, "nodes have not answered yet"
+    assert behind.dispatch is not None
+    behind.cancel("done")
     for member in members:
         nodes.flow.claimed(Claimed(request_id="r"), member)
     await until(lambda: running.dispatch is not None)
