@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test lint types contracts house gpu-check wheel lock kustomize proto demo-model clean
+.PHONY: help env env-test demo check test test-long lint types contracts house gpu-check wheel lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -32,8 +32,11 @@ demo: $(ENV) ## start a cluster, ask the demo model some questions, stop it agai
 
 check: lint types contracts test ## everything that has to hold before a change goes in
 
-test: $(ENV_TEST) ## run all tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_FLAGS) # a hundred processes import us
+test: $(ENV_TEST) ## run the tests: one case of each feature
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not long" $(PYTEST_FLAGS) # a hundred processes import us
+
+test-long: $(ENV_TEST) ## run the matrices too: families x formats x modes x kills
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: $(ENV_TEST) ## ruff: rules and format
 	$(BIN)/ruff check .
