@@ -89,7 +89,7 @@ class Admission(Generic[T]):
         self._lowest_priority = lowest_priority
         self._slacks: dict[str, ClassSlack] = {}  # by class: higher classes delay lower ones
         self._presence = Presence()
-        self._refusing: set[tuple[str, Reason]] = set()  # by payer
+        self._refusing: set[tuple[str, str, Reason]] = set()  # by class and tenant
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
         self._in_flight = InFlight(max_inflight)  # with those admitted, and dispatched later
@@ -252,12 +252,12 @@ class Admission(Generic[T]):
             tpot_s = self._presence.tightest_tpot_s(slo, idle_s)
             of_promises.append(slacks.tpot(tpot_s, predicted))
         for slack in of_promises:
-            key = (slo.payer, slack.reason)
+            key = (slo.name, slo.tenant, slack.reason)
             if slack.exceeds(share * (1 - HYSTERESIS) if key in self._refusing else share):
                 self._refusing.add(key)
                 fits_s = slack.slack_s * share * (1 - HYSTERESIS)
                 return Refuse(slack.reason, self._unreachable(slo, slack, fits_s, tpot_within_s))
-        self._refusing -= {(slo.payer, "ttft"), (slo.payer, "tpot")}
+        self._refusing -= {(slo.name, slo.tenant, reason) for reason in REASONS}
         return Admit(slo)
 
     def _by_line(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> Decision:

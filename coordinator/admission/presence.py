@@ -30,10 +30,10 @@ class _Class:
 
 
 class Presence:
-    """Requests on the nodes and the time of the last request, by class and tenant (payer)."""
+    """Requests on the nodes and the time of the last request, by class and tenant."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, _Class] = {}
+        self._classes: dict[tuple[str, str], _Class] = {}
 
     def seen(self, slo: Slo, now_s: float) -> None:
         """Record that a request of this class has arrived, whether it is admitted or not."""
@@ -86,7 +86,7 @@ class Presence:
         return min([slo.tpot_s, *tpots_s])
 
     def _of(self, slo: Slo, now_s: float) -> _Class:
-        return self._classes.setdefault(slo.payer, _Class(slo, now_s))
+        return self._classes.setdefault((slo.name, slo.tenant), _Class(slo, now_s))
 
     def _forget(self, now_s: float) -> None:
         self._classes = {

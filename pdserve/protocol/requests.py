@@ -80,5 +80,8 @@ class Slo(Message, frozen=True):
 
     @property
     def payer(self) -> str:
-        """Whose share the request counts against: payers of equal priority share by weight."""
-        return f"{self.name}/{self.tenant}" if self.tenant else self.name
+        """Whose share the request counts against: payers of equal priority share by weight.
+
+        A tenant is one payer, whichever classes it names.
+        """
+        return f"tenant {self.tenant}" if self.tenant else self.name

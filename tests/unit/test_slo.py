@@ -132,7 +132,7 @@ def test_promises_can_change_while_names_stay() -> None:
     assert list(classes.by_name) == ["a", "b"]
 
 
-def test_tenants_of_a_class_pay_each_for_themselves():
+def test_a_tenant_pays_for_itself_whichever_classes_it_names():
     alone, acme = Slo(name="standard"), Slo(name="standard", tenant="acme")
-    assert (alone.payer, acme.payer) == ("standard", "standard/acme")
-    assert Targets.of(acme, now_s=0.0).payer == "standard/acme"
+    assert (alone.payer, acme.payer) == ("standard", "tenant acme")
+    assert Targets.of(acme, now_s=0.0).payer == Slo(name="batch", tenant="acme").payer

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.fields import CallFields
@@ -29,6 +30,8 @@ from pdserve.slo import ServiceClasses, SloClass
 CLASS_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"
 TERMS_HEADERS = (CLASS_HEADER, TIMEOUT_HEADER)
+_EXACT: Final = 8  # priorities up to it are taken as they are
+_LARGEST: Final = 1024  # and those beyond this one are alike
 _HIGHEST, _LOWEST = ("priority", "fast", "ultrafast"), "flex"  # service tiers with an effect
 
 
@@ -82,11 +85,12 @@ def service_terms(
     """
     tenant = ANYBODY if trace.caller is None else trace.caller.tenant
     cls = _service_class(fields, headers, context.classes, tenant)
+    most = _most(cls, context.classes, tenant)
     trace.slo = Slo(
         name=cls.name,
         tenant=tenant.name,
-        priority=_priority(cls, fields, context.classes, tenant),
-        weight=cls.weight * tenant.weight,
+        priority=min(cls.priority - _step(fields.priority or 0), most.priority),
+        weight=min(cls.weight, most.weight) * tenant.weight,
         ttft_s=cls.ttft_s,
         hold_s=cls.hold_s,
         tpot_s=cls.tpot_s,
@@ -104,13 +108,34 @@ def tier(fields: CallFields) -> str:
     return asked if asked in (*_HIGHEST, _LOWEST) else "default"
 
 
-def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
-    """Return the class's priority, adjusted by the request's `priority`.
+class _Most(NamedTuple):
+    """What a request has of its class at most."""
 
-    It never exceeds the highest priority among this class and those that the tenant may name.
+    priority: int
+    weight: float
+
+
+def _most(cls: SloClass, classes: ServiceClasses, tenant: Tenant) -> _Most:
+    """Return the highest priority that the tenant may have, and its class's weight at most.
+
+    Whoever names classes in the key file means their precedence. Without, it is the default
+    class's, unless the caller is an operator, or there are no keys.
     """
-    own = [c.priority for name, c in classes.by_name.items() if name in (tenant.classes or [name])]
-    return min(cls.priority - (fields.priority or 0), max([cls.priority, *own]))
+    if tenant.classes:
+        own = [classes.by_name[name].priority for name in tenant.classes if name in classes.by_name]
+        return _Most(max([cls.priority, *own]), cls.weight)
+    if tenant.is_operator or not tenant.name:
+        return _Most(classes.highest.priority, cls.weight)
+    usual = classes.by_name.get(tenant.default_class, classes.default)
+    return _Most(usual.priority, usual.weight)
+
+
+def _step(priority: int) -> int:
+    """Return a client's `priority` as one of few numbers, in the same order."""
+    size = abs(priority)
+    if size > _EXACT:
+        size = min(_LARGEST, 1 << (size - 1).bit_length())
+    return size if priority >= 0 else -size
 
 
 def _service_class(

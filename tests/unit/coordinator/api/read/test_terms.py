@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from coordinator.api.read.terms import ServiceTerms
+from coordinator.api.config import ApiConfig
+from coordinator.api.context import RequestTrace
+from coordinator.api.read.body import convert_request
+from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.terms import ServiceTerms, service_terms
+from coordinator.tenants import Admitted
+from coordinator.tenants.identity import Tenant
 from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
 from pdserve.slo import parse_slo_classes
@@ -79,6 +86,43 @@ async def test_an_unknown_class_is_refused_with_those_that_there_are(
     assert "interactive, standard, batch" in answer["error"]["message"]
     assert api.generator.generations == []
     assert api.observer.finished[0].slo is None
+
+
+CLASSES = parse_slo_classes(["gold priority=2 weight=9", "usual priority=1", "bulk"], "usual")
+
+
+def told(body: dict[str, Any], tenant: Tenant) -> Slo:
+    """What the cluster is told of a tenant's call."""
+    context: Any = SimpleNamespace(classes=CLASSES, config=ApiConfig())
+    caller = Admitted(tenant, "", None)
+    trace = RequestTrace(unique="u", request_id="r", received_s=0.0, caller=caller)
+    fields = convert_request({"model": "m", "messages": MESSAGES, **body}, ChatRequest)
+    return service_terms(fields, {}, context, trace).slo
+
+
+@pytest.mark.parametrize("name", ["gold", "usual", "bulk"])
+@pytest.mark.parametrize("priority", [-(2**30), -1, 0, 1, 9, 2**30])
+def test_without_classes_of_its_own_no_tenant_takes_precedence(name: str, priority: int) -> None:
+    slo = told({"slo_class": name, "priority": priority}, Tenant(name="eve", weight=2.0))
+    assert slo.name == name
+    assert slo.priority <= 1
+    assert slo.weight == 2.0
+    assert slo.payer == told({}, Tenant(name="eve")).payer
+    tier = {"service_tier": "priority"}
+    assert told(tier, Tenant(name="eve")).priority == 1
+    assert told(tier, Tenant(name="ann", default_class="gold")).priority == 2
+    assert told(tier, Tenant(name="bob", classes=["gold"])).priority == 2
+    assert told(tier, Tenant(name="owner", is_operator=True)).priority == 2
+    assert told(tier, Tenant()).priority == 2
+
+
+def test_priorities_keep_their_order_and_are_few() -> None:
+    asked = sorted({*range(-99, 9999), *(s * 2**e for e in range(30) for s in (-1, 1))})
+    given = [told({"priority": priority}, Tenant()).priority for priority in asked]
+    assert given == sorted(given, reverse=True)
+    assert len(set(given)) <= 2 * (8 + 7) + 1
+    exact = [told({"priority": priority}, Tenant()).priority for priority in range(9)]
+    assert exact == [1 - priority for priority in range(9)]
 
 
 async def test_a_timeout_reaches_the_cluster_less_what_has_passed() -> None:
