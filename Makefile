@@ -41,6 +41,7 @@ test-long: $(ENV_TEST) ## run the matrices too: families x formats x modes x kil
 lint: $(ENV_TEST) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@! git log -20 --no-merges --format='subject over 72 characters: %s' 2>/dev/null | grep -E '.{101}'
 
 types: $(ENV_TEST) ## mypy --strict
 	$(BIN)/mypy

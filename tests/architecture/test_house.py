@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 from tests.architecture.repository import ROOT
-from tools.house.__main__ import report
+from tools.house.__main__ import documents_report, report
+from tools.house.documents import read_documents
 from tools.house.files import read_files
 
 FILES = {
@@ -32,6 +33,17 @@ def test_figures_of_a_small_repository(tmp_path):
         "import share 20.0% of the product's lines that are not blank",
         "monkeypatch.setattr 1 in tests",
     } <= lines
+
+
+def test_words_and_sentences_of_documents(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# Rooms\n\nOne is *small*. The other one is large.\n")
+    (tmp_path / "docs/ROOMS.md").write_text(
+        "* A list.\n* Of two rooms\n\n```sh\na b c d e f\n```\n"
+    )
+    lines = {" ".join(line.split()) for line in documents_report(read_documents(tmp_path))}
+    assert {"10 README.md", "15 docs/ROOMS.md", "words together 25"} <= lines
+    assert {"5 README.md: The other one is large.", "3 docs/ROOMS.md: Of two rooms"} <= lines
 
 
 def test_processes_note_what_they_enter_between_two_signals(tmp_path):

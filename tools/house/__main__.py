@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tools.house.chat import files_of_a_chat
+from tools.house.documents import Document, read_documents
 from tools.house.files import AREAS, File, length, num_parameters, read_files
 
 LISTED = 12  # rows of each list
@@ -31,6 +32,8 @@ def main() -> None:
     root = Path.cwd()
     files = read_files(root)
     for line in report(files):
+        print(line)
+    for line in documents_report(read_documents(root)):
         print(line)
     for command in COMMANDS:
         print(f"options of {command:12} {num_options(command)}")
@@ -94,6 +97,19 @@ def _top(title: str, rows: Iterable[tuple[int, str]]) -> Iterator[str]:
 def _size(files: Iterable[File]) -> str:
     sizes = [file.num_lines for file in files]
     return f"{len(sizes):5} files {sum(sizes):7} lines"
+
+
+def documents_report(documents: list[Document]) -> Iterator[str]:
+    """How much there is to read, and what reads worst."""
+    words = [(document.num_words, str(document.path)) for document in documents]
+    yield from _top("Documents (words)", words)
+    yield f"{'words together':24} {sum(number for number, _ in words)}"
+    sentences = [
+        (len(sentence.split()), f"{document.path}: {sentence[:60]}")
+        for document in documents
+        for sentence in document.sentences()
+    ]
+    yield from _top("Longest sentences (words)", sentences)
 
 
 def num_options(command: str) -> int:
