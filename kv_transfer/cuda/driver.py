@@ -1,7 +1,7 @@
 """The interface to CUDA: what the KV transfer needs of a GPU.
 
-`cupy_driver.py` is the real implementation, imported only when it is needed; `tests/fake_gpus.py`
-is one over host memory, for tests. Methods can be called from any thread, unless they say
+`cupy_driver.py` is the real implementation, which `catalog.py` opens; `tests/fake_gpus.py` is one
+over host memory, for tests. Methods can be called from any thread, unless they say
 otherwise. Those that wait say so, and are never called on the event loop.
 """
 
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kv_transfer.spans.plan import Spans
-from pdserve.errors import TransferError, TransportUnavailable
+from pdserve.errors import TransferError
 
 MAX_PIECES: Final = 1 << 16  # of one `Lane.copy_pieces`
 IPC_HANDLE_BYTES: Final = 64  # CUDA_IPC_HANDLE_SIZE
-
-_INSTALL = "pip install 'pdserve[cuda]'"
 
 
 class DeviceError(TransferError):
@@ -187,40 +185,3 @@ class Driver(Protocol):
             DeviceError: NCCL cannot connect the two.
         """
         ...
-
-
-def missing() -> str | None:
-    """What this process lacks for using GPU memory through CUDA; None: nothing."""
-    try:
-        from kv_transfer.cuda import cupy_driver
-    except ImportError as error:
-        return f"{error}: {_INSTALL}"
-    return cupy_driver.no_device()
-
-
-def nccl_missing() -> str | None:
-    """What this process lacks for NCCL; None: nothing."""
-    lacking = missing()
-    if lacking is not None:
-        return lacking
-    try:
-        from cupy.cuda import nccl
-    except ImportError as error:
-        return f"{error}: {_INSTALL}"
-    # If the library is not found, cupy provides a placeholder module.
-    return None if nccl.available else f"the NCCL library is not found: {_INSTALL}"
-
-
-def open_driver(device: int) -> Driver:
-    """The GPU with this ordinal.
-
-    Raises:
-        TransportUnavailable: something is missing; says what.
-        DeviceError: CUDA failed.
-    """
-    lacking = missing()
-    if lacking is not None:
-        raise TransportUnavailable(lacking)
-    from kv_transfer.cuda import cupy_driver
-
-    return cupy_driver.CupyDriver(device)

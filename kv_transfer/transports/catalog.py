@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kv_transfer.cuda import driver as cuda
+from kv_transfer.cuda import catalog as cuda
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, MemoryKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport

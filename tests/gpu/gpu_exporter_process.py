@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from kv_transfer.cuda.driver import open_driver
+from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity

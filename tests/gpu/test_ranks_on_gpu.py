@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 from torch.distributed import HashStore
 
-from kv_transfer.cuda.driver import missing
+from kv_transfer.cuda.catalog import missing
 from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.ranks.process_group import GroupCollectives, _group, _Groups
 from pdserve.engine.ranks.shard import WHOLE

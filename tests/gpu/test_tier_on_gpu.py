@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 import torch
 
+from kv_transfer.cuda.catalog import missing, open_driver
 from kv_transfer.cuda.copier import HOST_COPIES
-from kv_transfer.cuda.driver import DeviceError, Driver, missing, open_driver
+from kv_transfer.cuda.driver import DeviceError, Driver
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.tier import HostTier

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from kv_transfer.cuda.catalog import missing, nccl_missing, open_driver
 from kv_transfer.cuda.copier import CopySizes, SpanCopier
-from kv_transfer.cuda.driver import Driver, Region, missing, nccl_missing, open_driver
+from kv_transfer.cuda.driver import Driver, Region
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id

@@ -10,8 +10,9 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.cuda.copier import HOST_COPIES, SpanCopier
-from kv_transfer.cuda.driver import DeviceError, Driver, Region, open_driver
+from kv_transfer.cuda.driver import DeviceError, Driver, Region
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import ShardedPool

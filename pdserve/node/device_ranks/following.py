@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.driver import open_driver
+from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.cuda.pool import OpenedPool
 from pdserve import _native
 from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache

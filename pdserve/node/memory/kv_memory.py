@@ -7,7 +7,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.driver import DeviceError, open_driver
+from kv_transfer.cuda.catalog import open_driver
+from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool

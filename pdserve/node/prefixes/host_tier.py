@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from typing import TypeAlias
 
-from kv_transfer.cuda.driver import DeviceError, open_driver
+from kv_transfer.cuda.catalog import open_driver
+from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.hosts.far_host import FarHost

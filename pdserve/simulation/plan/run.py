@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from pdserve.bench.compare.goodput import Goodput
-from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.traces import mean_rate
 from pdserve.bench.output import print_json, print_tables
 from pdserve.errors import CalibrationError, ConfigError
@@ -15,10 +12,11 @@ from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import FAILED, OK
 from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig
-from pdserve.simulation.plan.knee import Knee, knee_of
-from pdserve.simulation.plan.search import Change, Search, Tried, front
+from pdserve.simulation.plan.knee import knee_of
+from pdserve.simulation.plan.report import Best, PlanReport
+from pdserve.simulation.plan.search import Search, front
+from pdserve.simulation.plan.table import tables
 from pdserve.simulation.predict.answer import (
-    Card,
     card_of,
     load_calibration,
     promise_of,
@@ -30,33 +28,6 @@ from pdserve.simulation.predict.goodput import find_goodput
 from pdserve.simulation.predict.load import rows_of
 
 _CLOSE = 1.1
-
-
-class Best(msgspec.Struct, frozen=True):
-    """The cheapest deployment of a mode that serves the load."""
-
-    tried: Tried
-    goodput: Goodput | None  # None: requests of other rates are outside of the calibration
-
-
-class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `pdserve plan`."""
-
-    card: Card
-    load: str
-    rate: float
-    promise: Promise
-    target: float
-    knee: Knee
-    chosen: Best | None  # None: no deployment of so many nodes serves the load
-    per_mode: list[Best]
-    front: list[Tried]  # cost against TPOT
-    tried: list[Tried]
-    unknown: dict[str, str]  # deployment |-> why nothing was predicted for it
-    changes: list[Change]
-    command: list[str]  # what starts it
-    helm: dict[str, object]  # values of the chart
-    seconds: float  # that the answer took
 
 
 def run(config: PlanConfig, setup: dict[str, object]) -> int:
@@ -72,8 +43,6 @@ def run(config: PlanConfig, setup: dict[str, object]) -> int:
     if config.json:
         print_json(report, setup)
     else:
-        from pdserve.simulation.plan.table import tables
-
         print_tables(tables(report))
     return OK if report.chosen else FAILED
 

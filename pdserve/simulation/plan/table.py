@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from pdserve.simulation.plan.run import PlanReport
+from pdserve.simulation.plan.report import PlanReport
 from pdserve.simulation.plan.search import Tried
 
 

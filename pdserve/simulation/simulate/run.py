@@ -4,53 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from pdserve.bench.compare.goodput import Goodput
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.traces import mean_rate
 from pdserve.bench.output import print_json, print_tables
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import OK
 from pdserve.simulation.predict.answer import (
-    Card,
     card_of,
     load_calibration,
     promise_of,
     question_of,
     rig_of,
 )
-from pdserve.simulation.predict.deployment import Deployment, Result, Rig, runs_of
+from pdserve.simulation.predict.deployment import Deployment, Rig, runs_of
 from pdserve.simulation.predict.goodput import Runs, find_goodput
 from pdserve.simulation.predict.load import Question, capacity, rows_of
 from pdserve.simulation.simulate.config import SimulateConfig
+from pdserve.simulation.simulate.report import ModeAnswer, SimulateReport
+from pdserve.simulation.simulate.table import tables
 
 _CLOSE = 1.05
-
-
-class ModeAnswer(msgspec.Struct, frozen=True):
-    """One deployment: its runs by rate, and its goodput if that was searched for."""
-
-    deployment: Deployment
-    goodput: Goodput | None
-    rows: list[Result]
-    outside: list[float]  # rates that the search left out: the calibration has no such batches
-
-
-class SimulateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `pdserve simulate`."""
-
-    card: Card
-    load: str
-    promise: Promise
-    target: float
-    modes: list[ModeAnswer]
-
-    @property
-    def speed(self) -> float:
-        """Simulated seconds per second of one core."""
-        rows = [row for mode in self.modes for row in mode.rows]
-        return sum(row.seconds for row in rows) / sum(row.cpu_s for row in rows)
 
 
 def run(config: SimulateConfig, setup: dict[str, object]) -> int:
@@ -65,8 +38,6 @@ def run(config: SimulateConfig, setup: dict[str, object]) -> int:
     if config.json:
         print_json(report, setup)
     else:
-        from pdserve.simulation.simulate.table import tables
-
         print_tables(tables(report))
     return OK
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.simulation.predict.deployment import Result
-from pdserve.simulation.simulate.run import ModeAnswer, SimulateReport
+from pdserve.simulation.simulate.report import ModeAnswer, SimulateReport
 
 
 def tables(report: SimulateReport) -> Iterator[RenderableType]:

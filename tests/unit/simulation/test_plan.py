@@ -22,7 +22,8 @@ from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig, Prices
 from pdserve.simulation.plan.cost import price_per_hour
 from pdserve.simulation.plan.knee import knee_of
-from pdserve.simulation.plan.run import PlanReport, answer
+from pdserve.simulation.plan.report import PlanReport
+from pdserve.simulation.plan.run import answer
 from pdserve.simulation.plan.search import candidates, front
 from pdserve.simulation.plan.table import tables
 from pdserve.simulation.predict.answer import load_calibration, question_of, rig_of

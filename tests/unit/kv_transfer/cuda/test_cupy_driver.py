@@ -11,7 +11,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from kv_transfer.cuda.driver import DeviceError, missing, open_driver
+from kv_transfer.cuda.catalog import missing, open_driver
+from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.spans.plan import Spans

@@ -1,0 +1,38 @@
+"""The answer of `pdserve plan`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdserve.bench.compare.goodput import Goodput
+from pdserve.bench.load.outcome import Promise
+from pdserve.simulation.plan.knee import Knee
+from pdserve.simulation.plan.search import Change, Tried
+from pdserve.simulation.predict.answer import Card
+
+
+class Best(msgspec.Struct, frozen=True):
+    """The cheapest deployment of a mode that serves the load."""
+
+    tried: Tried
+    goodput: Goodput | None  # None: requests of other rates are outside of the calibration
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `pdserve plan`."""
+
+    card: Card
+    load: str
+    rate: float
+    promise: Promise
+    target: float
+    knee: Knee
+    chosen: Best | None  # None: no deployment of so many nodes serves the load
+    per_mode: list[Best]
+    front: list[Tried]  # cost against TPOT
+    tried: list[Tried]
+    unknown: dict[str, str]  # deployment |-> why nothing was predicted for it
+    changes: list[Change]
+    command: list[str]  # what starts it
+    helm: dict[str, object]  # values of the chart
+    seconds: float  # that the answer took
