@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.models.families import (
@@ -17,6 +17,7 @@ from pdserve.engine.models.rope_config import RopeConfig, parse_rope
 from pdserve.errors import ModelError
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.end_tokens import end_tokens, token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +82,26 @@ class ModelConfig:
 
 
 def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read config.json and generation_config.json.
+    """Read config.json, and which tokens end an answer (`end_tokens`).
 
     Raises:
         UnknownArchitecture: the architecture has no decoder; names it and the supported ones.
         UnsupportedRope: its variant of rotary embedding is not supported.
         ModelError: a field is missing, of the wrong type, contradicts another, or asks for
             arithmetic that the decoder does not have.
+        TokenizerError: the tokenizer's files are malformed.
     """
     content = checkpoint.read_json("config.json")
     if content is None:
         raise ModelError(f"{checkpoint.path} holds no config.json")
-    generation = checkpoint.read_json("generation_config.json") or {}
     fields = JsonFields(content, str(checkpoint.path / "config.json"))
-    eos_token_ids = _token_ids(generation.get("eos_token_id"))
-    return parse_model_config(fields, eos_token_ids)
+    model = parse_model_config(fields)
+    ends = frozenset(i for i in end_tokens(checkpoint) if i < model.vocab_size)
+    return replace(model, eos_token_ids=ends)
 
 
-def parse_model_config(
-    fields: JsonFields, eos_token_ids: frozenset[int] = frozenset()
-) -> ModelConfig:
-    """Parse the fields of config.json. Raises the same errors as load_model_config.
-
-    Args:
-        fields: config.json.
-        eos_token_ids: from generation_config.json; if empty, those of config.json are used.
-    """
+def parse_model_config(fields: JsonFields) -> ModelConfig:
+    """Parse the fields of config.json alone. Raises the same errors as load_model_config."""
     architecture, family = find_family(fields)
     refuse_foreign_arithmetic(fields)
     num_layers = fields.integer("num_hidden_layers")
@@ -135,7 +130,7 @@ def parse_model_config(
         rope=rope,
         max_model_len=rope.max_model_len,
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
-        eos_token_ids=eos_token_ids or _token_ids(fields.raw("eos_token_id")),
+        eos_token_ids=token_ids(fields.raw("eos_token_id")),
         experts=family.experts(fields, num_layers),
     )
 
@@ -151,11 +146,3 @@ def _head_dim(fields: JsonFields, family: Family, num_heads: int) -> int:
     if head_dim % 2:
         raise fields.error("head_dim", "even: the rotary embedding turns pairs")
     return head_dim
-
-
-def _token_ids(value: object) -> frozenset[int]:
-    """Return the token ids of a field that holds one id, a list of ids, or null."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise ModelError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
-    return frozenset(ids)

@@ -33,6 +33,7 @@ from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.model_files.end_tokens import described, end_tokens
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
@@ -137,6 +138,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
     )
     model = load_model_config(checkpoint)
+    log.info("answers end at %s", described(end_tokens(checkpoint)))
     max_model_len = _max_model_len(engine, model)
     device = named_device(engine.device)
     dtype = _dtype(engine, model, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.errors import ModelError, UnknownArchitecture
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.end_tokens import described, end_tokens
 from tests.checkpoints import edit_config, make_checkpoint, to_transformers_4_style
 
 LLAMA_2 = {
@@ -214,16 +215,32 @@ def test_checkpoint_in_both_styles(tmp_path: Path) -> None:
     assert load_model_config(resolve_checkpoint(str(tmp_path))) == five
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(7, {7}), ([7, 8], {7, 8}), (None, {256})])
-def test_eos_of_the_generation_config_comes_first(
-    eos: object, expected: set[int], tmp_path: Path
-) -> None:
+def test_every_end_that_a_checkpoint_names_ends_answers(tmp_path: Path) -> None:
+    """As a text or an object, one or a list, in an added token or in the vocabulary."""
     make_checkpoint(tmp_path, "llama")
-    edit_config(tmp_path, "generation_config.json", eos_token_id=eos)
-    assert load_model_config(resolve_checkpoint(str(tmp_path))).eos_token_ids == expected
-
-
-def test_without_generation_config(checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "llama")
-    (tmp_path / "generation_config.json").unlink()
-    assert load_model_config(resolve_checkpoint(str(tmp_path))).eos_token_ids == {256}
+    checkpoint = resolve_checkpoint(str(tmp_path))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    x, y = vocab["x"], vocab["y"]
+    cases: list[tuple[object, object, object, set[int]]] = [
+        (256, None, None, {256}),
+        (x, 7, "<|end|>", {256, 7, x}),
+        ([x, 7], [7, 8], {"content": "<|end|>"}, {256, 7, 8, x}),
+        (None, x, "y", {x, y}),
+        (None, [], "<|no such token|>", set()),
+        (None, 10**6, None, set()),
+    ]
+    for of_model, of_generation, of_tokenizer, expected in cases:
+        edit_config(tmp_path, "config.json", eos_token_id=of_model)
+        edit_config(tmp_path, "generation_config.json", eos_token_id=of_generation)
+        edit_config(tmp_path, "tokenizer_config.json", eos_token=of_tokenizer)
+        assert load_model_config(checkpoint).eos_token_ids == expected
+    edit_config(tmp_path, "config.json", eos_token_id=x)
+    edit_config(tmp_path, "generation_config.json", eos_token_id=[x, 8])
+    edit_config(tmp_path, "tokenizer_config.json", eos_token="<|end|>")
+    said = described(end_tokens(checkpoint))
+    assert f"token {x} (config.json and generation_config.json)" in said
+    assert "token 256 (tokenizer_config.json)" in said
+    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).unlink()
+    assert load_model_config(checkpoint).eos_token_ids == {x}
