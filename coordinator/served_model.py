@@ -35,7 +35,9 @@ def load_served_model(config: CheckpointConfig, pooling: PoolingName) -> ServedM
     checkpoint = resolve_checkpoint(
         config.model or str(CHECKPOINT_PATH), config.revision, with_weights=False
     )
-    tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
+    vocab_size = (checkpoint.read_json("config.json") or {}).get("vocab_size")
+    num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
+    tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids)
     _check_vocabulary(tokenizer, checkpoint)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
     return ServedModel(
@@ -51,9 +53,7 @@ def _check_vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
 
     Special tokens are only warned of: many models have one, for padding, that is never used.
     """
-    num_ids = (checkpoint.read_json("config.json") or {}).get("vocab_size")
-    if not isinstance(num_ids, int):
-        return  # the nodes say what is wrong with it
+    num_ids = tokenizer.num_ids
     beyond = tokenizer.tokens_from(num_ids)
     text = [token_id for token_id in beyond if not tokenizer.is_special(token_id)]
     first = next(iter(text or beyond), None)

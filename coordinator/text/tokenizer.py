@@ -42,8 +42,12 @@ class Tokenizer:
         config: TokenizerConfig | None = None,
         chat_template: ChatTemplate | None = None,
         templates: TemplateProcess | None = None,
+        num_ids: int | None = None,
     ) -> None:
-        """Chats are rendered in the process `templates`; without one here, without any limits."""
+        """Chats are rendered in the process `templates`; without one here, without any limits.
+
+        `num_ids` is the model's, which may have ids that stand for no text; None: as many as here.
+        """
         config = config or TokenizerConfig()
         self._backend = backend
         self.chat_template = chat_template
@@ -54,19 +58,19 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         vocab = backend.get_vocab(with_added_tokens=True)
-        self._num_ids = 1 + max(vocab.values(), default=-1)
+        self._num_ids = 1 + max(vocab.values(), default=-1) if num_ids is None else num_ids
         self._longest_token = max(map(len, vocab), default=0)
         self._threads = TextThreads()
 
     @classmethod
-    def from_checkpoint(cls, folder: Path) -> Tokenizer:
+    def from_checkpoint(cls, folder: Path, num_ids: int | None = None) -> Tokenizer:
         """Load the text files of a checkpoint folder. Raises TokenizerError."""
         backend, config = read_tokenizer(folder)
         source = load_chat_template(folder, config)
         variables = config.named_special_tokens
         template = ChatTemplate(source, variables) if source is not None else None
         templates = None if template is None else TemplateProcess(template)
-        return cls(backend, config, template, templates)
+        return cls(backend, config, template, templates, num_ids)
 
     async def begin(self) -> None:
         """Start the process that renders chats, before there are any."""
@@ -81,11 +85,14 @@ class Tokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Upper bound of the token ids, exclusive."""
+        """Upper bound of the token ids, exclusive: all below are taken wherever a client gives ids.
+
+        Models sample ids that their tokenizers lack, since their embeddings are padded.
+        """
         return self._num_ids
 
     def check_ids(self, token_ids: Collection[int], param: str) -> None:
-        """Check that all token ids are in the vocabulary. Raises InvalidRequest."""
+        """Check that the model has all these token ids. Raises InvalidRequest."""
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < self._num_ids:
                 raise InvalidRequest(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator.served_model import load_served_model
+from coordinator.served_model import ServedModel, load_served_model
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.errors import TokenizerError
+from pdserve.errors import InvalidRequest, TokenizerError
 from pdserve.settings.config import CheckpointConfig
 from tests.checkpoints import edit_config
 
@@ -25,8 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path) -> None:
-    load_served_model(CheckpointConfig(model=str(folder)), "auto")
+def load(folder: Path) -> ServedModel:
+    return load_served_model(CheckpointConfig(model=str(folder)), "auto")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
@@ -51,5 +51,8 @@ def test_a_model_larger_than_its_tokenizer_is_usual(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit_config(folder, vocab_size=NUM_IDS + 100)
-    load(folder)
+    tokenizer = load(folder).tokenizer
     assert not caplog.records
+    tokenizer.check_ids([0, NUM_IDS + 99], "p")
+    with pytest.raises(InvalidRequest, match=f"from 0 to {NUM_IDS + 99}"):
+        tokenizer.check_ids([NUM_IDS + 100], "p")

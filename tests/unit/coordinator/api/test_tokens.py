@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tokenizers
 
+from coordinator.text import Tokenizer
 from coordinator.text.threads import Asker, TextThreads
 from pdserve import __version__
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_tokenizer
+from pdserve.protocol import FinishReason
+from tests.unit.coordinator.api.fakes import EOS, MODEL, FakeGenerator, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import is_error_body, served
+from tests.unit.coordinator.text import made_tokenizers as made
 
+STOP = FinishReason.STOP
 MESSAGES = [{"role": "user", "content": "Hi 你好"}]
 
 
@@ -73,6 +78,36 @@ async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: st
     assert response.status in (400, 404)
     assert is_error_body(answer)
     assert answer["error"]["param"] == param
+
+
+async def test_ids_without_a_token_are_taken_wherever_ids_are() -> None:
+    """A model with padded embeddings samples them: what it said must be taken back."""
+    last = tiny_tokenizer().num_ids + 15
+    padded = Tokenizer(tokenizers.Tokenizer.from_str(made.byte_level_json()), num_ids=last + 1)
+    model = FakeGenerator(script=lambda _: [Tokens([last, 80, last]), Tokens([EOS], STOP, EOS)])
+    fields: list[dict[str, Any]] = [
+        {"prompt": [last, 80]},
+        {"prompt": [last], "echo": True, "logprobs": 1},
+        {"logit_bias": {last: 5}},
+        {"stop_token_ids": [last]},
+        {"allowed_token_ids": [last]},
+        {"logprobs": 1, "logprob_token_ids": [last]},
+        {"stream": True, "return_token_ids": True},
+    ]
+    async with served(model, padded) as api:
+        for body in fields:
+            async with api.complete(**body) as response:
+                assert response.status == 200, await response.text()
+        async with api.complete(return_token_ids=True, logprobs=1) as response:
+            choice = (await response.json())["choices"][0]
+            assert choice["token_ids"][:3] == [last, 80, last]
+            assert choice["text"] == padded.decode([80])
+        async with api.embed(input=[last]) as response:
+            assert response.status == 200, await response.text()
+        async with api.client.post("/detokenize", json={"tokens": [last, 80]}) as response:
+            assert await response.json() == {"prompt": padded.decode([80])}
+        async with api.complete(prompt=[last + 1]) as response:
+            assert response.status == 400
 
 
 async def test_before_a_node_has_come_nothing_is_known() -> None:
