@@ -277,6 +277,7 @@ def _api_config(config: CoordinatorConfig) -> ApiConfig:
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         splits_reasoning=config.answers.split_reasoning,
         cors_origins=parse_origins(config.access.cors_origins),
+        idle_timeout_s=config.timeouts.idle_s,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from coordinator.text.parts import ToolFormat
 from pdserve.errors import ConfigError
+from pdserve.settings.timeouts import IDLE_S
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -32,7 +33,7 @@ class ApiConfig:
     max_body_bytes: int = 16 * 2**20
     max_buffered_bytes: int = 512 * 2**20  # of all bodies until their calls are planned
     body_timeout_s: float = 60.0  # for reading one request's body
-    idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
+    idle_timeout_s: float = IDLE_S  # of a connection: also the time to send a request's headers
     max_connections: int = 8192  # of clients; fewer if the process's file limit is lower
     keep_alive_s: float = 15.0  # interval of keep-alive comments on an idle stream
     stall_timeout_s: float = 120.0  # a client that reads nothing for this long is disconnected

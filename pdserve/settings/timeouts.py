@@ -38,6 +38,14 @@ ResumeDeadline = Annotated[
     Seconds, Meta(description="how long an interrupted request waits for a node to go on")
 ]
 RESUME_S = 60.0
+IdleTimeout = Annotated[
+    Seconds,
+    Meta(
+        description="how long a client's connection may be idle; longer than what proxies in front "
+        "keep theirs"
+    ),
+]
+IDLE_S = 75.0
 
 
 class CoordinatorTimeouts(SharedTimeouts, frozen=True):
@@ -45,6 +53,7 @@ class CoordinatorTimeouts(SharedTimeouts, frozen=True):
 
     request_s: RequestDeadline = REQUEST_S
     resume_s: ResumeDeadline = RESUME_S
+    idle_s: IdleTimeout = IDLE_S
 
 
 class NodeTimeouts(SharedTimeouts, frozen=True):
@@ -73,3 +82,4 @@ class Timeouts(NodeTimeouts, frozen=True):
 
     request_s: RequestDeadline = REQUEST_S
     resume_s: ResumeDeadline = RESUME_S
+    idle_s: IdleTimeout = IDLE_S

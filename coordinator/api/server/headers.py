@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
@@ -40,6 +40,8 @@ async def label(request: web.Request, response: web.StreamResponse) -> None:
     headers.update(_origin_headers(request, context.config.cors_origins))
     if "Access-Control-Allow-Origin" in headers:
         headers["Access-Control-Expose-Headers"] = _SHOWN
+    if request.version < HttpVersion11 and not isinstance(response, web.Response):
+        response.force_close()  # chunks are of 1.1: only that tells where a stream ends
 
 
 def check_host(request: web.Request) -> None:

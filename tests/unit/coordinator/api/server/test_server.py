@@ -143,6 +143,35 @@ async def test_a_file_limit_that_turns_clients_away_is_told_at_the_start(
     assert "to 1256 for all 1000" in record.getMessage()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("version", "connection", "stays"),
+    [
+        ("1.0", "keep-alive", {False}),  # a stream's end cannot be told otherwise
+        ("1.0", "", set()),
+        ("1.1", "close", set()),
+        ("1.1", "", {True, False}),
+    ],
+)
+async def test_a_connection_ends_when_its_client_has_to_know_that_an_answer_did(
+    version: str, connection: str, stays: set[bool], stream: bool
+) -> None:
+    line = f"HTTP/{version}\r\n" + (f"Connection: {connection}\r\n" if connection else "")
+    request = chat_request(stream=stream).replace(b"HTTP/1.1\r\n", line.encode(), 1)
+    async with served(FakeGenerator(says("Hello"))) as api, connected(api) as client:
+        client.writer.write(request)
+        async with asyncio.timeout(5):
+            if stream in stays:
+                end = b"[DONE]\n\n\r\n0\r\n\r\n" if stream else b"}}"
+                head = await client.read_until(end)
+                client.writer.write(request.replace(b"keep-alive", b"close"))
+                assert b"Hello" in await client.read_until(end), "another answer"
+            else:
+                head = await client.read_until_broken()
+    assert head.startswith(f"HTTP/{version} 200".encode())
+    assert b"Hel" in head
+
+
 async def test_long_answers_outlive_the_idle_limit() -> None:
     generator = FakeGenerator(says("one two three four five six", pause_s=0.08))
     async with served(generator, idle_timeout_s=0.2) as api, api.chat(stream=True) as response:
