@@ -1,8 +1,18 @@
-"""`python -m pdserve.cli`: how the supervisor starts the processes of a cluster."""
+"""`pdserve`, and `python -m pdserve.cli`: how the supervisor starts the processes of a cluster."""
 
+import signal
 import sys
 
-from pdserve.cli.main import main
+
+def run() -> int:
+    """Run one command; the exit code, also for Ctrl-C while its modules are loaded."""
+    try:
+        from pdserve.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

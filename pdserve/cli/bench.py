@@ -94,7 +94,7 @@ def add_benches(parser: FlagParser) -> None:
         name = f"bench {bench.name}"
         # Without `help`, `pdserve bench --help` does not list it among the benchmarks.
         listed: dict[str, Any] = {"help": bench.text} if bench in COMPARISONS else {}
-        added = commands.add_parser(
+        added = parser.commands[bench.name] = commands.add_parser(
             bench.name, description=f"pdserve {name}: {bench.text}", **listed
         )
         added.set_defaults(command=bench.run, name=name)
@@ -102,8 +102,12 @@ def add_benches(parser: FlagParser) -> None:
     lines = [f"    {bench.name:<12} {bench.text}" for bench in INSTRUMENTS]
     parser.epilog = "\n".join(["developers' instruments, each for a part of pdserve:", *lines])
     parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps these lines
-    _add_simulated_nodes(commands.add_parser("simulated-nodes"))
-    _add_transfer_end(commands.add_parser("transfer-end"))
+    for hidden, add in (
+        ("simulated-nodes", _add_simulated_nodes),
+        ("transfer-end", _add_transfer_end),
+    ):
+        parser.commands[hidden] = commands.add_parser(hidden, add_help=False)
+        add(parser.commands[hidden])
 
 
 def _add_simulated_nodes(parser: FlagParser) -> None:

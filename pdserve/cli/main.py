@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import sys
@@ -17,8 +18,9 @@ from pdserve.cli.kv_config import KvConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import PdserveError
-from pdserve.process.exit_codes import FORCED, OK, exit_code_of
+from pdserve.process.exit_codes import FAILED, FORCED, OK, exit_code_of
 from pdserve.process.parent_death import die_with_parent
+from pdserve.process.signals import hear_ctrl_c
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
@@ -44,16 +46,31 @@ _CONFIGS: Final[Mapping[str, type[ConfigStruct]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    hear_ctrl_c()
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is when who starts this has closed it
+                sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_left():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return OK
+    except KeyboardInterrupt:
+        return FORCED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _write_no_more()
+        print(f"pdserve: error: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _write_no_more() -> None:
+    """Else what is left in the buffer fails again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_left() -> bool:
@@ -72,8 +89,6 @@ def _run(argv: Sequence[str] | None) -> int:
         message = " ".join(str(error).split())
         print(f"pdserve {arguments.name}: error: {message}", file=sys.stderr)
         return exit_code_of(error)
-    except KeyboardInterrupt:
-        return FORCED
 
 
 def build_parser() -> FlagParser:
@@ -84,6 +99,7 @@ def build_parser() -> FlagParser:
 
     def add(name: str, text: str, command: Command) -> FlagParser:
         added = commands.add_parser(name, help=text, description=f"pdserve {name}: {text}")
+        parser.commands[name] = added
         added.set_defaults(command=command, name=name)
         return added
 
@@ -124,10 +140,11 @@ def build_parser() -> FlagParser:
     )
     add_flags(add("plan", "find the cheapest cluster for a load, by simulation", _plan), PlanConfig)
     add_flags(add("kv", "compute how many requests fit on given devices", _kv), KvConfig)
-    bench = commands.add_parser("bench", help="run a benchmark")
+    bench = parser.commands["bench"] = commands.add_parser("bench", help="run a benchmark")
     add_benches(bench)
     demo = add("demo", "start a cluster, ask the demo model some questions, stop it again", _demo)
     add_flags(demo, DemoConfig)
+    parser.share_flags()
     return parser
 
 
@@ -145,7 +162,7 @@ def _add_config_commands(parser: FlagParser) -> None:
         help="up (the default), coordinator, prefill or decode, with its flags",
     )
     for name, struct in _CONFIGS.items():
-        shown = commands.add_parser(name)
+        shown = parser.commands[name] = commands.add_parser(name)
         shown.set_defaults(shown=name)
         add_flags(shown, struct)
 

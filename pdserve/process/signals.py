@@ -36,6 +36,12 @@ class StopSignals:
         self.drain.set()
 
 
+def hear_ctrl_c() -> None:
+    """Have SIGINT end this process also where a shell has it ignored: in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def end_process_after(seconds: float, exit_code: int) -> None:
     """End this process then, whatever its threads are doing, unless it has ended before."""
     deadline = threading.Timer(seconds, os._exit, (exit_code,))

@@ -6,8 +6,7 @@ file and of `--set`, and the flag `--kv-memory` where it is shown as one.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -105,20 +104,6 @@ def settings_of(struct: type[ConfigStruct]) -> tuple[Setting, ...]:
     if len(set(names)) < len(names):
         raise TypeError(f"{struct.__name__}: two fields would be the same flag: {sorted(names)}")
     return settings
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """A hint at the name that was meant, to be added to an error; empty if there is none.
-
-    A name counts as near too if only its section is missing or wrong.
-    """
-    last = name.rpartition(".")[2].replace("-", "_")
-    elsewhere = [other for other in names if other.rpartition(".")[2] == last]
-    near = elsewhere or difflib.get_close_matches(name, names, n=1)
-    if not near:
-        lasts = {other.rpartition(".")[2]: other for other in names}
-        near = [lasts[key] for key in difflib.get_close_matches(last, lasts, n=1)]
-    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _walk(struct: type[ConfigStruct], path: tuple[str, ...]) -> Iterator[Setting]:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from pdserve.errors import ConfigError
-from pdserve.settings.described import nearest, settings_of
+from pdserve.hints.near import nearest
+from pdserve.settings.described import settings_of
 from pdserve.settings.struct import ConfigStruct
 
 C = TypeVar("C", bound=ConfigStruct)

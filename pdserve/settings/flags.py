@@ -9,13 +9,16 @@ SECTION.NAME=VALUE`. All this overrides `--config FILE.toml`, which overrides th
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from pdserve.settings.described import Setting, nearest, settings_of
+from pdserve.hints.commands import command_instead, flag_instead, meant_setting
+from pdserve.hints.near import nearest
+from pdserve.settings.described import Setting, settings_of
 from pdserve.settings.file import load_config
 from pdserve.settings.struct import ConfigStruct
 
@@ -28,15 +31,67 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, *positional: Any, **options: Any) -> None:
         super().__init__(*positional, **{"allow_abbrev": False, **options})
         self.no_flags: dict[str, Setting] = {}  # what would be the flag |-> a setting that is none
+        self.commands: dict[str, FlagParser] = {}  # of this one: the first word chooses
+        self.elsewhere: dict[str, list[str]] = {}  # flag |-> the commands that have it
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; a setting that is no flag is refused with what is right instead."""
-        namespace, unknown = super().parse_known_args(args, namespace)
-        for word in unknown:
-            option = word.partition("=")[0].replace("--no-", "--", 1)
-            if setting := self.no_flags.get(option):
-                self.error(f"{option} is no flag: use --set {setting.name}=VALUE or the file")
+        """Parse; a command or a flag that does not exist is refused with what is right instead.
+
+        Here and not in `parse_args`, so that it is the command itself that refuses its flags.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        command = words[0] if words else ""
+        is_option = not command or command.startswith("-")
+        if self.commands and command not in self.commands and not is_option:
+            listed = [name for name, parser in self.commands.items() if parser.add_help]
+            hint = command_instead(command, listed)
+            self.error(f'there is no command "{command}": {hint}')
+        namespace, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._refusal(unknown))
         return namespace, unknown
+
+    @property
+    def flags(self) -> list[str]:
+        """Those that its help lists."""
+        actions = self._option_string_actions.items()
+        return [flag for flag, action in actions if action.help != argparse.SUPPRESS]
+
+    def share_flags(self) -> None:
+        """Tell every command which others have which flags."""
+        elsewhere: dict[str, list[str]] = {}
+        for parser in self.commands.values():
+            for flag in parser.flags:
+                elsewhere.setdefault(flag, []).append(parser.prog)
+        for parser in self.commands.values():
+            parser.elsewhere = elsewhere
+
+    def _refusal(self, unknown: list[str]) -> str:
+        """Why these words are not understood, and what to write instead."""
+        flag = next((word for word in unknown if word.startswith("-")), "")
+        if not flag:
+            is_model = "--model" in self._option_string_actions
+            hint = f"; the model is named by --model {unknown[0]}" if is_model else ""
+            return f'"{unknown[0]}" is not expected here{hint}'
+        option, _, value = flag.partition("=")
+        if not value:
+            after = unknown[unknown.index(flag) + 1 :][:1]
+            value = next((word for word in after if not word.startswith("-")), "VALUE")
+        owners = " and ".join(self.elsewhere.get(option, []))
+        if setting := self.no_flags.get(option.replace("--no-", "--", 1)):
+            value = "false" if setting.option != option else value
+            told = f"is a flag of {owners}, but not here" if owners else "is no flag"
+            return f"{option} {told}: use --set {setting.name}={value} or the file"
+        if meant := meant_setting(option):
+            own = "--" + meant.replace("_", "-")
+            if own in self._option_string_actions:
+                return f"there is no {option}: here it is {own}"
+            if setting := self.no_flags.get(own):
+                return f"there is no {option}: here it is the setting {setting.name} (--set)"
+        if owners:
+            return f"{option} is a flag of {owners}, not of {self.prog}"
+        hint = flag_instead(option, [*self.flags, *self.no_flags])
+        return f"there is no flag {option}" + (f": {hint}" if hint else "")
 
     def error(self, message: str) -> Any:
         """Exit with code 2, which stands for a mistake of the user."""

@@ -70,13 +70,6 @@ async def _measure(config: ServeBenchConfig, report: ServeReport) -> None:
         await serve(targets, plan, report, say)
 
 
-def _interrupt() -> None:
-    """As Ctrl-C, also where that is ignored: shells do so to what runs in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
-
-
 async def _in_turns(config: ServeBenchConfig, plan: ServePlan, report: ServeReport) -> None:
     """Measure backends one after the other; SIGTERM ends it as Ctrl-C does.
 
@@ -84,7 +77,7 @@ async def _in_turns(config: ServeBenchConfig, plan: ServePlan, report: ServeRepo
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, _interrupt)
+        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     backends = config.backends
     places = _places(config, set[str]().union(*(one.places for one in backends)))
 

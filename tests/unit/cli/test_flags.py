@@ -7,6 +7,7 @@ from msgspec import Meta
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import ConfigError
+from pdserve.hints.commands import SETTINGS
 from pdserve.settings.config import WHOLE, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.flags import FlagParser, add_flags, as_flags, config_from
@@ -70,7 +71,7 @@ def test_a_list_of_whole_words_keeps_its_commas():
         ("--count=x", 'argument --count: "x": Expected `int`'),
         ("--mode=c", 'argument --mode: "c": choose from a, b'),
         ("--kinds=x,z", 'argument --kinds: "x,z": choose from x, y'),
-        ("--kv-mem=1", "unrecognized arguments: --kv-mem=1"),
+        ("--kv-mem=1", "there is no flag --kv-mem: did you mean --kv-memory?"),
     ],
 )
 def test_a_wrong_flag_is_told_in_one_line_with_exit_code_2(word, complaint, capsys):
@@ -166,8 +167,8 @@ def test_any_setting_can_be_set_and_the_last_one_counts():
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("--watermark=0", "--watermark is no flag: use --set policy.watermark=VALUE or the file"),
-        ("--no-prefix-cache", "--prefix-cache is no flag: use --set engine.prefix_cache=VALUE"),
+        ("--watermark=0", "--watermark is no flag: use --set policy.watermark=0 or the file"),
+        ("--no-prefix-cache", "--no-prefix-cache is no flag: use --set engine.prefix_cache=false"),
         ("--set=policy.watermrk=0", "no setting `policy.watermrk`; did you mean `policy.watermark"),
         ("--set=watermark=0", "no setting `watermark`; did you mean `policy.watermark`?"),
         ("--set=qqq=9", "there is no setting `qqq` (see"),
@@ -180,6 +181,41 @@ def test_what_cannot_be_set_is_told_with_what_can(word, complaint, capsys):
         read(NodeConfig, word)
     assert info.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("serve Qwen/Qwen3-0.6B", 'there is no command "serve": pdserve up --model MODEL serves'),
+        ("statsu", 'there is no command "statsu": did you mean `status`? (see pdserve --help)'),
+        ("bench decode", 'pdserve bench: error: there is no command "decode": '),
+        ("config prefil", 'pdserve config: error: there is no command "prefil": did you mean `pre'),
+        ("up Qwen/Qwen3", '"Qwen/Qwen3" is not expected here; the model is named by --model Qwen'),
+        ("up --prot 1", "pdserve up: error: there is no flag --prot: did you mean --port"),
+        ("up --tensor-parallel 2", "flag of pdserve prefill and pdserve decode"),
+        ("up --tensor-parallel 2", "use --set engine.tensor_parallel=2 or the file (see pdserve up"),
+        ("up --node-id=a", "--node-id is a flag of pdserve prefill and pdserve decode, not of pds"),
+        ("decode --ctx-size 9", "there is no --ctx-size: here it is --max-model-len"),
+        ("up --tp 2", "there is no --tp: here it is the setting engine.tensor_parallel"),
+        ("up --trust-remote-code", "no flag --trust-remote-code: no code of checkpoints is run"),
+        ("kv --xyzzy", "there is no flag --xyzzy (see pdserve kv --help)"),
+    ],
+)
+def test_what_a_command_does_not_know_is_told_with_what_is_meant(words, complaint, capsys):
+    with pytest.raises(SystemExit) as info:
+        build_parser().parse_args(words.split())
+    assert info.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_what_flags_of_others_stand_for_are_settings():
+    known = {
+        setting.option
+        for struct in (ClusterConfig, CoordinatorConfig, NodeConfig)
+        for setting in settings_of(struct)
+    }
+    meant = {"--" + name.replace("_", "-") for name in SETTINGS.values()}
+    assert meant <= known
 
 
 @pytest.mark.parametrize("command", ["up", "coordinator", "prefill", "decode"])

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 import types
@@ -8,6 +9,7 @@ import pytest
 
 import pdserve
 import pdserve.cli
+from pdserve.cli.__main__ import run
 from pdserve.cli.bench import BENCHES, COMPARISONS, INSTRUMENTS
 from pdserve.cli.main import build_parser, main
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
@@ -80,9 +82,47 @@ def test_an_unknown_key_in_the_file_is_named(tmp_path, capsys):
     assert "blok_size" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_130(processes):
+class Interrupted(list[str]):
+    """Flags during whose parsing somebody hits Ctrl-C."""
+
+    def __iter__(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_130_whenever_it_comes(processes, monkeypatch):
     processes["error"] = KeyboardInterrupt()
     assert main(["prefill"]) == 130
+    assert main(Interrupted()) == 130
+    monkeypatch.setitem(sys.modules, "pdserve.cli.main", Unloadable("main"))
+    assert run() == 130
+
+
+class Unloadable(types.ModuleType):
+    """A module during whose import somebody hits Ctrl-C."""
+
+    def __getattribute__(self, name):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_heard_where_a_shell_has_it_ignored(processes):
+    """As it has for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert main(["prefill"]) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_output_that_is_full_or_closed_ends_in_words():
+    command = [sys.executable, "-m", "pdserve.cli", "config"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "pdserve: error: [Errno 28] No space left on device\n"
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    ended = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_version(capsys):
