@@ -21,6 +21,7 @@ from coordinator.tracing.call_span import CallSpan, begun
 from coordinator.tracing.spans import Attributes, Span, of_call, of_journey
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
+from pdserve.hints.extras import how_to_install
 from pdserve.settings.tracing import TracingConfig
 
 with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
@@ -49,7 +50,7 @@ def make_tracing(config: TracingConfig, model: str, clock: Clock) -> OtlpTracing
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"tracing.otlp_endpoint needs an extra: pip install 'pdserve[otel]' ({error})"
+            f"tracing.otlp_endpoint needs an extra: {how_to_install('otel')} ({error})"
         ) from error
     return OtlpTracing(config, model, clock)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kv_transfer.cuda.driver import Driver
 from pdserve.errors import TransportUnavailable
+from pdserve.hints.extras import how_to_install
 
-_INSTALL = "pip install 'pdserve[cuda]'"
+_INSTALL = how_to_install("cuda")
 
 
 def missing() -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.errors import ConfigError
+from pdserve.hints.extras import how_to_install
 from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, Role, role_name
 from pdserve.process.exit_codes import OK
 
@@ -32,7 +33,7 @@ def run(directory: Path, role: Role, hosts: Sequence[str], days: int) -> int:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise ConfigError("this needs the extra: pip install 'pdserve[certs]'") from error
+        raise ConfigError(f"this needs an extra: {how_to_install('certs')}") from error
     try:
         made = make(directory, role, hosts, datetime.timedelta(days=days))
     except (OSError, ValueError) as error:

@@ -18,6 +18,7 @@ from pdserve.cli.kv_config import KvConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import PdserveError
+from pdserve.hints.urls import check_url
 from pdserve.process.exit_codes import FAILED, FORCED, OK, exit_code_of
 from pdserve.process.parent_death import die_with_parent
 from pdserve.process.signals import hear_ctrl_c
@@ -167,9 +168,17 @@ def _add_config_commands(parser: FlagParser) -> None:
         add_flags(shown, struct)
 
 
+def _url(text: str) -> str:
+    try:
+        return check_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _add_url_flag(parser: FlagParser) -> None:
     parser.add_argument(
         "--url",
+        type=_url,
         default="http://127.0.0.1:8000",
         help="address of the coordinator (default: %(default)s)",
     )
@@ -230,6 +239,7 @@ def _add_doctor_flags(parser: FlagParser) -> None:
     parser.add_argument(
         "--cluster",
         nargs="+",
+        type=_url,
         metavar="URL",
         help="check the cluster of these coordinators, such as http://127.0.0.1:8000; without it, "
         "this machine's hardware, kernels, transports and packages are checked",

@@ -14,6 +14,7 @@ from pdserve.cluster.placement import count_gpus, has_mps, usable_cores
 from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.errors import ConfigError
+from pdserve.hints.extras import how_to_install
 
 
 class Site(Protocol):
@@ -69,7 +70,7 @@ def remote_site(config: ClusterConfig) -> Site | None:
     try:
         from pdserve.cluster.on_ray.site import OnRay
     except ImportError as error:
-        raise ConfigError("--on ray needs the extra: pip install 'pdserve[ray]'") from error
+        raise ConfigError(f"--on ray needs an extra: {how_to_install('ray')}") from error
     return OnRay(config)
 
 

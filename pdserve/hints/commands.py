@@ -21,7 +21,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(
         ("benchmark", "perf", "load-test"), ("bench", "serve measures servers under load")
     ),
-    **dict.fromkeys(("node", "worker"), ("decode", "runs a decode node, pdserve prefill the other")),
+    **dict.fromkeys(("node", "worker"), ("decode", "and pdserve prefill run one node each")),
     **dict.fromkeys(("router", "proxy", "controller"), ("coordinator", "runs a coordinator")),
     **dict.fromkeys(("settings", "env", "show-config"), ("config", "shows every setting")),
     **dict.fromkeys(("keys", "keygen", "token"), ("key", "TENANT makes an API key")),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from pdserve.errors import ConfigError
 from pdserve.hints.near import nearest
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.struct import ConfigStruct
+
+_PROCESSES: Final[Mapping[str, type[ConfigStruct]]] = {
+    "coordinator": CoordinatorConfig,
+    "prefill and decode": NodeConfig,
+}
 
 C = TypeVar("C", bound=ConfigStruct)
 
@@ -44,9 +50,30 @@ def read_file(struct: type[ConfigStruct], path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     known = {setting.name for setting in settings_of(struct)}
     for name in names_in(values):
-        if name not in known and not any(other.startswith(f"{name}.") for other in known):
-            raise ConfigError(f"{path}: there is no setting `{name}`{nearest(name, known)}")
+        if any(other.startswith(f"{name}.") for other in known):
+            if not isinstance(values.get(name), dict):
+                raise ConfigError(f"{path}: `{name}` is a section: write [{name}], and below it")
+        elif name not in known:
+            raise ConfigError(f"{path}: {_unknown(name, known)}")
     return values
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    """Say that there is no such setting, and what is right instead."""
+    told = f"there is no setting `{name}`"
+    owners = [
+        command
+        for command, struct in _PROCESSES.items()
+        if name in {setting.name for setting in settings_of(struct)}
+    ]
+    if owners:
+        return f"{told} of this command: pdserve {', '.join(owners)} have it"
+    section, _, last = name.rpartition(".")
+    sections = sorted({other.rpartition(".")[0] for other in known} - {""})
+    if not section or section in sections or last in {n.rpartition(".")[2] for n in known}:
+        return told + nearest(name, known)
+    hint = nearest(section, sections) or f", only {', '.join(sections)}"
+    return f"{told}, since there is no section [{section}]{hint}"
 
 
 def names_in(values: dict[str, Any], section: str = "") -> Iterator[str]:

@@ -11,10 +11,12 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from coordinator.api.answer.bodies import ErrorBody, ErrorDetail
 from pdserve import errors
+from pdserve.hints.urls import path_instead
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _MAX_MESSAGE_CHARS = 2000
+_MAX_HOST = 128
 
 # error class |-> (status, type, whether the client should retry later)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
@@ -112,13 +114,21 @@ def _retry_headers(error: errors.PdserveError, default_s: int) -> dict[str, str]
 def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorReply:
     """Map an HTTP error raised by aiohttp or by the body reader to the API's error format."""
     messages = {
-        404: f"there is no such path: {request.path}",
+        404: f"there is no such path: {request.path}; {_instead(request)}",
         405: f"{request.path} does not support {request.method}",
     }
     message = messages.get(error.status, error.text or error.reason)
     headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     code = _CODE_OF_STATUS.get(error.status)
     return ErrorReply(error.status, ErrorDetail(message, _INVALID, None, code), headers)
+
+
+def _instead(request: web.BaseRequest) -> str:
+    """Say where what was asked for is."""
+    known: set[str] = set()
+    if isinstance(request, web.Request):
+        known = {resource.canonical for resource in request.app.router.resources()}
+    return path_instead(request.path, known, f"{request.scheme}://{request.host[:_MAX_HOST]}")
 
 
 def describe_protocol(error: HttpProcessingError) -> ErrorReply:

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.errors import PeerLost, TransportUnavailable
+from pdserve.hints.extras import how_to_install
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ Segment = Literal["DRAM", "VRAM"]
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 _INSTALL = (
-    "NIXL is not installed: pip install 'pdserve[ucx]' (NIXL: ucx-py is dead and ucxx's Python has "
+    f"NIXL is not installed: {how_to_install('ucx')} (NIXL: ucx-py is dead and ucxx's Python has "
     "no one-sided calls)"
 )
 _INFINIBAND = Path("/sys/class/infiniband")

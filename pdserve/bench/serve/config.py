@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
+from pdserve.hints.urls import check_url
 from pdserve.settings.config import WHOLE
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 
@@ -98,6 +99,11 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
         Seconds, Meta(description="deadline of a closed-loop round, or after the last arrival")
     ] = 600.0
     json: Annotated[bool, Meta(description="print JSON")] = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if one is no address."""
+        for url in self.url:
+            check_url(url)
 
     @property
     def urls(self) -> list[str]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.hints.urls import check_url
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Seconds
@@ -56,3 +57,8 @@ class CalibrateConfig(ConfigStruct, frozen=True):
     seed: Annotated[int, Meta(ge=0, description="random seed")] = 0
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if `url` is no address."""
+        if self.url:
+            check_url(self.url)

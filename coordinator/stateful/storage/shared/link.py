@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from coordinator.stateful.storage.shared import tables
 from pdserve.errors import ConfigError, StoreUnavailable
+from pdserve.hints.extras import how_to_install
 
 if TYPE_CHECKING:
     import asyncpg
@@ -137,8 +138,8 @@ def _checked(url: str) -> str:
         import asyncpg  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "`answers.store` names a PostgreSQL database, which needs asyncpg: pip install "
-            "'pdserve[postgres]'"
+            "`answers.store` names a PostgreSQL database, which needs asyncpg: "
+            f"{how_to_install('postgres')}"
         ) from error
     try:
         parts = urlsplit(url)

@@ -13,12 +13,13 @@ from torch import Tensor
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.errors import ConfigError
+from pdserve.hints.extras import how_to_install
 
 if TYPE_CHECKING:  # they need Triton
     from pdserve.engine.cuda.attention.flash_attention import FlashAttention
     from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 
-_INSTALL: Final = "pip install 'pdserve[cuda]'"
+_INSTALL: Final = how_to_install("cuda")
 _HEAD_DIMS: Final = frozenset({64, 128, 256})  # supported by FlashInfer and FlashAttention 3
 
 

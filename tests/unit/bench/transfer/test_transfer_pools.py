@@ -74,7 +74,7 @@ def test_a_plain_copy_moves_as_many_bytes(host: FakeHost) -> None:
 
 
 def test_a_gpu_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"--devices cuda:3: .*pip install 'pdserve\[cuda\]'"):
+    with pytest.raises(ConfigError, match=r"--devices cuda:3: .*pip install -e '\.\[cuda\]'"):
         filled_pool(1, [BLOCK_BYTES], "cuda:3")
 
 

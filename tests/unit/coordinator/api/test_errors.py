@@ -333,3 +333,16 @@ async def test_arguments_that_are_nested_too_deeply_are_no_fault_of_the_server(d
         if response.status == 400:
             param = (await response.json())["error"]["param"]
             assert param == "messages[0].tool_calls[0].function.arguments"
+
+
+async def test_a_path_of_another_server_is_answered_with_what_to_use() -> None:
+    """Ollama's, which many user interfaces ask for."""
+    async with served() as api:
+        for path, meant in (("/api/tags", "/v1/models"), ("/chat/completions", "/v1/chat/compl")):
+            async with api.client.get(path) as response:
+                answer = await response.json()
+            assert response.status == 404
+            assert is_error_body(answer)
+            origin = f"http://127.0.0.1:{response.url.port}"
+            assert f" {origin}{meant}" in answer["error"]["message"]
+            assert f"{origin}/v1" in answer["error"]["message"]

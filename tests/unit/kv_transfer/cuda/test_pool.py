@@ -88,6 +88,6 @@ def test_transports_for_gpus_come_before_those_for_any_machine(
     pool = DevicePool(2, 64, FakeHost().driver())
     monkeypatch.setitem(sys.modules, "cupy", None)
     for name in ("cuda_ipc", "nccl"):
-        with pytest.raises(ConfigError, match=r"cupy.*pip install 'pdserve\[cuda\]'"):
+        with pytest.raises(ConfigError, match=r"cupy.*pip install -e '\.\[cuda\]'"):
             choose_kinds([name], pool)
     pool.close()

@@ -73,7 +73,7 @@ def test_nixl_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = missing()
     assert found is not None
-    assert "pip install 'pdserve[ucx]'" in found
+    assert "pip install -e '.[ucx]'" in found
     assert "ucx-py" in found
 
 

@@ -95,7 +95,7 @@ def test_without_cupy_a_prefill_node_says_what_to_install(
     on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ConfigError, match=r"cannot share its KV: .*pip install 'pdserve\[cuda\]'"):
+    with pytest.raises(ConfigError, match=r"cannot share its KV: .*pip install -e '\.\[cuda\]'"):
         make_kv_memory(NodeConfig(), NodeRole.PREFILL, on_gpu)
 
 
@@ -218,5 +218,5 @@ def test_without_cupy_there_is_no_tier_on_a_gpu(
     on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ConfigError, match=r"takes pinned memory: .*pip install 'pdserve\[cuda\]'"):
+    with pytest.raises(ConfigError, match=r"takes pinned memory: .*pip install -e '\.\[cuda\]'"):
         make_tier_blocks(tiered("1MiB"), on_gpu)
