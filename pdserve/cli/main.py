@@ -7,18 +7,29 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pdserve
 from pdserve.cli.bench import add_benches
+from pdserve.cli.command_flags import (
+    CONFIGS,
+    add_certs_flags,
+    add_config_commands,
+    add_doctor_flags,
+    add_key_flags,
+    add_process_flags,
+    add_record_flags,
+    add_role_flags,
+    add_status_flags,
+    add_url_flag,
+    add_usage_flags,
+)
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.kv_config import KvConfig
 from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import PdserveError
-from pdserve.hints.urls import check_url
 from pdserve.process.exit_codes import FAILED, FORCED, OK, exit_code_of
 from pdserve.process.parent_death import die_with_parent
 from pdserve.process.signals import hear_ctrl_c
@@ -36,13 +47,6 @@ if TYPE_CHECKING:
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
-
-_CONFIGS: Final[Mapping[str, type[ConfigStruct]]] = {
-    "up": ClusterConfig,
-    "coordinator": CoordinatorConfig,
-    "prefill": NodeConfig,
-    "decode": NodeConfig,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,17 +109,17 @@ def build_parser() -> FlagParser:
         return added
 
     add_flags(add("up", "run a cluster on this machine until Ctrl-C", _up), ClusterConfig)
-    _add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
-    _add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
-    _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
-    _add_process_flags(
+    add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
+    add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
+    add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
+    add_process_flags(
         add("rank", "run a further host of a node that has several", _rank), RankHostConfig
     )
-    _add_config_commands(
+    add_config_commands(
         add("config", "show the settings of a command, and where each comes from", _config)
     )
-    _add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
-    _add_role_flags(add("role", "move a node to the other pool", _role))
+    add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
+    add_role_flags(add("role", "move a node to the other pool", _role))
     revisions = add("revisions", "show or share out which revisions of the model serve", _revisions)
     revisions.add_argument(
         "shares",
@@ -123,12 +127,12 @@ def build_parser() -> FlagParser:
         nargs="*",
         help="first characters of a revision, and its share of the conversations; none: only show",
     )
-    _add_url_flag(revisions)
-    _add_key_flags(add("key", "create an API key for a tenant", _key))
-    _add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
-    _add_usage_flags(add("usage", "report the usage of each tenant", _usage))
-    _add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
-    _add_record_flags(
+    add_url_flag(revisions)
+    add_key_flags(add("key", "create an API key for a tenant", _key))
+    add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
+    add_usage_flags(add("usage", "report the usage of each tenant", _usage))
+    add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
+    add_record_flags(
         add("record", "write a live cluster's requests as a trace, without their text", _record)
     )
     add_flags(
@@ -147,136 +151,6 @@ def build_parser() -> FlagParser:
     add_flags(demo, DemoConfig)
     parser.share_flags()
     return parser
-
-
-def _add_process_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
-    add_flags(parser, struct)
-    # Set by the supervisor that starts this process; not meant for users.
-    parser.add_argument("--die-with-parent", type=int, help=argparse.SUPPRESS)
-
-
-def _add_config_commands(parser: FlagParser) -> None:
-    parser.set_defaults(shown="up", config=None)
-    commands = parser.add_subparsers(
-        metavar="COMMAND",
-        parser_class=FlagParser,
-        help="up (the default), coordinator, prefill or decode, with its flags",
-    )
-    for name, struct in _CONFIGS.items():
-        shown = parser.commands[name] = commands.add_parser(name)
-        shown.set_defaults(shown=name)
-        add_flags(shown, struct)
-
-
-def _url(text: str) -> str:
-    try:
-        return check_url(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _add_url_flag(parser: FlagParser) -> None:
-    parser.add_argument(
-        "--url",
-        type=_url,
-        default="http://127.0.0.1:8000",
-        help="address of the coordinator (default: %(default)s)",
-    )
-    _add_ca_flag(parser)
-
-
-def _add_ca_flag(parser: FlagParser) -> None:
-    parser.add_argument(
-        "--ca",
-        type=Path,
-        metavar="FILE",
-        help="certificate of the CA of an https:// coordinator (default: what this machine trusts)",
-    )
-
-
-def _add_role_flags(parser: FlagParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="node id, as shown by pdserve status")
-    parser.add_argument("role", choices=["prefill", "decode"], help="the pool to move it to")
-    _add_url_flag(parser)
-    parser.add_argument(
-        "--timeout-s",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long to wait for the node to change (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="even if this leaves its old pool empty"
-    )
-
-
-def _add_key_flags(parser: FlagParser) -> None:
-    parser.add_argument("tenant", metavar="TENANT", help="name of the tenant in the key file")
-
-
-def _add_certs_flags(parser: FlagParser) -> None:
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="has, or gets, the CA; and a directory per role"
-    )
-    parser.add_argument(
-        "--role",
-        choices=["coordinator", "node", "monitor"],
-        required=True,
-        help="what the certificate's owner may be; a monitor only reads nodes' metrics",
-    )
-    parser.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        help="name or IP address that the certificate is for too; may be repeated",
-    )
-    parser.add_argument(
-        "--days", type=int, default=90, help="how long it is valid (default: %(default)s)"
-    )
-
-
-def _add_doctor_flags(parser: FlagParser) -> None:
-    parser.add_argument(
-        "--cluster",
-        nargs="+",
-        type=_url,
-        metavar="URL",
-        help="check the cluster of these coordinators, such as http://127.0.0.1:8000; without it, "
-        "this machine's hardware, kernels, transports and packages are checked",
-    )
-    _add_ca_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_usage_flags(parser: FlagParser) -> None:
-    parser.add_argument(
-        "path", metavar="FILE", type=Path, help="the file given to the coordinator as --usage-db"
-    )
-    kinds = ["tenant", "key", "model", "day", "hour"]
-    parser.add_argument(
-        "--by", choices=kinds, default="tenant", help="group (default: %(default)s)"
-    )
-    parser.add_argument("--tenant", default="", help="only this tenant")
-    parser.add_argument(
-        "--since", default="", metavar="DATE", help="from this UTC date on: 2026-01-31"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_record_flags(parser: FlagParser) -> None:
-    parser.add_argument("output", metavar="FILE", type=Path, help="file to write; a new one")
-    _add_url_flag(parser)
-    parser.add_argument(
-        "--for-s", type=float, default=0.0, metavar="SECONDS", help="how long; 0: until Ctrl-C"
-    )
-
-
-def _add_status_flags(parser: FlagParser) -> None:
-    _add_url_flag(parser)
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--once", action="store_true", help="print the status once (the default)")
-    kind.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
-    kind.add_argument("--json", action="store_true", help="print JSON")
 
 
 # ---- commands; each imports only what it needs --------------------------------------------------
@@ -338,7 +212,7 @@ def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
 def _config(arguments: argparse.Namespace) -> int:
     from pdserve.cli import show_config
 
-    return show_config.run(arguments.shown, _CONFIGS[arguments.shown], arguments)
+    return show_config.run(arguments.shown, CONFIGS[arguments.shown], arguments)
 
 
 def _trust(arguments: argparse.Namespace) -> Trust:
