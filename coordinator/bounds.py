@@ -25,10 +25,14 @@ from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBER
 from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
+from coordinator.stateful.pages import MAX_BYTES as MAX_PAGE_BYTES
+from coordinator.stateful.pages import MAX_ITEMS as MAX_PAGE_ITEMS
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.stateful.storage.shared.entries import MAX_BYTES as MAX_SHARED_BYTES
 from coordinator.stateful.storage.shared.entries import MAX_ENTRIES
 from coordinator.stateful.storage.store import MAX_BYTES, MAX_RESPONSES
+from coordinator.stateful.storage.stored import MAX_ITEMS as MAX_CONVERSATION_ITEMS
+from coordinator.stateful.storage.stored import MAX_ITEMS_BYTES as MAX_CONVERSATION_BYTES
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
 from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS
@@ -129,10 +133,11 @@ BOUNDS = (
     ),
     Bound(
         "Stored responses and conversations",
-        "-",
+        f"a conversation {MAX_CONVERSATION_ITEMS} items and {_mib(MAX_CONVERSATION_BYTES)}; a page "
+        f"{MAX_PAGE_ITEMS} items and {_mib(MAX_PAGE_BYTES)}, or one item",
         "an even share while the store is full",
         f"{MAX_RESPONSES}, {_mib(MAX_BYTES)}",
-        "who holds most loses the least recently used",
+        "400 for a conversation; who holds most loses the least recently used",
     ),
     Bound(
         "Those in PostgreSQL, of all coordinators",

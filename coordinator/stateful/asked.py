@@ -17,11 +17,15 @@ from coordinator.api.responses.chat_request import chat_request, in_our_words
 from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
-from coordinator.api.responses.requests import ResponseRequest
+from coordinator.api.responses.requests import InputItem, ResponseRequest
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, pack
 from coordinator.stateful.storage.store import STORE, ResponseStore, response_of
-from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
-from pdserve.errors import InvalidRequest
+from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, check_length
+from coordinator.text.tokenizer import PROBED_CHARS
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
+_MOST_BYTES_PER_TOKEN = 4 * PROBED_CHARS  # far more than texts have
+_FEW_BYTES = 2**20  # of objects, which are no text
 FindResponse = Callable[[str], StoredResponse | None]  # response id |-> response
 
 
@@ -37,15 +41,11 @@ class Asked:
     model: str
     store: ResponseStore  # of what it continues, and of its own response
     conversation: StoredConversation | None
-    earlier: Sequence[KeptItem]  # items of the conversation that is continued
+    earlier: Sequence[PackedItem]  # items of the conversation that is continued
     earlier_bytes: int
-    new: Sequence[KeptItem]
+    new: Sequence[PackedItem]
+    items: list[KeptItem]  # all items of the conversation to answer
     order: bytes = b""  # the body, as JSON, if it is to run in the background and be stored
-
-    @property
-    def items(self) -> list[KeptItem]:
-        """All items of the conversation to answer."""
-        return [*self.earlier, *self.new]
 
     def chat(self, items: Sequence[KeptItem]) -> ChatRequest:
         """Return the chat request for these items. Raises InvalidRequest."""
@@ -99,7 +99,7 @@ def asked_by(
     _check_background(body)
     owner = trace.owner
     conversation = _conversation(body, store, owner)
-    earlier: Sequence[KeptItem] = ()
+    earlier: Sequence[PackedItem] = ()
     earlier_bytes = 0
     if conversation is not None:
         earlier = conversation.before(trace.unique)
@@ -110,6 +110,12 @@ def asked_by(
         if before is None:
             before = store.get_previous(body.previous_response_id, owner)
         earlier, earlier_bytes = before.items, before.items_bytes
+    new = new_items(body.input or [], "input", trace, earlier, store)
+    if earlier:
+        num_bytes = earlier_bytes + items_bytes(new)
+        check_length(len(earlier) + len(new), num_bytes, "input")
+        if body.truncation != "auto":
+            _check_fits(num_bytes, context)
     return Asked(
         body=body,
         model=model,
@@ -117,11 +123,42 @@ def asked_by(
         conversation=conversation,
         earlier=earlier,
         earlier_bytes=earlier_bytes,
-        new=items_of(
-            body.input or [], "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
-        ),
+        new=new,
+        items=[packed.item for packed in (*earlier, *new)],
         order=order,
     )
+
+
+def new_items(
+    given: str | Sequence[InputItem],
+    param: str,
+    trace: RequestTrace,
+    before: Sequence[PackedItem],
+    store: ResponseStore,
+) -> list[PackedItem]:
+    """Return validated items that come after those `before`. Raises InvalidRequest."""
+    called = {packed.call_id for packed in before if packed.call_id}
+
+    def find(item_id: str) -> KeptItem | None:
+        there = next((packed for packed in before if packed.id == item_id), None)
+        found = there or store.find_item(item_id, trace.owner)
+        return None if found is None else found.item
+
+    return pack(items_of(given, param, trace.unique, called, find))
+
+
+def _check_fits(num_bytes: int, context: ApiContext) -> None:
+    """Refuse a conversation that cannot fit into the context, before it is read.
+
+    Raises ContextLengthExceeded.
+    """
+    max_model_len = context.generator.max_model_len
+    if max_model_len is not None and num_bytes > _MOST_BYTES_PER_TOKEN * max_model_len + _FEW_BYTES:
+        raise ContextLengthExceeded(
+            f"this model's maximum context length is {max_model_len} tokens, but the conversation "
+            f"has {num_bytes} bytes already",
+            "input",
+        )
 
 
 def _check_input(body: ResponseRequest) -> None:

@@ -11,8 +11,7 @@ from aiohttp import web
 from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.body import convert_request, read_object, read_request
-from coordinator.api.responses.input_items import check_items, items_of
-from coordinator.api.responses.items import KeptItem
+from coordinator.api.responses.input_items import check_items
 from coordinator.api.responses.objects import Conversation, DeletedConversation
 from coordinator.api.responses.requests import (
     ConversationRequest,
@@ -20,10 +19,11 @@ from coordinator.api.responses.requests import (
     InputItem,
     NewItems,
 )
-from coordinator.stateful.asked import look
+from coordinator.stateful.asked import look, new_items
 from coordinator.stateful.pages import check_include, page_of, whole_page
+from coordinator.stateful.storage.packed_items import PackedItem
 from coordinator.stateful.storage.store import STORE
-from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation, items_bytes
+from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation
 
 
 async def create_conversation(request: web.Request) -> web.Response:
@@ -39,7 +39,8 @@ async def create_conversation(request: web.Request) -> web.Response:
         metadata=body.metadata or {},
     )
     items = await _new_items(request, values, body.items or [], [])
-    stored.add(items, items_bytes(items))
+    stored.check_room(items, "items")
+    stored.add(items)
     request.app[STORE].put(stored)
     await request.app[STORE].saved()
     return _shown(stored)
@@ -75,8 +76,8 @@ async def add_items(request: web.Request) -> web.Response:
     body = convert_request(values, NewItems)
     stored = await _stored(request)
     items = await _new_items(request, values, body.items, stored.items)
-    num_bytes = items_bytes(items)
-    request.app[STORE].change(stored, lambda c: c.add(items, num_bytes))
+    stored.check_room(items, "items")
+    request.app[STORE].change(stored, lambda c: c.add(items))
     await request.app[STORE].saved()
     return json_answer(whole_page(items))
 
@@ -89,7 +90,7 @@ async def list_items(request: web.Request) -> web.Response:
 async def get_item(request: web.Request) -> web.Response:
     """Return one item of a conversation."""
     check_include(request.query)
-    return json_answer((await _stored(request)).find(request.match_info["item"]))
+    return json_answer((await _stored(request)).find(request.match_info["item"]).item)
 
 
 async def delete_item(request: web.Request) -> web.Response:
@@ -105,12 +106,12 @@ async def _new_items(
     request: web.Request,
     values: dict[str, Any],
     given: list[InputItem],
-    before: Sequence[KeptItem],
-) -> list[KeptItem]:
+    before: Sequence[PackedItem],
+) -> list[PackedItem]:
     """Return validated items that come after those `before`. Raises InvalidRequest."""
     store, trace = request.app[STORE], request[TRACE]
     await look(values, store, trace.owner)
-    return items_of(given, "items", trace.unique, before, lambda i: store.find_item(i, trace.owner))
+    return new_items(given, "items", trace, before, store)
 
 
 async def _stored(request: web.Request) -> StoredConversation:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.api.responses.items import Item, KeptItem
+from coordinator.api.responses.items import Item
 from coordinator.api.responses.objects import Response
 from coordinator.stateful.asked import Asked
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, pack
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import (
     RESPONSE_ID,
     EventLog,
     StoredConversation,
     StoredResponse,
-    items_bytes,
 )
 
 
@@ -24,8 +24,7 @@ class Keeper:
 
     store: ResponseStore
     conversation: StoredConversation | None  # that it belongs to
-    new: Sequence[KeptItem]  # input items of the call
-    new_bytes: int  # their size
+    new: Sequence[PackedItem]  # input items of the call
     stored: StoredResponse
     is_stored: bool  # unless `store` is false
 
@@ -34,12 +33,12 @@ class Keeper:
 
         If it belongs to a conversation, the new input and the output are appended to that.
         """
-        output_bytes = items_bytes(output)
+        said = pack(output)
         if self.conversation is not None:
             unique = self.stored.id.removeprefix(RESPONSE_ID.format(""))
-            added, num_bytes = [*self.new, *output], self.new_bytes + output_bytes
-            self.store.change(self.conversation, lambda c: c.add(added, num_bytes, unique))
-        self.stored.answered(body, output, output_bytes)
+            added = [*self.new, *said]
+            self.store.change(self.conversation, lambda c: c.add(added, unique))
+        self.stored.answered(body, said)
         if self.stored.is_background:
             self.store.changed(self.stored)
         elif self.is_stored:
@@ -48,16 +47,16 @@ class Keeper:
 
 def make_keeper(asked: Asked, response: Response, owner: str) -> Keeper:
     """Return the keeper of a response that is about to be generated."""
-    items, new_bytes = asked.items, items_bytes(asked.new)
+    items = (*asked.earlier, *asked.new)
     stored = StoredResponse(
         id=response.id,
         owner=owner,
         body=b"",
-        items=tuple(items),
+        items=items,
         num_input_items=len(items),
-        items_bytes=asked.earlier_bytes + new_bytes,
+        items_bytes=asked.earlier_bytes + items_bytes(asked.new),
         is_background=response.background,
         log=EventLog() if response.background and asked.body.stream else None,
     )
     is_stored = asked.body.store is not False
-    return Keeper(asked.store, asked.conversation, asked.new, new_bytes, stored, is_stored)
+    return Keeper(asked.store, asked.conversation, asked.new, stored, is_stored)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import ItemList
 from coordinator.api.responses.requests import Includable
+from coordinator.stateful.storage.packed_items import PackedItem
 from pdserve.errors import InvalidRequest
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
+MAX_BYTES = 2**20  # of a page with more than one item, as they are stored
 INCLUDE = ("include", "include[]")  # SDKs use either name
 _INCLUDABLE = frozenset(get_args(Includable))
 
 
-def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
+def page_of(kept: Sequence[PackedItem], query: Mapping[str, str]) -> ItemList:
     """Return the page that the query selects, newest first by default. Raises InvalidRequest."""
     check_include(query)
     order = query.get("order", "desc")
@@ -32,18 +33,28 @@ def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
                 f"'after' is {after[:128]!r}, which is not the id of an item in this list", "after"
             )
         items = items[begin:]
-    page = items[: _limit(query.get("limit"))]
+    page = _within_bytes(items[: _limit(query.get("limit"))])
     return whole_page(page, has_more=len(items) > len(page))
 
 
-def whole_page(items: Sequence[KeptItem], *, has_more: bool = False) -> ItemList:
+def whole_page(items: Sequence[PackedItem], *, has_more: bool = False) -> ItemList:
     """Return a list object with exactly these items."""
     return ItemList(
-        data=list(items),
+        data=[packed.item for packed in items],
         first_id=items[0].id if items else None,
         last_id=items[-1].id if items else None,
         has_more=has_more,
     )
+
+
+def _within_bytes(items: list[PackedItem]) -> list[PackedItem]:
+    """Return the first item, and those after it that do not make the page too large."""
+    num_bytes = 0
+    for i, item in enumerate(items):
+        num_bytes += len(item.packed)
+        if i and num_bytes > MAX_BYTES:
+            return items[:i]
+    return items
 
 
 def check_include(query: Mapping[str, str]) -> None:

@@ -39,6 +39,10 @@ class Body:
         if not self.try_take(num_bytes):
             await self._budget.wait_for_space(self, num_bytes)
 
+    async def take_most(self, num_bytes: int) -> None:
+        """As `take`; but what a payer may hold is always enough."""
+        await self.take(max(0, min(num_bytes, self._budget.share_bytes - self.num_bytes)))
+
     def try_take(self, num_bytes: int) -> bool:
         """Count bytes that have arrived if there is space for them now."""
         if self.was_ended or not self._budget.has_space(self, num_bytes):
@@ -87,7 +91,7 @@ class BodyBudget:
     def __init__(self, total_bytes: int, clock: Clock) -> None:
         self.clock = clock
         self._total_bytes = total_bytes
-        self._share_bytes = total_bytes // 2
+        self.share_bytes = total_bytes // 2
         self._num_bytes: Counter[str] = Counter()  # by payer; none without bytes
         self._bodies: dict[str, set[Body]] = {}  # those that hold bytes, by payer
         self._in_total = 0
@@ -149,13 +153,13 @@ class BodyBudget:
     def _fits(self, body: Body, num_bytes: int) -> bool:
         return (
             self._in_total + num_bytes <= self._total_bytes
-            and self._num_bytes[body.payer] + num_bytes <= self._share_bytes
+            and self._num_bytes[body.payer] + num_bytes <= self.share_bytes
         )
 
     def _slow(self, body: Body, num_bytes: int) -> list[Body]:
         """Return whom to end for this body: first whose bytes have waited most for the others."""
         most = max(self._num_bytes, key=self._num_bytes.__getitem__, default=body.payer)
-        if self._num_bytes[body.payer] + num_bytes > self._share_bytes:
+        if self._num_bytes[body.payer] + num_bytes > self.share_bytes:
             most = body.payer
         now_s = self.clock.now()
         least_s = SLOW_S if most == body.payer else 0.0

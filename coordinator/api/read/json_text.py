@@ -20,9 +20,13 @@ from pdserve.errors import InvalidRequest
 MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
 MAX_CONTAINERS = 2**16  # lists and objects
 MAX_MEMBERS = 2**16  # of objects
-MAX_ITEMS = 2**20  # of lists and objects; usually token ids
+MAX_ITEMS = 5 * 2**16  # of lists and objects; usually token ids, of which OpenAI takes 300,000
 Shape = tuple[int, int, int, int]  # containers, members, items, depth
 _CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
+_WIDEST = (  # what begins a character beyond U+FFFF, as UTF-8 and escaped
+    *(bytes([lead]) for lead in range(0xF0, 0xF5)),
+    *(f"\\u{d}{half}".encode() for d in "dD" for half in "89abAB"),
+)
 _HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
 _LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
 
@@ -57,7 +61,7 @@ class JsonReader:
             else _native.json_shape(text)
         )
         self._count(shape, what, None)
-        await held.take(decoded_bytes(len(text), shape))
+        await held.take_most(decoded_bytes(text, shape))
         value = _decoded(text, what, None)
         if len(text) > _LONG_BYTES:
             await asyncio.sleep(0)
@@ -79,12 +83,18 @@ class JsonReader:
                 raise InvalidRequest(f"{what} has more than {limit} {kind}", param)
 
 
-def decoded_bytes(text_bytes: int, shape: Shape) -> int:
+def decoded_bytes(text: bytes, shape: Shape) -> int:
     """Return about how much memory a text's objects take at most."""
     containers, members, items, _ = shape
-    return (
-        text_bytes + _CONTAINER_BYTES * containers + _MEMBER_BYTES * members + _ITEM_BYTES * items
-    )
+    objects = _CONTAINER_BYTES * containers + _MEMBER_BYTES * members + _ITEM_BYTES * items
+    return _char_bytes(text) * len(text) + objects
+
+
+def _char_bytes(text: bytes) -> int:
+    """Return how many bytes a character of a string takes: as many as its widest one needs."""
+    if any(mark in text for mark in _WIDEST):
+        return 4
+    return 1 if text.isascii() and b"\\u" not in text else 2
 
 
 def _decoded(text: bytes, what: str, param: str | None) -> Any:

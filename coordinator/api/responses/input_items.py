@@ -25,7 +25,7 @@ from coordinator.api.responses.requests import InputItem, ItemPart, ItemText, Ro
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")
-Find = Callable[[str], KeptItem | None]  # item id |-> item of an earlier response
+Find = Callable[[str], KeptItem | None]  # item id |-> an item that is stored
 
 _IGNORED = frozenset({"status", "phase", "summary"})
 _NO_TEXT = ("input_image", "input_file", "input_audio", "computer_screenshot")
@@ -61,19 +61,17 @@ def items_of(
     given: str | Sequence[InputItem],
     param: str,
     unique: str,
-    earlier: Sequence[KeptItem],
+    called: set[str],
     find: Find,
 ) -> list[KeptItem]:
     """Convert the items given in parameter `param`; new ids are made from `unique`.
 
-    `earlier` are the items that they follow; call outputs and references may refer to those.
+    `called` are the ids of calls that they follow; `find` finds what references refer to.
 
     Raises InvalidRequest.
     """
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
-    called = {item.call_id for item in earlier if isinstance(item, CallItem)}
-    known = {item.id: item for item in earlier}
     referred: set[str | None] = set()
     items: list[KeptItem] = []
     reader = JsonReader()
@@ -81,7 +79,7 @@ def items_of(
         where = f"{param}[{i}]"
         if one.kind == "item_reference":
             _check_is_new(one.id, referred, where)
-        item = _item(one, where, f"{unique}_in{i}", lambda j: known.get(j) or find(j), reader)
+        item = _item(one, where, f"{unique}_in{i}", find, reader)
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 
 import msgspec
 
-from coordinator.api.responses.items import KeptItem
 from coordinator.stateful.storage.order import Order
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, packed_before
 from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversation, StoredResponse
 
 
@@ -16,7 +16,7 @@ class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
     """See StoredResponse."""
 
     body: bytes
-    items: tuple[KeptItem, ...]
+    items: tuple[msgspec.Raw, ...]
     num_input_items: int
     items_bytes: int
     is_answer: bool
@@ -29,7 +29,7 @@ class SavedConversation(msgspec.Struct, kw_only=True, tag="conversation"):
 
     created_at: int
     metadata: dict[str, str]
-    items: tuple[KeptItem, ...]
+    items: tuple[msgspec.Raw, ...]
     items_bytes: int
     last_call: tuple[str, int]
 
@@ -37,13 +37,14 @@ class SavedConversation(msgspec.Struct, kw_only=True, tag="conversation"):
 _ENTRY = msgspec.msgpack.Decoder(SavedResponse | SavedConversation)
 
 
-def encoder_of(stored: Stored) -> Callable[[], bytes]:
-    """Return what encodes an entry as it is now, for another thread."""
+def encoder_of(stored: Stored, *, has_items: bool = True) -> Callable[[], bytes]:
+    """Return what encodes an entry as it is now, for another thread; without its items if asked."""
+    items = _raw(stored.items) if has_items else ()
     saved: SavedResponse | SavedConversation
     if isinstance(stored, StoredResponse):
         saved = SavedResponse(
             body=stored.body,
-            items=stored.items,
+            items=items,
             num_input_items=stored.num_input_items,
             items_bytes=stored.items_bytes,
             is_answer=stored.is_answer,
@@ -54,7 +55,7 @@ def encoder_of(stored: Stored) -> Callable[[], bytes]:
         saved = SavedConversation(
             created_at=stored.created_at,
             metadata=dict(stored.metadata),
-            items=tuple(stored.items),
+            items=items,
             items_bytes=stored.items_bytes,
             last_call=stored.last_call,
         )
@@ -67,28 +68,33 @@ def decoded(owner: str, stored_id: str, entry: bytes) -> Stored:
     Raises msgspec.MsgspecError.
     """
     saved = _ENTRY.decode(entry)
+    items = [packed_before(bytes(item)) for item in saved.items]
     if isinstance(saved, SavedConversation):
         return StoredConversation(
             id=stored_id,
             owner=owner,
             created_at=saved.created_at,
             metadata=saved.metadata,
-            items=list(saved.items),
-            items_bytes=saved.items_bytes,
+            items=items,
+            items_bytes=items_bytes(items),
             last_call=saved.last_call,
         )
     return StoredResponse(
         id=stored_id,
         owner=owner,
         body=saved.body,
-        items=saved.items,
+        items=tuple(items),
         num_input_items=saved.num_input_items,
-        items_bytes=saved.items_bytes,
+        items_bytes=items_bytes(items),
         is_answer=saved.is_answer,
         is_background=saved.is_background,
         log=EventLog() if saved.order is not None and saved.order.is_streamed else None,
         order=saved.order,
     )
+
+
+def _raw(items: Iterable[PackedItem]) -> tuple[msgspec.Raw, ...]:
+    return tuple(msgspec.Raw(item.packed) for item in items)
 
 
 def failure(message: str) -> dict[str, object]:

@@ -58,7 +58,7 @@ class Shelves:
         """Take a new or a changed entry in; returns those for which there is no more room."""
         self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
         evicted = []
-        while len(self) > self._max_entries or self._num_bytes > self._max_bytes:
+        while len(self) > self._max_entries or self.num_bytes > self._max_bytes:
             owner = max(self._shelves, key=self._part_of)
             evicted.append(self.remove(owner, next(iter(self._shelves[owner].by_id))))
         return evicted
@@ -72,7 +72,8 @@ class Shelves:
         return removed
 
     @property
-    def _num_bytes(self) -> int:
+    def num_bytes(self) -> int:
+        """What all entries take, as they were last counted."""
         return sum(shelf.num_bytes for shelf in self._shelves.values())
 
     def _part_of(self, owner: str) -> float:

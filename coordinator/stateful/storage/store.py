@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from coordinator.api.responses.items import KeptItem
 from coordinator.stateful.storage.backing import Backing, Change
+from coordinator.stateful.storage.packed_items import PackedItem
 from coordinator.stateful.storage.shelves import Shelves
 from coordinator.stateful.storage.stored import (
     RESPONSE_ID,
@@ -26,7 +26,7 @@ from pdserve.errors import (
 )
 
 MAX_RESPONSES = 4096  # responses and conversations kept for later requests
-MAX_BYTES = 256 * 2**20
+MAX_BYTES = 64 * 2**20
 _STORED_ID = re.compile(r"(resp|conv)_[0-9A-Za-z]{1,64}")
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
 
@@ -57,6 +57,11 @@ class ResponseStore:
 
     def __len__(self) -> int:
         return len(self._shelves)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that all entries take."""
+        return self._shelves.num_bytes
 
     def put(self, stored: Stored) -> None:
         """Store a new entry; one that is larger than the whole store is not kept."""
@@ -199,7 +204,7 @@ class ResponseStore:
             )
         return stored
 
-    def find_item(self, item_id: str, owner: str) -> KeptItem | None:
+    def find_item(self, item_id: str, owner: str) -> PackedItem | None:
         """Return an item by its id, from the stored response of its call; None if not found."""
         response_id = response_of(item_id)
         stored = None if response_id is None else self._shelves.find(owner, response_id)

@@ -1,7 +1,8 @@
 """The SQLite file in which stored responses and conversations survive the coordinator.
 
 All of it is in memory as well (`store.py`), so the file is only read at the start. A dedicated
-thread writes; what changes while it writes is one transaction, the next one. An answer that says
+thread writes; what changes while it writes is one transaction, the next one. A conversation's items
+are rows of their own, so that one more is written and not all. An answer that says
 that something is stored waits for its transaction (`saved`). A coordinator that is killed loses
 nothing that was answered; a machine that loses its power may lose its last moments.
 """
@@ -11,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from coordinator.stateful.storage.backing import Backing, Change, Key
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, packed_before
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
-from coordinator.stateful.storage.stored import Stored
+from coordinator.stateful.storage.stored import Stored, StoredConversation
 from coordinator.stateful.storage.write_behind import WriteBehind
 from pdserve.errors import ConfigError
 
-VERSION: Final = 1  # of the schema; files of newer ones are refused
+VERSION: Final = 2  # of the schema; files of newer ones are refused
 _BUSY_S: Final = 5.0  # a coordinator that is being restarted may not have ended yet
 _CREATE = """
 CREATE TABLE entries (
@@ -31,10 +34,30 @@ CREATE TABLE entries (
     UNIQUE (owner, id)
 )
 """
+_CREATE_ITEMS = """
+CREATE TABLE items (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner TEXT NOT NULL, conversation TEXT NOT NULL, item BLOB NOT NULL
+)
+"""
+_INDEX_ITEMS = "CREATE INDEX items_of ON items (owner, conversation)"
 _PUT = "INSERT OR REPLACE INTO entries (owner, id, entry) VALUES (?, ?, ?)"
 _DELETE = "DELETE FROM entries WHERE owner = ? AND id = ?"
+_ADD_ITEM = "INSERT INTO items (owner, conversation, item) VALUES (?, ?, ?)"
+_DELETE_ITEM = "DELETE FROM items WHERE seq = ?"
+_DELETE_ITEMS = "DELETE FROM items WHERE owner = ? AND conversation = ?"
+_ITEMS = "SELECT seq, item FROM items WHERE owner = ? AND conversation = ? ORDER BY seq"
 
-Encode = Callable[[], bytes]  # called by the writer's thread
+
+Rows = list[tuple[PackedItem, int]]  # items of a conversation, and their rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """An entry as it is to be in the file."""
+
+    encode: Callable[[], bytes]  # called by the writer's thread
+    items: Sequence[PackedItem] = ()  # of a conversation; those of a response are in its entry
 
 
 class StoreFile(Backing):
@@ -60,18 +83,23 @@ class StoreFile(Backing):
                 "`answers.store`, or 'memory' to keep them in memory"
             ) from error
         self._writer = ThreadPoolExecutor(1, "store")
-        self._behind: WriteBehind[Encode | None] = WriteBehind(
+        self._rows: dict[Key, Rows] = {}  # of conversations, as they are there
+        self._behind: WriteBehind[_Write | None] = WriteBehind(
             str(path), self._write, lambda _, newer: newer
         )  # None: deleted
 
     def load(self) -> Iterator[Stored]:
         """Raises msgspec.MsgspecError for entries that are not pdserve's."""
         entries = self._database.execute("SELECT owner, id, entry FROM entries ORDER BY seq")
-        return (decoded(*entry) for entry in entries)
+        return (self._loaded(decoded(*entry)) for entry in entries)
 
     def put(self, stored: Stored, change: Change | None = None) -> None:
         """Have an entry written."""
-        self._behind.put((stored.owner, stored.id), encoder_of(stored))
+        is_talk = isinstance(stored, StoredConversation)
+        write = _Write(
+            encoder_of(stored, has_items=not is_talk), tuple(stored.items if is_talk else ())
+        )
+        self._behind.put((stored.owner, stored.id), write)
 
     def delete(self, stored: Stored) -> None:
         """Have an entry deleted."""
@@ -104,16 +132,51 @@ class StoreFile(Backing):
         with database:
             if version == 0:
                 database.execute(_CREATE)
+            if version < VERSION:
+                database.execute(_CREATE_ITEMS)
+                database.execute(_INDEX_ITEMS)
             database.execute(f"PRAGMA user_version = {VERSION}")  # also takes the lock
 
-    async def _write(self, batch: Mapping[Key, Encode | None]) -> None:
+    def _loaded(self, stored: Stored) -> Stored:
+        if isinstance(stored, StoredConversation):
+            key = (stored.owner, stored.id)
+            rows = [(packed_before(item), seq) for seq, item in self._database.execute(_ITEMS, key)]
+            self._rows[key] = rows
+            stored.items += [item for item, _ in rows]  # behind those of an older entry, if it is
+            stored.items_bytes = items_bytes(stored.items)
+        return stored
+
+    async def _write(self, batch: Mapping[Key, _Write | None]) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self._write_now, batch)
 
-    def _write_now(self, batch: Mapping[Key, Encode | None]) -> None:
+    def _write_now(self, batch: Mapping[Key, _Write | None]) -> None:
+        rows: dict[Key, Rows] = {}
         with self._database as database:
-            for key, encode in batch.items():
-                if encode is None:
+            for key, write in batch.items():
+                if write is None:
                     database.execute(_DELETE, key)
-                else:
-                    database.execute(_PUT, (*key, encode()))
+                    database.execute(_DELETE_ITEMS, key)
+                    continue
+                database.execute(_PUT, (*key, write.encode()))
+                if write.items or key in self._rows:
+                    rows[key] = self._write_items(key, write.items)
+        for key in batch:
+            self._rows.pop(key, None)
+        self._rows |= rows
+
+    def _write_items(self, key: Key, items: Sequence[PackedItem]) -> Rows:
+        """Write what is new of a conversation, and remove what is gone; return what is there."""
+        database, before = self._database, {id(item): seq for item, seq in self._rows.get(key, ())}
+        there = [(item, seq) for item in items if (seq := before.pop(id(item), None)) is not None]
+        new = items[len(there) :]
+        if any(item is not had for item, (had, _) in zip(items, there, strict=False)):
+            database.execute(_DELETE_ITEMS, key)  # some are new among them: of an older entry
+            there, new = [], items
+        else:
+            database.executemany(_DELETE_ITEM, [(seq,) for seq in before.values()])
+        for item in new:
+            seq = database.execute(_ADD_ITEM, (*key, item.packed)).lastrowid
+            assert seq is not None, "a row was inserted"
+            there.append((item, seq))
+        return there

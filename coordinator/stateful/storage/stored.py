@@ -5,21 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from sys import getsizeof
+from typing import ClassVar, Final
 
 import msgspec
 
-from coordinator.api.responses.items import KeptItem
+from coordinator.api.read.chat import MAX_MESSAGES
 from coordinator.stateful.storage.order import Order
-from pdserve.errors import ItemNotFound
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes
+from pdserve.errors import InvalidRequest, ItemNotFound
 
 RESPONSE_ID = "resp_{}"
 CONVERSATION_ID = "conv_{}"
 
 
-def items_bytes(items: Sequence[KeptItem]) -> int:
-    """Return the approximate size of items: the sum over items, as they are removed one by one."""
-    return sum(len(msgspec.json.encode(item)) for item in items)
+MAX_ITEMS: Final = MAX_MESSAGES  # of one conversation
+MAX_ITEMS_BYTES: Final = 4 * 2**20
+_OBJECTS: Final = 2048  # bytes of an entry besides its contents, wherever it is registered
+
+
+def check_length(num_items: int, num_bytes: int, param: str) -> None:
+    """Refuse what would make a conversation too long. Raises InvalidRequest."""
+    if num_items > MAX_ITEMS or num_bytes > MAX_ITEMS_BYTES:
+        raise InvalidRequest(
+            f"the conversation would have {num_items} items of {num_bytes} bytes, but it may have "
+            f"{MAX_ITEMS} of {MAX_ITEMS_BYTES}: compact it, or begin a new one",
+            param,
+        )
 
 
 class EventLog:
@@ -34,7 +46,7 @@ class EventLog:
     def add(self, events: Sequence[bytes]) -> None:
         """Append events and wake the readers."""
         self.events += events
-        self.num_bytes += sum(map(len, events))
+        self.num_bytes += sum(map(getsizeof, events)) + 8 * len(events)
         self._wake()
 
     def close(self) -> None:
@@ -62,7 +74,7 @@ class StoredResponse:
     id: str
     owner: str  # name of the tenant that made the call; no other tenant can see the response
     body: bytes  # the response as JSON
-    items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
+    items: tuple[PackedItem, ...]  # the conversation up to its end, without instructions
     num_input_items: int  # how many of `items` precede the response's output
     items_bytes: int  # size of `items`, even if other responses share them
     is_answer: bool = False  # complete or cut off, so that it can be continued
@@ -74,21 +86,21 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """The approximate size of the response."""
+        """The memory that the response takes."""
         logged_bytes = 0 if self.log is None else self.log.num_bytes
         ordered_bytes = 0 if self.order is None else len(self.order.body)
-        return len(self.body) + self.items_bytes + logged_bytes + ordered_bytes
+        return _OBJECTS + len(self.body) + self.items_bytes + logged_bytes + ordered_bytes
 
     @property
     def is_being_made(self) -> bool:
         """Whether it is still being generated in the background."""
         return self.making is not None and not self.making.done()
 
-    def answered(self, body: bytes, output: Sequence[KeptItem], output_bytes: int) -> None:
+    def answered(self, body: bytes, output: Sequence[PackedItem]) -> None:
         """Record the finished response: its JSON, and its output items."""
         self.body = body
         self.items += tuple(output)
-        self.items_bytes += output_bytes
+        self.items_bytes += items_bytes(output)
         self.is_answer = True
 
     def forget(self) -> None:
@@ -105,18 +117,23 @@ class StoredConversation:
     owner: str
     created_at: int  # seconds since 1970
     metadata: dict[str, str]
-    items: list[KeptItem] = field(default_factory=list)
+    items: list[PackedItem] = field(default_factory=list)
     items_bytes: int = 0
     last_call: tuple[str, int] = ("", 0)  # that added items: what its ids are made of; items before
     is_durable: ClassVar[bool] = True
 
     @property
     def num_bytes(self) -> int:
-        """The approximate size of the conversation."""
-        return len(msgspec.json.encode(self.metadata)) + self.items_bytes
+        """The memory that the conversation takes."""
+        return _OBJECTS + len(msgspec.json.encode(self.metadata)) + self.items_bytes
 
-    def add(self, items: Sequence[KeptItem], num_bytes: int, unique: str = "") -> None:
-        """Append items; `num_bytes` is their size.
+    def check_room(self, items: Sequence[PackedItem], param: str) -> None:
+        """Refuse items that would make it too long. Raises InvalidRequest."""
+        num_bytes = self.items_bytes + items_bytes(items)
+        check_length(len(self.items) + len(items), num_bytes, param)
+
+    def add(self, items: Sequence[PackedItem], unique: str = "") -> None:
+        """Append items.
 
         `unique` is of the call that adds them. If the last call is made again under its idempotency
         key, they are there already.
@@ -125,9 +142,9 @@ class StoredConversation:
             return
         self.last_call = (unique, len(self.items))
         self.items += items
-        self.items_bytes += num_bytes
+        self.items_bytes += items_bytes(items)
 
-    def before(self, unique: str) -> Sequence[KeptItem]:
+    def before(self, unique: str) -> Sequence[PackedItem]:
         """Return the items that a call continues: all, unless it is the last one made again."""
         call, num_before = self.last_call
         return tuple(self.items[:num_before] if call == unique else self.items)
@@ -143,7 +160,7 @@ class StoredConversation:
         self.items_bytes = other.items_bytes
         self.last_call = other.last_call
 
-    def find(self, item_id: str) -> KeptItem:
+    def find(self, item_id: str) -> PackedItem:
         """Return an item by its id. Raises ItemNotFound."""
         for item in self.items:
             if item.id == item_id:

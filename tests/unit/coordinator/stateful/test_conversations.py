@@ -8,6 +8,10 @@ from typing import Any
 import openai
 import pytest
 
+from coordinator.api.responses.items import MessageItem
+from coordinator.stateful.storage.packed_items import pack
+from coordinator.stateful.storage.stored import MAX_ITEMS, StoredConversation
+from pdserve.errors import InvalidRequest
 from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
@@ -166,3 +170,40 @@ async def test_it_is_its_tenants_alone(tenants: Any, tmp_path: Path) -> None:
         for key, status in (("acme-2", 200), ("night", 404), ("nobody", 401)):
             async with api.client.get(url, headers=bearer(key)) as response:
                 assert response.status == status
+
+
+def messages(num_items: int, num_chars: int) -> list[Any]:
+    return [{"role": "user", "content": "x" * num_chars} for _ in range(num_items)]
+
+
+async def test_a_page_has_few_bytes_and_says_that_there_is_more() -> None:
+    async with served() as api, client_of(api) as client:
+        made = await client.conversations.create(items=messages(8, 300_000))
+        first = await client.conversations.items.list(made.id, limit=100)
+        assert (len(first.data), first.has_more) == (3, True)
+        shown = [item async for item in client.conversations.items.list(made.id, limit=100)]
+        assert len(shown) == len({item.id for item in shown}) == 8
+        large = await client.conversations.create(items=messages(2, 2_000_000))
+        assert len((await client.conversations.items.list(large.id)).data) == 1
+
+
+async def test_a_conversation_has_bounds() -> None:
+    talk = StoredConversation(id="conv_a", owner="", created_at=0, metadata={})
+    talk.add(pack(MessageItem(id=str(i)) for i in range(MAX_ITEMS - 1)))
+    talk.check_room(talk.items[:1], "items")
+    with pytest.raises(InvalidRequest, match="compact it, or begin a new one"):
+        talk.check_room(talk.items[:2], "items")
+    async with served() as api, client_of(api) as client:
+        made = await client.conversations.create(items=messages(2, 1_500_000))
+        more = messages(1, 1_500_000)
+        again: Any = {"model": MODEL, "input": more, "truncation": "auto"}
+        for refused in (
+            client.conversations.items.create(made.id, items=more),
+            client.conversations.create(items=messages(3, 1_500_000)),
+            client.responses.create(conversation=made.id, **again),
+        ):
+            with pytest.raises(openai.BadRequestError, match="compact it, or begin a new one"):
+                await refused
+        with pytest.raises(openai.BadRequestError, match=r"the conversation has \d+ bytes already"):
+            await client.responses.create(model=MODEL, input="More", conversation=made.id)
+        assert api.generator.generations == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,15 @@ from msgspec.structs import replace
 from coordinator.api.responses.items import CallOutputItem
 from coordinator.stateful.storage.opening import open_store
 from coordinator.stateful.storage.order import Order
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, pack
+from coordinator.stateful.storage.saved_entries import encoder_of
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import VERSION, StoreFile
-from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, items_bytes
+from coordinator.stateful.storage.stored import StoredConversation, StoredResponse
 from pdserve.errors import ConfigError, ResponseNotFound, StoreUnavailable
 from tests.unit.coordinator.stateful.test_response_store import has
 
-ITEM = CallOutputItem(id="fco_1", call_id="call", output="42")
+(ITEM,) = pack([CallOutputItem(id="fco_1", call_id="call", output="42")])
 
 
 def answered(name: str, text: str = "an answer") -> StoredResponse:
@@ -59,7 +62,7 @@ def copied(path: Path) -> Path:
 async def test_what_was_stored_is_there_again(path: Path) -> None:
     store = reopened(path)
     talk = StoredConversation(id="conv_a", owner="acme", created_at=7, metadata={"a": "b"})
-    talk.add([ITEM], items_bytes([ITEM]))
+    talk.add([ITEM])
     store.put(talk)
     store.put(answered("resp_a"))
     store.put(answered("resp_b"))
@@ -194,3 +197,56 @@ async def test_the_setting_names_a_file_or_memory(
     ):
         await open_store(store, "org/model", port).close()
         assert file is None or file.exists()
+
+
+def rows_of(path: Path) -> list[tuple[int, bytes]]:
+    with closing(sqlite3.connect(copied(path))) as database:
+        return database.execute("SELECT seq, item FROM items ORDER BY seq").fetchall()
+
+
+async def test_a_word_more_is_a_row_more(path: Path) -> None:
+    talk = StoredConversation(id="conv_a", owner="acme", created_at=7, metadata={})
+    talk.add(items_said(0, 500))
+    store = reopened(path)
+    store.put(talk)
+    await store.saved()
+    before = rows_of(path)
+    store.change(talk, lambda c: c.add(items_said(500, 501)))
+    store.change(talk, lambda c: c.remove("fco_7"))
+    await store.saved()
+    after = rows_of(path)
+    assert after[:-1] == [row for row in before if row[0] != 8]
+    assert len(after) == len(before) == 500
+    with closing(sqlite3.connect(copied(path))) as database:
+        assert database.execute("SELECT max(length(entry)) FROM entries").fetchone()[0] < 200
+    await store.close()
+    again = reopened(path)
+    assert again.get_conversation("conv_a", "acme") == talk
+    again.discard(again.get_conversation("conv_a", "acme"))
+    await again.saved()
+    assert rows_of(path) == []
+    await again.close()
+
+
+async def test_a_conversation_of_the_version_before_goes_on(path: Path) -> None:
+    talk = StoredConversation(id="conv_a", owner="acme", created_at=7, metadata={})
+    talk.add(items_said(0, 3))
+    await reopened(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE items")
+        database.execute("PRAGMA user_version = 1")
+        entry = ("acme", "conv_a", encoder_of(talk)())
+        database.execute("INSERT INTO entries (owner, id, entry) VALUES (?, ?, ?)", entry)
+    database.close()
+    for number in (3, 4):
+        store = reopened(path)
+        found = store.get_conversation("conv_a", "acme")
+        store.change(found, lambda c, n=number: c.add(items_said(n, n + 1)))
+        await store.close()
+    store = reopened(path)
+    assert store.get_conversation("conv_a", "acme").items == items_said(0, 5)
+    await store.close()
+
+
+def items_said(first: int, end: int) -> list[PackedItem]:
+    return pack(CallOutputItem(id=f"fco_{i}", call_id="c", output="x") for i in range(first, end))

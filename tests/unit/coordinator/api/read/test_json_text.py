@@ -52,12 +52,30 @@ async def test_what_a_text_becomes_is_held_and_the_most_that_it_may_become_has_r
     assert held.num_bytes > 0.8 * num_bytes
 
 
+@pytest.mark.parametrize(
+    "char", ["\N{GRINNING FACE}", r"\ud83d\ude00", "\N{SNOWMAN}", r"\u2603", "x"]
+)
+async def test_wide_characters_count_for_what_they_take(char: str) -> None:
+    text = f'["{"x" * 2**20}{char}"]'.encode()
+    held = a_body()
+    tracemalloc.start()
+    try:
+        value = await JsonReader().read_long(text, "it", held)
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(value[0]) > 2**20
+    assert held.num_bytes > 0.98 * num_bytes
+    held.release()
+    await held.take_most(2**60)  # what is more than a share waits until it is alone
+
+
 async def test_the_largest_of_everything_has_room_in_a_payer_s_share() -> None:
     config = ApiConfig()
     most = (MAX_CONTAINERS, MAX_MEMBERS, MAX_ITEMS, MAX_NESTING)
     held = a_body()
     assert held.try_take(config.max_body_bytes)
-    assert held.try_take(json_text.decoded_bytes(config.max_body_bytes, most))
+    assert held.try_take(json_text.decoded_bytes(bytes(config.max_body_bytes), most))
 
 
 @pytest.mark.parametrize(("what", "limit", "text"), TEXTS)
