@@ -19,6 +19,8 @@ from typing import Any
 
 from pdserve.errors import ConfigError, ModelError
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.model_files.recognise import recognise
+from pdserve.model_files.refusal import meant_model, refuse_unless_served
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -37,6 +39,12 @@ _SMALL_FILES = [
     "chat_template.json",
     "modules.json",
     "1_Pooling/config.json",
+    # By these a repository is told that is no checkpoint.
+    "adapter_config.json",
+    "model_index.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
     INDEX_FILE,
 ]
 _WEIGHT_FILES = [SINGLE_FILE, "model-*-of-*.safetensors"]
@@ -83,7 +91,7 @@ def resolve_checkpoint(
     Raises:
         ConfigError: neither a directory nor a model on the hub; or the hub cannot be reached and
             its cache does not hold the model.
-        ModelError: the files cannot be served: no config.json, or no safetensors.
+        ModelError: what is there cannot be served; says what it is.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -93,9 +101,9 @@ def resolve_checkpoint(
             )
         return _local_checkpoint(path.resolve(), with_weights)
     if path.exists():
-        raise ConfigError(f"{model} is a file; name the directory that holds the model")
+        refuse_unless_served(recognise(path))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ConfigError(f"there is no directory {model}")
+        raise ConfigError(f"there is no directory {model}{meant_model(model)}")
     from pdserve.model_files.hub import download  # slow to import, and only hub models need it
 
     files = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
@@ -110,7 +118,7 @@ def weight_files(directory: Path) -> list[Path]:
     if index is None:
         if (directory / SINGLE_FILE).is_file():
             return [directory / SINGLE_FILE]
-        raise ModelError(_why_no_weights(directory))
+        raise ModelError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{directory / INDEX_FILE} has no weight_map")
@@ -153,22 +161,9 @@ def _local_checkpoint(directory: Path, with_weights: bool) -> Checkpoint:
 
 
 def _check_files(directory: Path, with_weights: bool) -> None:
-    if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory} does not hold a model: it has no config.json")
+    refuse_unless_served(recognise(directory, with_weights=with_weights))
     if with_weights:
         weight_files(directory)
-
-
-def _why_no_weights(directory: Path) -> str:
-    found = sorted(f.name for f in directory.iterdir() if f.suffix in {".bin", ".pt", ".pth"})
-    if found:
-        return (
-            f"{directory} holds its weights as {found[0]}; only safetensors are loaded "
-            f"({SINGLE_FILE}, or shards with {INDEX_FILE}): convert it first"
-        )
-    others = sorted(f.name for f in directory.glob("*.safetensors"))
-    holds = f"; it does hold {', '.join(others)}" if others else ""
-    return f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}{holds}"
 
 
 def _content_revision(directory: Path, files: list[Path]) -> str:

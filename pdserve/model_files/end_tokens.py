@@ -12,6 +12,7 @@ import msgspec
 
 from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.tokenizer import TokenizerConfig
 
 _WITH_IDS = ("config.json", "generation_config.json")
@@ -79,6 +80,7 @@ def _id_of(text: str, checkpoint: Checkpoint) -> int | None:
                 return token.id
         vocab = msgspec.json.decode(tokenizer.model, type=_Vocabulary).vocab
     except msgspec.MsgspecError as error:
+        refuse_pointer(file)
         raise ModelError(f"{file} is not a tokenizer's: {error}") from error
     if isinstance(vocab, list):  # of Unigram: [text, score]
         vocab = {piece[0]: i for i, piece in enumerate(vocab)}

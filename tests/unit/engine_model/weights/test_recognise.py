@@ -1,0 +1,143 @@
+"""What people name as a model and is none: what it is, and what they are told to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.errors import ConfigError, ModelError
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.recognise import Kind, recognise
+
+CONFIG = {"architectures": ["LlamaForCausalLM"]}
+GPTQ = {"quant_method": "gptq", "bits": 4}
+# name |-> files of a folder, content of those that count; and what is said of it
+FOLDERS = {
+    "gguf": ({"q4.gguf": b"GGUF"}, Kind.GGUF, "q4.gguf"),
+    "gguf-with-config": ({"config.json": CONFIG, "q.gguf": b""}, Kind.GGUF, "name the model that"),
+    "adapter": (
+        {
+            "adapter_config.json": {"base_model_name_or_path": "a/b"},
+            "adapter_model.safetensors": b"",
+        },
+        Kind.ADAPTER,
+        r"merge it into its model \(a/b\)",
+    ),
+    "awq": (
+        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4}}},
+        Kind.QUANTISED,
+        r"\(awq, 4 bits\).*--quantization int8",
+    ),
+    "gptq": ({"config.json": CONFIG, "quantize_config.json": GPTQ}, Kind.QUANTISED, "gptq, 4 bits"),
+    "old-awq": (
+        {"config.json": CONFIG, "quant_config.json": {"w_bit": 4}},
+        Kind.QUANTISED,
+        "awq, 4",
+    ),
+    "fp8": (
+        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}},
+        Kind.QUANTISED,
+        r"\(fp8\)",
+    ),
+    "bitsandbytes": (
+        {"config.json": {**CONFIG, "quantization_config": {"load_in_4bit": True}}},
+        Kind.QUANTISED,
+        "bitsandbytes, 4 bits",
+    ),
+    "compressed": (
+        {"config.json": {**CONFIG, "compression_config": {"quant_method": "compressed-tensors"}}},
+        Kind.QUANTISED,
+        "compressed-tensors",
+    ),
+    "mlx": (
+        {"config.json": {**CONFIG, "quantization": {"bits": 4}}, "model.safetensors": b""},
+        Kind.MLX,
+        r"\(mlx, 4 bits\)",
+    ),
+    "npz": ({"config.json": CONFIG, "weights.npz": b""}, Kind.MLX, "MLX"),
+    "pickle": ({"config.json": CONFIG, "pytorch_model.bin": b""}, Kind.PICKLE, "only safetensors"),
+    "pt": ({"model.pt": b"PK\x03\x04"}, Kind.PICKLE, "model.pt"),
+    "onnx": ({"config.json": CONFIG, "onnx/model.onnx": b""}, Kind.ONNX, "save_pretrained"),
+    "diffusers": ({"model_index.json": {}, "unet/config.json": {}}, Kind.DIFFUSERS, "language"),
+    "meta": ({"params.json": {}, "consolidated.00.pth": b""}, Kind.ORIGINAL, "ends in -hf"),
+    "mistral": ({"consolidated.safetensors": b""}, Kind.ORIGINAL, "convert it"),
+    "flax": ({"config.json": CONFIG, "flax_model.msgpack": b""}, Kind.OTHER_FRAMEWORK, "flax"),
+    "openvino": ({"openvino_model.xml": b""}, Kind.OTHER_FRAMEWORK, "openvino"),
+    "parent": ({"a-model/config.json": CONFIG}, Kind.PARENT, "name its folder: .*a-model"),
+    "models--org--name": ({"snapshots/1/config.json": CONFIG}, Kind.HUB_CACHE, "--model org/name"),
+    "tokenizer": ({"tokenizer.json": {}}, Kind.TOKENIZER, "config.json, safetensors"),
+    "empty": ({}, Kind.EMPTY, "name a folder with"),
+    "notes": ({"notes.txt": b""}, Kind.UNKNOWN, r"no config\.json"),
+    "torn": ({"config.json": CONFIG, "other.safetensors": b""}, Kind.WEIGHTS, "model.safetensors"),
+}
+FILES = {
+    "a.gguf": (b"GGUF", Kind.GGUF, "name the model that it was made from"),
+    "no-suffix": (b"GGUF\x03", Kind.GGUF, "GGUF"),
+    "model.safetensors": (b"\x08", Kind.WEIGHTS, "name its folder"),
+    "pytorch_model.bin": (b"\x80\x02", Kind.PICKLE, "only safetensors"),
+    "model.onnx": (b"\x08\x07", Kind.ONNX, "ONNX"),
+    "model.zip": (b"PK\x03\x04", Kind.ARCHIVE, "unpack it"),
+    "model.tar.gz": (b"\x1f\x8b", Kind.ARCHIVE, "unpack it"),
+    "README.md": (b"# Hi", Kind.UNKNOWN, "no model"),
+}
+
+
+def write(folder: Path, files: dict[str, object]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_recognised_and_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    files, kind, said = FOLDERS[name]
+    folder = write(tmp_path / name, files)
+    assert recognise(folder).kind is kind
+    with pytest.raises(ModelError, match=said) as info:
+        resolve_checkpoint(str(folder))
+    assert f"is {kind.value}" in str(info.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_recognised_and_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    content, kind, said = FILES[name]
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert recognise(file).kind is kind
+    with pytest.raises(ModelError, match=said):
+        resolve_checkpoint(str(file))
+
+
+def test_a_checkpoint_is_one_with_or_without_its_weights(tmp_path: Path) -> None:
+    assert recognise(CHECKPOINT_PATH).kind is Kind.CHECKPOINT
+    small = write(tmp_path / "small", {"config.json": CONFIG, "tokenizer.json": {}})
+    assert recognise(small, with_weights=False).kind is Kind.CHECKPOINT
+    with_adapter = write(
+        tmp_path / "merged",
+        {"config.json": CONFIG, "model.safetensors": b"", "adapter_config.json": {}},
+    )
+    assert recognise(with_adapter).kind is Kind.CHECKPOINT
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "written as Qwen/Qwen3-0.6B"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "written as Qwen/Qwen3-0.6B"),
+        ("hf://Qwen/Qwen3-0.6B", "written as Qwen/Qwen3-0.6B"),
+        ("{}/tiny-modle", "did you mean .*/tiny-model"),
+        ("{}/nowhere/model", "nor .*/nowhere"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_told_with_what_is_meant(
+    model: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny-model").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        resolve_checkpoint(model.format(tmp_path))
