@@ -6,15 +6,15 @@ import os
 
 import uvloop
 
+from coordinator.front_check import check_front
 from coordinator.runtime import Coordinator
 from coordinator.served_model import ServedModel, load_served_model
 from coordinator.tenants import Tenants
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import SystemClock
-from pdserve.errors import ConfigError
 from pdserve.process.signals import StopSignals
-from pdserve.settings.config import ONE_POOL, CoordinatorConfig
-from pdserve.slo import ServiceClasses, parse_slo_classes
+from pdserve.settings.config import CoordinatorConfig
+from pdserve.slo import ServiceClasses
 
 
 def run(config: CoordinatorConfig) -> None:
@@ -23,9 +23,7 @@ def run(config: CoordinatorConfig) -> None:
     Raises:
         PdserveError: the coordinator cannot start; says why.
     """
-    if config.routing.rebalance and config.mode in ONE_POOL:
-        raise ConfigError(f"--rebalance needs two pools: leave it out with --mode {config.mode}")
-    classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
+    classes = check_front(config)
     model = load_served_model(config.checkpoint, config.answers.pooling)
     tenants = open_tenants(config, classes.by_name, model.name, os.environ, SystemClock())
     try:

@@ -32,6 +32,17 @@ def open_tenants(
     Raises:
         ConfigError: a file cannot be used, or there are no keys and its host is not loopback.
     """
+    keys = open_keys(config, classes, environment, clock)
+    return Tenants(keys, _ledger(config.access, model, config.port), model, clock)
+
+
+def open_keys(
+    config: CoordinatorConfig,
+    classes: Collection[str],
+    environment: Mapping[str, str],
+    clock: Clock,
+) -> KeyBook | None:
+    """Read the keys that there are; None: nobody needs one. Raises as open_tenants."""
     access = config.access
     key = environment.get(API_KEY_VARIABLE, "")
     if not (key or access.key_file or is_loopback(config.host)):
@@ -39,12 +50,10 @@ def open_tenants(
             f"without API keys, everyone who can reach {config.host} could use this cluster: give "
             f"--key-file FILE, set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
         )
-    keys: KeyBook | None = None
-    if key or access.key_file:
-        extra = {hash_key(key): OWNER} if key else {}
-        path = Path(access.key_file) if access.key_file else None
-        keys = KeyBook(path, extra, classes, clock)
-    return Tenants(keys, _ledger(access, model, config.port), model, clock)
+    if not (key or access.key_file):
+        return None
+    extra = {hash_key(key): OWNER} if key else {}
+    return KeyBook(Path(access.key_file) if access.key_file else None, extra, classes, clock)
 
 
 def _ledger(config: AccessConfig, model: str, port: int) -> Ledger | None:

@@ -9,31 +9,42 @@ from collections.abc import Sequence
 from pdserve.cli.chat import Answer, ask
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.interruptible import finishes_before
+from pdserve.cli.preflight import check_cluster
 from pdserve.cli.pull_metrics import fetch_pulls
+from pdserve.cli.up import Check, wait_ready
 from pdserve.cli.up_screen import UpScreen
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import count_gpus, usable_cores
+from pdserve.cluster.plan import Machine
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError, DeadlineExceeded, PdserveError
 from pdserve.process.exit_codes import FORCED, OK
 from pdserve.process.signals import StopSignals
 
 
-def run(config: DemoConfig, command: Sequence[str] = OWN_COMMAND) -> int:
+def run(
+    config: DemoConfig, command: Sequence[str] = OWN_COMMAND, check: Check = check_cluster
+) -> int:
     """Run the demo; the exit code.
 
     Raises:
         PdserveError: any part of it failed, or the deadline passed.
     """
-    return asyncio.run(_demo(config, command))
-
-
-async def _demo(config: DemoConfig, command: Sequence[str]) -> int:
     screen = UpScreen()
+    served = ClusterConfig(
+        port=0, start_s=config.deadline_s, checkpoint=config.checkpoint, engine=config.engine
+    )
+    machine = Machine(usable_cores(config.engine.cpus), count_gpus())
+    check(served, machine, screen.say)
+    return asyncio.run(_demo(config, served, screen, command))
+
+
+async def _demo(
+    config: DemoConfig, served: ClusterConfig, screen: UpScreen, command: Sequence[str]
+) -> int:
     written: list[tuple[str, str]] = []  # output of the children, shown if something fails
     cluster = Cluster(
-        ClusterConfig(
-            port=0, start_s=config.deadline_s, checkpoint=config.checkpoint, engine=config.engine
-        ),
+        served,
         on_line=lambda name, line: written.append((name, line)),
         command=command,
     )
@@ -60,8 +71,7 @@ async def _within_deadline(config: DemoConfig, cluster: Cluster, screen: UpScree
 
 async def _converse(config: DemoConfig, cluster: Cluster, screen: UpScreen) -> None:
     await cluster.spawn()
-    with screen.loading(cluster.node_names) as bars:
-        await cluster.wait_ready(bars.show)
+    await wait_ready(cluster, screen)
     model = (await cluster.status()).model
     print(f"{model} on a coordinator, a prefill node and a decode node at {cluster.url}\n")
     for prompt in config.prompts:

@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 from pdserve.cli.interruptible import finishes_before
-from pdserve.cli.up_screen import UpScreen, invitation
+from pdserve.cli.preflight import Say, check_cluster
+from pdserve.cli.up_screen import LoadingBars, UpScreen, invitation
 from pdserve.cluster.autoscale import Autoscaler
 from pdserve.cluster.child import Exit
 from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import count_gpus, usable_cores
+from pdserve.cluster.plan import COORDINATOR, Machine
 from pdserve.cluster.restarts import Restarts
 from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.process.exit_codes import FAILED, FORCED, OK
 from pdserve.process.signals import StopSignals
 
+Check = Callable[[ClusterConfig, Machine, Say], None]
 
-def run(config: ClusterConfig, command: Sequence[str] = OWN_COMMAND) -> int:
+_TELL_S: Final = 5.0  # between two lines about what is awaited
+
+
+def run(
+    config: ClusterConfig, command: Sequence[str] = OWN_COMMAND, check: Check = check_cluster
+) -> int:
     """Start the cluster, serve, stop it; the exit code.
 
     Raises:
-        ConfigError: a port is in use, or the config contradicts itself.
-        StartFailed: the cluster did not become ready.
+        PdserveError: the cluster would not start (`check`), or did not become ready.
     """
-    return asyncio.run(_up(config, command))
-
-
-async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
     screen = UpScreen()
-    cluster = Cluster(config, on_line=screen.line, command=command)
+    machine = Machine(usable_cores(config.engine.cpus), 0 if config.on else count_gpus())
+    check(config, machine, screen.say)
+    return asyncio.run(_up(config, command, screen, machine))
+
+
+async def _up(
+    config: ClusterConfig, command: Sequence[str], screen: UpScreen, machine: Machine
+) -> int:
+    cluster = Cluster(config, on_line=screen.line, command=command, machine=machine)
     signals = StopSignals()
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):
@@ -62,10 +76,39 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
     await cluster.spawn()
     if cluster.warning:
         screen.say(cluster.warning)
-    with screen.loading(cluster.started_nodes) as bars:
-        await cluster.wait_ready(bars.show)
+    await wait_ready(cluster, screen)
     status = await cluster.status()
     print(invitation(cluster.url, status, has_page=config.access.page), flush=True)
+
+
+async def wait_ready(cluster: Cluster, screen: UpScreen) -> None:
+    """Wait for the processes of a cluster, and say at once and then often what is awaited."""
+    names = cluster.started_nodes
+    screen.say(
+        f"starting {COORDINATOR}, {', '.join(names)}, for {cluster.config.start_s:g} s at most"
+    )
+    with screen.loading(names) as bars:
+        telling = asyncio.create_task(tell(bars, cluster.config.checkpoint.model))
+        try:
+            await cluster.wait_ready(bars.show)
+        finally:
+            telling.cancel()
+
+
+async def tell(bars: LoadingBars, model: str, every_s: float = _TELL_S) -> None:
+    """Say what is awaited, again and again."""
+    while True:
+        await asyncio.sleep(every_s)
+        bars.tell(_downloaded_bytes(model))
+
+
+def _downloaded_bytes(model: str) -> int:
+    """Bytes of a model that nodes are downloading; 0: they are not, or it is not of the hub."""
+    if not model or Path(model).expanduser().exists():
+        return 0
+    from pdserve.model_files.hub import downloaded_bytes
+
+    return downloaded_bytes(model)
 
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from pdserve.cli.waiting import state_text, waiting_text
 from pdserve.cluster.child import reported_error
 from pdserve.protocol.status import ClusterStatus
 
@@ -63,6 +64,7 @@ class LoadingBars:
             name: self._bars.add_task(name, total=1.0, state="starting") for name in names
         }
         self._ready: set[str] = set()
+        self._status: ClusterStatus | None = None
 
     def __enter__(self) -> LoadingBars:
         self._bars.start()
@@ -73,14 +75,31 @@ class LoadingBars:
 
     def show(self, status: ClusterStatus) -> None:
         """Update the bars from the cluster's status."""
+        self._status = status
         for name, task in self._tasks.items():
             node = status.node(name)
             if node is None:
                 continue
-            self._bars.update(task, completed=node.loading_progress, state=node.state)
+            self._bars.update(
+                task, completed=node.loading_progress, state=state_text(node, 0) or "ready"
+            )
             if node.state == "ready" and name not in self._ready:
                 self._ready.add(name)
                 self._console.print(f"{name:<{_NAME_WIDTH}}| ready", highlight=False)
+
+    def tell(self, num_downloaded: int) -> None:
+        """Say what is awaited: in the bars, or without a terminal in a line.
+
+        `num_downloaded` are bytes of a model that is being downloaded; 0: none is.
+        """
+        for name, task in self._tasks.items():
+            node = None if self._status is None else self._status.node(name)
+            self._bars.update(task, state=state_text(node, num_downloaded) or "ready")
+        text = waiting_text(list(self._tasks), self._status, num_downloaded)
+        if text and not self._console.is_terminal:
+            self._console.print(
+                f"{'pdserve up':<{_NAME_WIDTH}}| {text}", soft_wrap=True, highlight=False
+            )
 
 
 def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of HTTPError
     GatedRepoError,
     HFValidationError,
@@ -54,3 +55,19 @@ def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
     except (HTTPError, OSError) as error:
         raise ConfigError(f"{what} could not be downloaded from the hub: {error}") from error
     return Path(path)
+
+
+def downloaded_bytes(model_id: str, cache: Path | None = None) -> int:
+    """Bytes of a model that is being downloaded, by any process; 0: it is not.
+
+    `cache` is the hub's cache on this machine, by default as `download` uses it.
+    """
+    folder = cache or Path(constants.HF_HUB_CACHE)
+    blobs = [*(folder / f"models--{model_id.replace('/', '--')}" / "blobs").glob("*")]
+    if not any(blob.suffix == ".incomplete" for blob in blobs):
+        return 0
+    sizes = []
+    for blob in blobs:
+        with suppress(FileNotFoundError):  # complete now, under another name
+            sizes.append(blob.stat().st_size)
+    return sum(sizes)

@@ -35,7 +35,7 @@ class Https:
         Raises:
             ConfigError: there is no certificate and key in the directory that fit together.
         """
-        self._contexts = Reloaded(directory, (CERT_FILE, KEY_FILE), _context)
+        self._contexts = Reloaded(directory, (CERT_FILE, KEY_FILE), https_context)
         self._places = places
         self._make_protocol = make_protocol
         self._handshakes: dict[_Handshake, asyncio.Task[None]] = {}
@@ -153,7 +153,8 @@ def _address(transport: asyncio.Transport) -> str:
     return str((transport.get_extra_info("peername") or ("",))[0])
 
 
-def _context(directory: Path) -> ssl.SSLContext:
+def https_context(directory: Path) -> ssl.SSLContext:
+    """TLS with the certificate in a directory. Raises ConfigError: it cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     try:  # without a password it would ask for the one of an encrypted key at the terminal

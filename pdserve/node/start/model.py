@@ -35,9 +35,9 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
-from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
+from pdserve.node.start.sizing import cpu_kv_bytes, sizes_of
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig, Quantization
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.settings.values import parse_bytes
@@ -45,11 +45,6 @@ from pdserve.settings.values import parse_bytes
 log = logging.getLogger(__name__)
 
 WARMUP_TOKENS = 32
-AUTO_KV_BYTES = 4 << 30
-LEAST_BLOCK_TOKENS = 16  # of an automatic block size
-MOST_BLOCK_TOKENS = 64  # likewise
-LEAST_BLOCKS = 64  # of the longest context
-RUN_BYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +134,11 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     log.info("answers end at %s", described(end_tokens(checkpoint)))
-    max_model_len = _max_model_len(engine, model)
     device = named_device(engine.device)
-    dtype = _dtype(engine, model, device)
-    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
-    layout = model.kv_layout(block_size, dtype)
-    if engine.quantization != "none" and device.type != "cpu":
-        raise ConfigError(
-            f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
-            "leave it out, or ask for device cpu"
-        )
+    sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
+    layout, max_model_len = sizes.layout, sizes.max_model_len
     share = _share(engine, model, device)
-    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[dtype], share)
+    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[layout.dtype], share)
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
         most_bytes = len(parts) * max(part.block_bytes for part in parts)
@@ -174,7 +162,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         quantization=engine.quantization,
         attention=engine.attention,
         has_graphs=engine.cuda_graphs,
-        kernels=_kernels(engine, model, dtype) if device.type == "cpu" else None,
+        kernels=_kernels(engine, model, layout.dtype) if device.type == "cpu" else None,
         share=share,
         worst_step=_worst_step(engine),
     )
@@ -182,18 +170,6 @@ def plan_model(config: NodeConfig) -> NodeModel:
 
 def _worst_step(engine: EngineConfig) -> WorstStep:
     return WorstStep(engine.token_budget, engine.max_batch_size)
-
-
-def _dtype(engine: EngineConfig, model: ModelConfig, device: torch.device) -> KvDtype:
-    """Raises ConfigError: this device does not compute in the dtype that is asked for."""
-    if engine.dtype == "auto":
-        return model.default_dtype(device.type)
-    if engine.dtype == "float16" and device.type == "cpu":
-        raise ConfigError(
-            "dtype float16 is for GPUs, and this node computes on a CPU: ask for bfloat16, or for "
-            "float32"
-        )
-    return KvDtype(engine.dtype)
 
 
 def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> HostShare:
@@ -250,20 +226,6 @@ def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> Kernel
         )
     except ValueError as error:
         raise ConfigError(f"kernels {error}") from error
-
-
-def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device, max_model_len: int) -> int:
-    """Tokens per KV block.
-
-    In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
-    faster if these runs are longer; beyond RUN_BYTES it gains little. But prefixes are reused in
-    whole blocks, so the longest context is to have LEAST_BLOCKS of them.
-    """
-    if device.type != "cpu":
-        return LEAST_BLOCK_TOKENS
-    num_tokens = min(RUN_BYTES // (head_dim * dtype.itemsize), max_model_len // LEAST_BLOCKS)
-    power_of_two = 1 << num_tokens.bit_length() >> 1  # kernels process 64 keys at a time
-    return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
 
 
 def packed_cache(engine: EngineConfig, timeouts: NodeTimeouts) -> PackedCache | None:
@@ -368,38 +330,22 @@ def _kv_budget(
 
     Those of other hosts are taken to have as much room as this host's.
     """
-    kv_memory = engine.kv_memory
-    if kv_memory != "auto":
-        budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
-        if device.type == "cpu" and budget_bytes > most_bytes:
-            raise ConfigError(
-                f'kv_memory "{kv_memory}" is more than all memory of this machine or container '
-                f"({most_bytes >> 20}MiB): lower it"
-            )
-        return budget_bytes
-    if device.type == "cuda":
-        devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
-        free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
-        parallelism = share.parallelism
-        first_ranks = range(0, parallelism.num_ranks, parallelism.tensor)
-        stages = [Shard.of_rank(rank, parallelism) for rank in first_ranks]
-        return parallelism.num_ranks * gpu_kv_bytes(
-            free_bytes,
-            all_bytes,
-            engine.kv_utilization,
-            max(weight_bytes(model, dtype, shard) for shard in stages),
-            step_bytes(model, dtype, _worst_step(engine), stages[0], has_graphs=engine.cuda_graphs),
-        )
-    return min(available_bytes() // 4, AUTO_KV_BYTES)
-
-
-def _max_model_len(engine: EngineConfig, model: ModelConfig) -> int:
-    if engine.max_model_len > model.max_model_len:
-        raise ConfigError(
-            f"max_model_len {engine.max_model_len} is more than the model's own "
-            f"{model.max_model_len}"
-        )
-    return engine.max_model_len or model.max_model_len
+    if device.type == "cpu":
+        return cpu_kv_bytes(engine.kv_memory)
+    if engine.kv_memory != "auto":
+        return parse_bytes(engine.kv_memory)
+    devices = [device_of_rank(device, rank) for rank in range(share.num_ranks)]
+    free_bytes, all_bytes = map(min, zip(*map(torch.cuda.mem_get_info, devices), strict=True))
+    parallelism = share.parallelism
+    first_ranks = range(0, parallelism.num_ranks, parallelism.tensor)
+    stages = [Shard.of_rank(rank, parallelism) for rank in first_ranks]
+    return parallelism.num_ranks * gpu_kv_bytes(
+        free_bytes,
+        all_bytes,
+        engine.kv_utilization,
+        max(weight_bytes(model, dtype, shard) for shard in stages),
+        step_bytes(model, dtype, _worst_step(engine), stages[0], has_graphs=engine.cuda_graphs),
+    )
 
 
 def named_device(name: str) -> torch.device:

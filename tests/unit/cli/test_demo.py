@@ -11,8 +11,12 @@ from pdserve.process.exit_codes import StartFailed
 from pdserve.settings.config import CheckpointConfig
 
 
+def unchecked(*_: object) -> None:
+    """These models are behaviours of the stand-ins."""
+
+
 def test_the_demo_asks_shows_the_facts_and_stops_everything(fake_command, capsys):
-    assert demo.run(DemoConfig(deadline_s=30.0), fake_command) == 0
+    assert demo.run(DemoConfig(deadline_s=30.0), fake_command, unchecked) == 0
     out = capsys.readouterr().out
     assert out.startswith("fake-model on a coordinator, a prefill node and a decode node at http:")
     assert out.count("A fake answer.") == len(DemoConfig().prompts)
@@ -23,27 +27,27 @@ def test_the_demo_asks_shows_the_facts_and_stops_everything(fake_command, capsys
 
 def test_one_prompt_of_ones_own(fake_command, capsys):
     config = DemoConfig(prompt="Why, though?", deadline_s=30.0)
-    assert demo.run(config, fake_command) == 0
+    assert demo.run(config, fake_command, unchecked) == 0
     assert capsys.readouterr().out.count("> ") == 1
 
 
 def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capsys):
     config = DemoConfig(checkpoint=CheckpointConfig(model="bad"), deadline_s=30.0)
     with pytest.raises(StartFailed, match="no checkpoint at bad"):
-        demo.run(config, fake_command)
+        demo.run(config, fake_command, unchecked)
     assert "coordinator | the fake coordinator listens" in capsys.readouterr().err
 
 
 def test_the_deadline_is_for_all_of_it(fake_command):
     config = DemoConfig(checkpoint=CheckpointConfig(model="stuck"), deadline_s=1.0)
     with pytest.raises((DeadlineExceeded, StartFailed), match="1 s"):
-        demo.run(config, fake_command)
+        demo.run(config, fake_command, unchecked)
 
 
 def test_processes_that_end_badly_when_stopped_are_a_failure(capsys):
     command = (sys.executable, "-c", "raise SystemExit(5)")
     with pytest.raises(StartFailed) as info:
-        demo.run(DemoConfig(deadline_s=30.0), command)
+        demo.run(DemoConfig(deadline_s=30.0), command, unchecked)
     assert info.value.exit_code == 5
 
 

@@ -23,7 +23,7 @@ import sys
 from pdserve.cli import main, up
 command = sys.argv[1].split("|")
 run = up.run
-up.run = lambda config: run(config, command)
+up.run = lambda config: run(config, command, lambda *_: None)
 sys.exit(main.main(["up", *sys.argv[2:]]))
 """
 

@@ -10,7 +10,8 @@ import torch
 from kv_transfer.handshake import KvIdentity
 from pdserve.errors import ConfigError, LayoutMismatch
 from pdserve.kv_layout import KvDtype
-from pdserve.node.start.model import NodeModel, auto_block_size, packed_cache, plan_model
+from pdserve.node.start.model import NodeModel, packed_cache, plan_model
+from pdserve.node.start.sizing import DeviceType, auto_block_size
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.timeouts import Timeouts
 
@@ -48,7 +49,7 @@ def test_kernels_that_this_cpu_lacks_are_refused() -> None:
 
 def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda:1"):
+    with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda"):
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
 
 
@@ -76,13 +77,13 @@ def test_more_kv_than_the_machine_has_memory_is_refused() -> None:
         (64, KvDtype.BFLOAT16, "cpu", 4096, 64),
         (64, KvDtype.BFLOAT16, "cpu", 2048, 32),
         (64, KvDtype.BFLOAT16, "cpu", 256, 16),
-        (64, KvDtype.BFLOAT16, "cuda:1", 1 << 17, 16),
+        (64, KvDtype.BFLOAT16, "cuda", 1 << 17, 16),
     ],
 )
 def test_a_cpu_reads_kv_in_long_runs(
-    head_dim: int, dtype: KvDtype, device: str, max_model_len: int, block_size: int
+    head_dim: int, dtype: KvDtype, device: DeviceType, max_model_len: int, block_size: int
 ) -> None:
-    assert auto_block_size(head_dim, dtype, torch.device(device), max_model_len) == block_size
+    assert auto_block_size(head_dim, dtype, device, max_model_len) == block_size
 
 
 def test_a_block_size_that_is_named_is_taken() -> None:

@@ -1,0 +1,28 @@
+"""What is known of a coordinator's settings without its model; `pdserve up` asks, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from coordinator.api.server.https import https_context
+from coordinator.tenants.opening import open_keys
+from pdserve.clock import SystemClock
+from pdserve.errors import ConfigError
+from pdserve.settings.config import ONE_POOL, CoordinatorConfig
+from pdserve.slo import ServiceClasses, parse_slo_classes
+
+
+def check_front(config: CoordinatorConfig) -> ServiceClasses:
+    """Check what can be known now; return the service classes.
+
+    Raises:
+        ConfigError: settings contradict each other, or a file that they name cannot be used.
+    """
+    if config.routing.rebalance and config.mode in ONE_POOL:
+        raise ConfigError(f"--rebalance needs two pools: leave it out with --mode {config.mode}")
+    classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
+    open_keys(config, classes.by_name, os.environ, SystemClock())
+    if config.access.https_dir:
+        https_context(Path(config.access.https_dir))
+    return classes

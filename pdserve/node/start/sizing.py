@@ -1,0 +1,137 @@
+"""What a node's memory is divided into, as known from settings and config.json. No torch here.
+
+So `pdserve up` refuses what no node could load, before it starts one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.errors import ConfigError
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.memory.meminfo import available_bytes, total_bytes
+from pdserve.settings.config import EngineConfig
+from pdserve.settings.values import parse_bytes
+
+DeviceType = Literal["cpu", "cuda"]
+
+AUTO_KV_BYTES: Final = 4 << 30
+LEAST_BLOCK_TOKENS: Final = 16  # of an automatic block size
+MOST_BLOCK_TOKENS: Final = 64  # likewise
+LEAST_BLOCKS: Final = 64  # of the longest context
+RUN_BYTES: Final = 8 << 10
+_INT8_SHARE: Final = 0.5  # of the bytes in bfloat16; embeddings are not quantized, and count less
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a node is to serve, and how much of it at a time."""
+
+    layout: KvLayout
+    max_model_len: int  # prompt and output tokens
+
+
+def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Sizes:
+    """Resolve what is "auto" in the settings of the model's arithmetic.
+
+    Raises:
+        ConfigError: the model, or this kind of device, does not do what is asked for.
+    """
+    if engine.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len {engine.max_model_len} is more than the model's own "
+            f"{model.max_model_len}"
+        )
+    max_model_len = engine.max_model_len or model.max_model_len
+    dtype = _dtype(engine, model, device)
+    if engine.quantization != "none" and device != "cpu":
+        raise ConfigError(
+            f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
+            "leave it out, or ask for device cpu"
+        )
+    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
+    return Sizes(model.kv_layout(block_size, dtype), max_model_len)
+
+
+def _dtype(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> KvDtype:
+    """Raises ConfigError: this device does not compute in the dtype that is asked for."""
+    if engine.dtype == "auto":
+        return model.default_dtype(device)
+    if engine.dtype == "float16" and device == "cpu":
+        raise ConfigError(
+            "dtype float16 is for GPUs, and this node computes on a CPU: ask for bfloat16, or for "
+            "float32"
+        )
+    return KvDtype(engine.dtype)
+
+
+def auto_block_size(head_dim: int, dtype: KvDtype, device: DeviceType, max_model_len: int) -> int:
+    """Tokens per KV block.
+
+    In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
+    faster if these runs are longer; beyond RUN_BYTES it gains little. But prefixes are reused in
+    whole blocks, so the longest context is to have LEAST_BLOCKS of them.
+    """
+    if device != "cpu":
+        return LEAST_BLOCK_TOKENS
+    num_tokens = min(RUN_BYTES // (head_dim * dtype.itemsize), max_model_len // LEAST_BLOCKS)
+    power_of_two = 1 << num_tokens.bit_length() >> 1  # kernels process 64 keys at a time
+    return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
+
+
+def cpu_kv_bytes(kv_memory: str, root: Path = Path("/")) -> int:
+    """Bytes of a CPU's KV pool, whose pages cost nothing until they are used.
+
+    Raises:
+        ConfigError: no size, or more than all memory of the machine whose files are in `root`.
+    """
+    if kv_memory == "auto":
+        return min(available_bytes(root) // 4, AUTO_KV_BYTES)
+    budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes(root)
+    if budget_bytes > most_bytes:
+        raise ConfigError(
+            f'kv_memory "{kv_memory}" is more than all memory of this machine or container '
+            f"({most_bytes >> 20}MiB): lower it"
+        )
+    return budget_bytes
+
+
+def check_memory(
+    engine: EngineConfig, model: ModelConfig, stored_bytes: int, root: Path = Path("/")
+) -> None:
+    """Check that the memory holds the weights, and the KV of one request of the longest.
+
+    Args:
+        engine: of a node that computes on this machine's CPU.
+        model: that it is to serve.
+        stored_bytes: size of its weight files; 0: unknown.
+        root: where the machine's files are.
+
+    Raises:
+        ConfigError, KvBudgetTooSmall: it does not; with the numbers.
+    """
+    sizes = sizes_of(engine, model, "cpu")
+    kv_bytes = cpu_kv_bytes(engine.kv_memory, root)
+    sizes.layout.blocks_in_budget(kv_bytes, sizes.max_model_len)
+    stored_itemsize = 4 if model.stored_dtype == KvDtype.FLOAT32 else 2
+    as_loaded = stored_bytes * sizes.layout.dtype.itemsize // stored_itemsize
+    if engine.quantization == "int8":
+        as_loaded = int(stored_bytes * 2 / stored_itemsize * _INT8_SHARE)
+    if engine.kv_memory == "auto":
+        kv_bytes = 0  # it takes what there is
+    as_loaded //= 1 + len(engine.rank_hosts)  # which share them out
+    most_bytes = total_bytes(root)
+    if as_loaded + kv_bytes > most_bytes:
+        kv = f" and kv_memory {_gib(kv_bytes)}" if kv_bytes else ""
+        raise ConfigError(
+            f"weights take {_gib(as_loaded)} in {sizes.layout.dtype}{kv}, and this machine or "
+            f"container has {_gib(most_bytes)}: take a smaller model, --quantization int8, or less "
+            "--kv-memory"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g} GiB"
