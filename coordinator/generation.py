@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from coordinator.tracing.call_span import CallSpan
-from pdserve.protocol import SamplingParams, Slo, TokenEvent, TokenLogprobs
+from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus
 
 
@@ -21,11 +21,10 @@ class GenerationRequest:
     """One token stream to generate; knows nothing of text, HTTP or nodes."""
 
     request_id: str  # made by the coordinator, unique among all requests
-    token_ids: list[int]  # the prompt; never empty
+    prompt: Prompt  # never empty
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if it is claimable
-    cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`
     is_claimable: bool = False  # made under a key: another coordinator would give it the same id
@@ -35,9 +34,9 @@ class GenerationRequest:
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
 
     @property
-    def context(self) -> list[int]:
-        """The tokens whose KV is needed before the next one can be sampled."""
-        return self.token_ids + self.output_token_ids if self.output_token_ids else self.token_ids
+    def context(self) -> Prompt:
+        """The prompt and the output: their KV is needed before the next token can be sampled."""
+        return self.prompt.then(self.output_token_ids)
 
     @property
     def traceparent(self) -> str:

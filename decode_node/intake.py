@@ -71,7 +71,7 @@ class Intake:
 
     def expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
         """Make the request of a leg that has just arrived, without KV or token 1 yet."""
-        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
+        sources = [PrefixSource(node=source, num_tokens=leg.prompt.num_tokens)]
         request = request_of(leg, self._clock.now(), sources)
         request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
         return request
@@ -89,7 +89,7 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
-        prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
+        prefix = Prefix(request.prompt, request.block_hashes)
         async with self._preparation.beside(request, prefix) as preparing:
             session = await self._sessions.get(source)
             is_follower = prompt_id in self._turns

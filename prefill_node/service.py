@@ -78,7 +78,7 @@ class PrefillNode:
         request.siblings = [
             Request(
                 request_id=sibling.request_id,
-                prompt_token_ids=leg.token_ids,
+                prompt=leg.prompt,
                 sampling=replace(leg.sampling, seed=sibling.seed, prompt_logprobs=None),
                 lifecycle=request.lifecycle,  # they share its prefill
                 leg_token_limit=1,

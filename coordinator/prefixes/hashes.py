@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
-from pdserve.block_hash import iter_hashes
+from pdserve.protocol import Prompt
+
+_EMPTY = Prompt([])
 
 
 class HashChain:
     """The hashes of a prompt's full blocks of one size, computed lazily."""
 
-    def __init__(self, token_ids: Sequence[int], block_size: int, salt: str) -> None:
-        self.num_blocks = len(token_ids) // block_size
+    def __init__(self, prompt: Prompt, block_size: int) -> None:
+        self.num_blocks = prompt.num_tokens // block_size
         self._known: list[bytes] = []
-        self._more: Iterator[bytes] = iter_hashes(token_ids, block_size, salt)
+        self._more: Iterator[bytes] = prompt.iter_hashes(block_size)
 
     def known(self, num_blocks: int) -> list[bytes]:
         """Return the hashes of at least the first `num_blocks` blocks (up to `self.num_blocks`)."""
@@ -27,16 +29,15 @@ class HashChain:
 class PromptHashes:
     """The hash chains of one prompt, one per block size that members use."""
 
-    def __init__(self, token_ids: Sequence[int], salt: str, *, is_reusable: bool = True) -> None:
+    def __init__(self, prompt: Prompt, *, is_reusable: bool = True) -> None:
         """Without `is_reusable` there are no hashes: the prompt is computed in full."""
-        self.num_tokens = len(token_ids)
-        self._token_ids = token_ids if is_reusable else ()
-        self._salt = salt
+        self.num_tokens = prompt.num_tokens
+        self._prompt = prompt if is_reusable else _EMPTY
         self._chains: dict[int, HashChain] = {}
 
     def chain(self, block_size: int) -> HashChain:
         """Return the chain for this block size."""
         chain = self._chains.get(block_size)
         if chain is None:
-            chain = self._chains[block_size] = HashChain(self._token_ids, block_size, self._salt)
+            chain = self._chains[block_size] = HashChain(self._prompt, block_size)
         return chain

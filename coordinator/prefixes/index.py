@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from coordinator.nodes.registry import Member
 from coordinator.prefixes.hashes import HashChain, PromptHashes
-from pdserve.block_hash import HASH_BYTES
 from pdserve.errors import MalformedMessage
 from pdserve.protocol import KvEvents, KvTier, PrefixSource
+from pdserve.protocol.prompt import HASH_BYTES
 
 MAX_SOURCES = 3
 _MAX_STRIDE = 64  # blocks; hashes beyond the last hit are computed in vain

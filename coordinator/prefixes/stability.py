@@ -15,9 +15,11 @@ wrong count.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+
+from pdserve.protocol import Prompt
 
 NUM_BLOCKS = 64  # examined at the beginning of each prompt
 PLACE_BITS = 18
@@ -92,9 +94,8 @@ class PrefixStability:
 
     def observe(
         self,
-        token_ids: Sequence[int],
+        prompt: Prompt,
         block_size: int,
-        cache_salt: str,
         num_cached: int,
         now_s: float,
     ) -> Break | None:
@@ -107,17 +108,17 @@ class PrefixStability:
         self._next_s = now_s + MIN_GAP_S
         if self._window.num_prompts >= WINDOW_PROMPTS:
             self._former, self._window = self._window, _Window()
-        prompt = _Prompt(token_ids, block_size, cache_salt)
-        found = self._find_break(prompt, num_cached // block_size)
-        self._seen.update(prompt.hashes)
+        beginning = _Beginning(prompt, block_size)
+        found = self._find_break(beginning, num_cached // block_size)
+        self._seen.update(beginning.hashes)
         self._window.num_prompts += 1
-        self._window.num_tokens += len(token_ids)
+        self._window.num_tokens += prompt.num_tokens
         if found is not None:
             lost = self._window.lost
             lost[found.at_token] = lost.get(found.at_token, 0) + found.num_tokens
         return found
 
-    def _find_break(self, prompt: _Prompt, first_block: int) -> Break | None:
+    def _find_break(self, prompt: _Beginning, first_block: int) -> Break | None:
         hashes, seen = prompt.hashes, self._seen
         broken = first_block
         while broken < len(hashes) and hashes[broken] in seen:
@@ -127,7 +128,7 @@ class PrefixStability:
         size = prompt.block_size
         return Break(broken * size, num_lost * size) if num_lost else None
 
-    def _num_moved(self, prompt: _Prompt, broken: int) -> int:
+    def _num_moved(self, prompt: _Beginning, broken: int) -> int:
         """Count blocks after the broken one that were seen before, shifted by less than a block."""
         for index in range(broken + 1, min(broken + 1 + PROBED_BLOCKS, len(prompt.hashes))):
             around = prompt.hashes_around(index)
@@ -143,13 +144,13 @@ class PrefixStability:
         return lost
 
 
-class _Prompt:
+class _Beginning:
     """The beginning of a prompt, as hashes of full blocks by content and position (no parent)."""
 
-    def __init__(self, token_ids: Sequence[int], block_size: int, cache_salt: str) -> None:
+    def __init__(self, prompt: Prompt, block_size: int) -> None:
         self.block_size = block_size
-        self._token_ids = tuple(token_ids[: NUM_BLOCKS * block_size])
-        self._namespace = hash((cache_salt, block_size))
+        self._token_ids = tuple(prompt.token_ids[: NUM_BLOCKS * block_size])
+        self._namespace = hash((prompt.root, block_size))
         self.hashes = self.hashes_from(0, 0)
 
     def hashes_from(self, index: int, shift: int) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from coordinator.prefixes.stability import PrefixStability
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Prompt
 from pdserve.protocol.status import PrefixStatus
 
 
@@ -20,20 +19,16 @@ class PrefixWatch:
         self._num_tokens = 0
         self._num_cached = 0
 
-    def prefilled(
-        self, token_ids: Sequence[int], block_size: int, cache_salt: str, num_cached: int
-    ) -> None:
+    def prefilled(self, prompt: Prompt, block_size: int, num_cached: int) -> None:
         """Record a prefilled prompt of which the first `num_cached` tokens were cached."""
-        metrics, num_tokens = self._metrics, len(token_ids)
+        metrics, num_tokens = self._metrics, prompt.num_tokens
         self._num_tokens += num_tokens
         self._num_cached += num_cached
         metrics.cached_tokens.inc(num_cached)
         # The last token is always computed, and with it the whole of its block.
         if num_cached < (num_tokens - 1) // block_size * block_size:
             metrics.prefix_break.observe(num_cached)
-        change = self._stability.observe(
-            token_ids, block_size, cache_salt, num_cached, self._clock.now()
-        )
+        change = self._stability.observe(prompt, block_size, num_cached, self._clock.now())
         if change is not None:
             metrics.prefix_unstable_position.observe(change.at_token)
             metrics.prefix_unstable_tokens.inc(change.num_tokens)

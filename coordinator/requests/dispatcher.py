@@ -76,7 +76,7 @@ class Dispatcher:
         Raises:
             NoNodeAvailable: it cannot be sent now.
         """
-        placement = self.place(running.request, running.prompt)
+        placement = self.place(running.request, running.hashes)
         self.dispatch(running, placement, left_of(slo, running.slo_left(self._clock.now())))
 
     @property
@@ -103,8 +103,7 @@ class Dispatcher:
         target.send(
             Prefetch(
                 request_id=request.request_id,
-                token_ids=request.context,
-                cache_salt=request.cache_salt,
+                prompt=request.context,
                 prefix_sources=self._router.prefix_sources(placement, target),
             )
         )
@@ -114,7 +113,7 @@ class Dispatcher:
         assert running.dispatch is not None
         slo = running.dispatch.slo
         self.withdraw(running, _MOVES)
-        placement = self._router.place_on(running.request, running.prompt, target)
+        placement = self._router.place_on(running.request, running.hashes, target)
         self.dispatch(running, placement, self.slo_left(running, slo))
 
     def slo_left(self, running: RunningRequest, admitted: Slo) -> Slo:

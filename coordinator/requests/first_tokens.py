@@ -36,10 +36,7 @@ class FirstTokens:
         request, now_s = running.request, self._clock.now()
         if request.sampling.reuses_prefix and not dispatch.booking.placement.shares_prefill:
             self._prefix_watch.prefilled(
-                request.token_ids,
-                sender.hello.layout.block_size,
-                request.cache_salt,
-                event.cached_tokens,
+                request.prompt, sender.hello.layout.block_size, event.cached_tokens
             )
         shown = partial(self._shown, running.request_id, dispatch)
         hold_s = dispatch.held_until_s - now_s

@@ -182,12 +182,12 @@ class Flow:
         self._check_length(request)
         self._resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix
-        prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
+        hashes = PromptHashes(request.prompt, is_reusable=is_reusable)
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
         decision: Decision
         try:
-            placement = self._dispatcher.place(request, prompt)
+            placement = self._dispatcher.place(request, hashes)
         except NoNodeAvailable:
             if not self._waits_for_nodes:
                 raise
@@ -204,10 +204,10 @@ class Flow:
             name = request.slo.name
             self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()
             raise decision.error
-        answers = [RunningRequest(r, prompt, now_s, deadline_s, self._ended) for r in requests]
+        answers = [RunningRequest(r, hashes, now_s, deadline_s, self._ended) for r in requests]
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
-        self._metrics.prompt_tokens.inc(len(request.token_ids))
+        self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
         if isinstance(decision, Wait):
             slo = self._admission.wait(running.request_id, running, request.slo, now_s)
         elif request.is_claimable:
@@ -238,7 +238,7 @@ class Flow:
     def _dispatch_new(self, running: RunningRequest, slo: Slo) -> None:
         """Send a request that was admitted some time ago, with its siblings."""
         try:
-            placement = self._dispatcher.place(running.request, running.prompt)
+            placement = self._dispatcher.place(running.request, running.hashes)
         except NoNodeAvailable as error:
             self._resumes.postpone(running, slo, error)
             return
@@ -315,10 +315,10 @@ class Flow:
 
     def _check_length(self, request: GenerationRequest) -> None:
         limit = self.max_model_len
-        wanted = len(request.token_ids) + request.sampling.max_tokens
+        wanted = request.prompt.num_tokens + request.sampling.max_tokens
         if limit is not None and wanted > limit:
             raise ContextLengthExceeded(
-                f"{len(request.token_ids)} prompt tokens and max_tokens "
+                f"{request.prompt.num_tokens} prompt tokens and max_tokens "
                 f"{request.sampling.max_tokens} make {wanted}; this model's limit is {limit}"
             )
 
@@ -358,7 +358,7 @@ class Flow:
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
         if running.dispatch is not None:
             self._observe_revision(running.journey, running.dispatch.booking.placement.revision)
-        self._on_ended(running.journey, running.prompt)
+        self._on_ended(running.journey, running.hashes)
 
     def _observe_revision(self, journey: Journey, revision: str) -> None:
         """Record how a revision's nodes served a request, for who compares it with another."""

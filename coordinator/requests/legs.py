@@ -68,9 +68,8 @@ def _prefill_leg(
 ) -> PrefillLeg:
     return PrefillLeg(
         request_id=request.request_id,
-        token_ids=request.token_ids,
+        prompt=request.prompt,
         sampling=request.sampling,
-        cache_salt=request.cache_salt,
         handoff=placement.decode is not None,
         prefix_sources=router.prefix_sources(placement, prefill),
         slo=slo,
@@ -86,9 +85,8 @@ def _decode_leg(
         sampling = structs.replace(sampling, prompt_logprobs=None)
     return DecodeLeg(
         request_id=request.request_id,
-        token_ids=request.token_ids,
+        prompt=request.prompt,
         sampling=sampling,
-        cache_salt=request.cache_salt,
         source=prefill.address_for(decode) if prefill is not None else None,
         prefix_sources=[] if prefill is not None else router.prefix_sources(placement, decode),
         slo=slo,

@@ -44,7 +44,7 @@ class LineKeeper:
         line = self._admission.line
         while (running := self._next()) is not None:
             try:
-                placement = self._dispatcher.place(running.request, running.prompt)
+                placement = self._dispatcher.place(running.request, running.hashes)
             except NoNodeAvailable:
                 return  # the request waits for a node to return, until its deadline
             now_s = self._clock.now()

@@ -44,4 +44,4 @@ class Quarantine:
 
 
 def _key(request: GenerationRequest) -> bytes:
-    return blake2b(msgspec.msgpack.encode(request.token_ids), digest_size=16).digest()
+    return blake2b(msgspec.msgpack.encode(request.prompt.token_ids), digest_size=16).digest()

@@ -188,7 +188,7 @@ class Resumes:
                 continue
             running = self._waiting[request_id]
             try:
-                placement = self._dispatcher.place(running.request, running.prompt)
+                placement = self._dispatcher.place(running.request, running.hashes)
             except NoNodeAvailable:
                 continue  # it waits for one
             del self._waiting[request_id]

@@ -80,7 +80,7 @@ class Successor:
     """The leg that is to take a stream over from the node where it still runs."""
 
     request: GenerationRequest
-    prompt: PromptHashes
+    hashes: PromptHashes
     dispatch: Dispatch
     timer: asyncio.TimerHandle  # after which it is not waited for any longer
 
@@ -98,7 +98,7 @@ class RunningRequest:
     def __init__(
         self,
         request: GenerationRequest,
-        prompt: PromptHashes,
+        hashes: PromptHashes,
         started_s: float,
         deadline_s: float,
         on_end: Callable[[RunningRequest, bool], None],
@@ -115,11 +115,11 @@ class RunningRequest:
         self.request = request
         if self._life:
             self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
-        self.prompt = prompt  # kept: a waiting request is placed repeatedly
+        self.hashes = hashes  # kept: a waiting request is placed repeatedly
         self.journey = Journey(
             request.request_id,
             request.slo.name,
-            len(request.token_ids),
+            request.prompt.num_tokens,
             started_s - request.waited_s,
             started_s,
             span=request.span,
@@ -236,7 +236,7 @@ class RunningRequest:
         self._tell_nodes(dispatch, reason)
         dispatch.booking.end(by_itself=False)
         self._early.clear()
-        self.request, self.prompt = self.rest()
+        self.request, self.hashes = self.rest()
         self._num_attempts += 1
         self.num_interruptions += 1
 
@@ -249,7 +249,7 @@ class RunningRequest:
         assert dispatch is not None, "only what runs can be taken over"
         assert successor is not None, "nobody takes it over"
         dispatch.booking.end(by_itself=False)
-        self.request, self.prompt = successor.request, successor.prompt
+        self.request, self.hashes = successor.request, successor.hashes
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
@@ -263,7 +263,7 @@ class RunningRequest:
         if event.finish_reason is not None:
             self._leave(by_itself=True)
             return
-        self.request, self.prompt = self.rest()
+        self.request, self.hashes = self.rest()
         self._num_attempts += 1
         self.num_interruptions += 1
 
@@ -280,13 +280,13 @@ class RunningRequest:
             output_logprobs=list(self._logprobs),
         )
         is_reusable = sampling.reuses_prefix
-        return request, PromptHashes(request.context, request.cache_salt, is_reusable=is_reusable)
+        return request, PromptHashes(request.context, is_reusable=is_reusable)
 
     def begin_successor(self, dispatch: Dispatch, timer: asyncio.TimerHandle) -> Successor:
         """Have another leg take its stream over; the id of a leg is never used again."""
-        request, prompt = self.rest()
+        request, hashes = self.rest()
         self._num_attempts += 1
-        self.successor = Successor(request, prompt, dispatch, timer)
+        self.successor = Successor(request, hashes, dispatch, timer)
         return self.successor
 
     def end(self, error: PdserveError) -> None:

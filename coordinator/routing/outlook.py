@@ -44,7 +44,7 @@ class Outlook:
         self.request = request
         self.hits = hits
         self.now_s = now_s
-        self.num_tokens = len(request.token_ids) + len(request.output_token_ids)
+        self.num_tokens = request.prompt.num_tokens + len(request.output_token_ids)
         left = books.lengths.remaining(request.sampling, len(request.output_token_ids))
         self.output_tokens = max(round(left), 1)
         self.num_gaps = max(self.output_tokens - 1, 1)

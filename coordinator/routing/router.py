@@ -90,7 +90,7 @@ class Router:
             NoNodeAvailable: a pool that is needed has no ready node, or KV cannot move from one
                 to the other; says which.
         """
-        return self.place_hashed(request, PromptHashes(request.context, request.cache_salt))
+        return self.place_hashed(request, PromptHashes(request.context))
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""

@@ -26,7 +26,7 @@ from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.errors import NodeSick
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import Prompt, SamplingParams
 
 
 class ModelRunner:
@@ -203,7 +203,7 @@ class ModelRunner:
         assert num_blocks <= self._kv_cache.num_blocks, "a warmup fits into the pool"
         request = Request(
             request_id="warmup",
-            prompt_token_ids=[0] * num_tokens,
+            prompt=Prompt([0] * num_tokens),
             sampling=SamplingParams(temperature=0.0),
             lifecycle=Lifecycle(received_s=0.0),
             block_table=list(range(num_blocks)),

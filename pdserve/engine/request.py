@@ -12,12 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pdserve.block_hash import extend_hashes
 from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.row_edits import RowEdits, follows_tokens
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
-from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
+from pdserve.protocol import FinishReason, PrefixSource, Prompt, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +29,9 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: Prompt
     sampling: SamplingParams
     lifecycle: Lifecycle
-    cache_salt: str = ""
     grammar: CompiledGrammar | None = None  # of `sampling.grammar`; set before it is submitted
     allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
     edits: RowEdits | None = None  # what changes its logits; made when it is first sampled
@@ -56,11 +54,13 @@ class Request:
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
     siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
+    prompt_token_ids: list[int] = field(init=False)  # the prompt's: read for each row of a step
     prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
     follows_tokens: bool = field(init=False)  # as row_edits.follows_tokens
 
     def __post_init__(self) -> None:
         """Set up what depends on other fields."""
+        self.prompt_token_ids = self.prompt.token_ids
         self.prompt_work = PromptWork.of(self.sampling, len(self.prompt_token_ids))
         self.follows_tokens = follows_tokens(self.sampling)
 
@@ -160,7 +160,7 @@ class Request:
 
     def extend_hashes(self, num_tokens: int, block_size: int) -> None:
         """Extend `block_hashes` to cover the full blocks of the first `num_tokens` tokens."""
-        extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt)
+        self.prompt.extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size)
 
 
 class Scheduled(NamedTuple):

@@ -151,10 +151,9 @@ class Services:
 
         request = Request(
             request_id=message.request_id,
-            prompt_token_ids=message.token_ids,
+            prompt=message.prompt,
             sampling=SamplingParams(),
             lifecycle=Lifecycle(received_s=self._parts.clock.now()),
-            cache_salt=message.cache_salt,
         )
         self._parts.preparation.prefetch(request, message.prefix_sources, over)
 
@@ -293,7 +292,7 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         InvalidRequest: its id is in use, or it makes no sense for this model.
         MalformedMessage: its log-probabilities make no sense.
     """
-    num_tokens, max_model_len = len(leg.token_ids), parts.max_model_len
+    num_tokens, max_model_len = leg.prompt.num_tokens, parts.max_model_len
     if parts.state() is NodeState.LOADING:
         raise NoNodeAvailable("a node is still loading its model: try again shortly")
     known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)
@@ -311,7 +310,7 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         )
     if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
         raise InvalidRequest("a request without output cannot have several answers")
-    token_ids = leg.token_ids
+    token_ids = leg.prompt.token_ids
     if isinstance(leg, DecodeLeg) and leg.output_logprobs is not None:
         leg.output_logprobs.check()
     if isinstance(leg, DecodeLeg) and leg.output_token_ids:

@@ -27,10 +27,9 @@ def request_of(
     emitted = leg.output_token_ids if isinstance(leg, DecodeLeg) else []
     return Request(
         request_id=leg.request_id,
-        prompt_token_ids=leg.token_ids,
+        prompt=leg.prompt,
         sampling=leg.sampling,
         lifecycle=Lifecycle(received_s=now_s),
-        cache_salt=leg.cache_salt,
         leg_token_limit=1 if isinstance(leg, PrefillLeg) else None,
         targets=Targets.of(leg.slo, now_s),
         prefix_sources=list(prefix_sources),

@@ -3,6 +3,7 @@
     requests.py   sampling parameters and promises of a request
     nodes.py      coordinator <-> node: identity, state and load of a node
     costs.py      node -> coordinator: what its steps and pulls cost
+    prompt.py     what a request's KV is computed from
     legs.py       coordinator <-> node: the legs of a request, and their tokens
     scores.py     node -> coordinator: log-probabilities of a prompt
     session.py    node <-> node: handoffs and prefixes
@@ -54,6 +55,7 @@ from pdserve.protocol.nodes import (
     TransportReach,
     Welcome,
 )
+from pdserve.protocol.prompt import Prompt
 from pdserve.protocol.requests import (
     BadWord,
     FinishReason,
@@ -113,6 +115,7 @@ __all__ = [
     "PrefixAnswer",
     "PrefixQuery",
     "PrefixSource",
+    "Prompt",
     "PromptLogprobs",
     "PullerHello",
     "Renew",

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import NodeAddress
+from pdserve.protocol.prompt import Prompt
 from pdserve.protocol.requests import FinishReason, SamplingParams, Slo, TokenLogprobs
 from pdserve.protocol.scores import PromptLogprobs
 
@@ -62,9 +63,8 @@ class PrefillLeg(Message, frozen=True):
     """
 
     request_id: str
-    token_ids: list[int]
+    prompt: Prompt
     sampling: SamplingParams
-    cache_salt: str = ""
     handoff: bool = True  # False: the request ends with token 1, or before it; nothing is pulled
     prefix_sources: list[PrefixSource] = []  # longest first; the node decides whether to use them
     slo: Slo = Slo()
@@ -88,9 +88,8 @@ class DecodeLeg(Message, frozen=True):
     """
 
     request_id: str
-    token_ids: list[int]
+    prompt: Prompt
     sampling: SamplingParams
-    cache_salt: str = ""
     source: NodeAddress | None = None
     prefix_sources: list[PrefixSource] = []  # for a prompt that is computed here
     slo: Slo = Slo()
@@ -120,8 +119,7 @@ class Prefetch(Message, frozen=True):
     """
 
     request_id: str
-    token_ids: list[int]  # prompt and output so far
-    cache_salt: str = ""
+    prompt: Prompt  # with the output so far
     prefix_sources: list[PrefixSource] = []
 
 

@@ -1,4 +1,4 @@
-"""The base class of all messages."""
+"""The base classes of all messages."""
 
 from __future__ import annotations
 
@@ -7,3 +7,10 @@ import msgspec
 
 class Message(msgspec.Struct, frozen=True):
     """Base of every message. Immutable."""
+
+
+class Inline(msgspec.Struct, frozen=True):
+    """Base of values that several messages have, and that is none itself.
+
+    On the wire its fields stand among those of the message.
+    """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.protocol import Slo
+from pdserve.protocol import Prompt, Slo
 
 MOST_OUTPUT = 2048  # tokens
 NO_PROMISE = Slo()
@@ -17,11 +16,10 @@ class Call:
 
     call_id: str
     at_s: float
-    token_ids: Sequence[int]  # the prompt
+    prompt: Prompt  # its tokens may be those of a `KnownPrompt`
     num_output: int
     slo: Slo = NO_PROMISE
     most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
-    cache_salt: str = ""
     kind: str = ""
     after: str = ""  # id of the call whose end it waits for; empty: none
     think_s: float = 0.0  # from that end until it arrives

@@ -177,7 +177,7 @@ class Cluster:
         Without `prefill` the decode node prefills; `slo` gives the targets counted from now, and
         `flows` is that of DecodeLeg.
         """
-        token = SampledToken(call.token_ids[-1])
+        token = SampledToken(call.prompt.token_ids[-1])
         journey = _Journey(self._outcomes[call.call_id], decode, token)
         self._journeys[call.call_id] = journey
         now_s = self.events.now_s

@@ -7,7 +7,6 @@ real ones do: KV events at once, their load at every heartbeat.
 from __future__ import annotations
 
 from math import inf
-from typing import cast
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
@@ -171,8 +170,7 @@ class Coordinator:
     def _request(self, call: Call) -> GenerationRequest:
         return GenerationRequest(
             request_id=call.call_id,
-            token_ids=cast("list[int]", call.token_ids),
-            cache_salt=call.cache_salt,
+            prompt=call.prompt,
             sampling=SamplingParams(max_tokens=call.max_tokens),
             slo=call.slo,
         )

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import cast, overload
 
 from coordinator.prefixes.hashes import HashChain, PromptHashes
-from pdserve.block_hash import HASH_BYTES
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Lifecycle, Targets
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import Prompt, SamplingParams
+from pdserve.protocol.prompt import HASH_BYTES
 from pdserve.simulation.call import Call
 
 STOP_TOKEN = -1  # no prompt has it
+_NO_TOKENS = Prompt([])
 _OWN = 1 << 62  # added to the number of a prompt, so that it is no trace's block id
 
 
@@ -58,6 +59,11 @@ class KnownPrompt(Sequence[int]):
             return [self._id_at(at) for at in range(*index.indices(self._num_tokens))]
         return self._id_at(range(self._num_tokens)[index])
 
+    @property
+    def as_prompt(self) -> Prompt:
+        """This in place of the tokens of a prompt."""
+        return Prompt(cast("list[int]", self))
+
     def hashes(self, block_size: int) -> list[bytes]:
         """Return the hashes of the full blocks of this size."""
         if self._hashes[0] != block_size:
@@ -97,53 +103,56 @@ class KnownHashes(PromptHashes):
     """The hashes of a known prompt, as the router asks for them."""
 
     def __init__(self, prompt: KnownPrompt) -> None:
-        super().__init__((), "")
+        super().__init__(_NO_TOKENS)
         self.num_tokens = len(prompt)
-        self._prompt = prompt
+        self._known = prompt
 
     def chain(self, block_size: int) -> HashChain:
         """As PromptHashes.chain."""
-        return _KnownChain(self._prompt.hashes(block_size), block_size)
+        return _KnownChain(self._known.hashes(block_size), block_size)
 
 
 class _KnownChain(HashChain):
     def __init__(self, hashes: list[bytes], block_size: int) -> None:
-        super().__init__((), block_size, "")
+        super().__init__(_NO_TOKENS, block_size)
         self.num_blocks = len(hashes)
         self._known = hashes
 
 
 def hashes_of(call: Call) -> PromptHashes:
     """Return the hashes of a call's prompt, as the router asks for them."""
-    prompt = call.token_ids
-    if isinstance(prompt, KnownPrompt):
-        return KnownHashes(prompt)
-    return PromptHashes(prompt, call.cache_salt)
+    known = _known(call)
+    return PromptHashes(call.prompt) if known is None else KnownHashes(known)
 
 
 def request_of(
     call: Call, targets: Targets, now_s: float, leg_token_limit: int | None = None
 ) -> Request:
     """Return the engine's request for a call; `leg_token_limit` is 1 for a prefill leg."""
-    prompt = call.token_ids
+    known = _known(call)
     sampling = SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN])
     lifecycle = Lifecycle(received_s=now_s)
-    if isinstance(prompt, KnownPrompt):
+    if known is not None:
         return KnownRequest(
             request_id=call.call_id,
-            prompt_token_ids=cast("list[int]", range(len(prompt))),  # only its length counts
+            prompt=Prompt(cast("list[int]", range(len(known)))),  # only its length counts
             sampling=sampling,
             lifecycle=lifecycle,
             leg_token_limit=leg_token_limit,
             targets=targets,
-            known=prompt,
+            known=known,
         )
     return Request(
         request_id=call.call_id,
-        prompt_token_ids=list(prompt),
+        prompt=call.prompt,
         sampling=sampling,
-        cache_salt=call.cache_salt,
         lifecycle=lifecycle,
         leg_token_limit=leg_token_limit,
         targets=targets,
     )
+
+
+def _known(call: Call) -> KnownPrompt | None:
+    """The known prompt of a call; None: it has tokens."""
+    tokens: object = call.prompt.token_ids
+    return tokens if isinstance(tokens, KnownPrompt) else None

@@ -1,7 +1,8 @@
 """Converts messages between `pdserve/protocol` and protobuf, field by field of the same name.
 
 Codecs are built once per struct from its annotations, so a new field takes one line in the struct
-and one in the .proto file; a test fails if one is missing.
+and one in the .proto file; a test fails if one is missing. The fields of an `Inline` struct stand
+among those of the message.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from google.protobuf.message import Message as ProtoMessage
 
 from pdserve.errors import MalformedMessage
+from pdserve.protocol.message import Inline
 
 S = TypeVar("S", bound=msgspec.Struct)
 P = TypeVar("P", bound=ProtoMessage)
@@ -133,6 +135,10 @@ def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
+def _is_inline(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Inline)
+
+
 def _writer(name: str, hint: Any) -> _Writer:
     inner, optional = _without_none(hint)
     write = _plain_writer(name, inner)
@@ -148,6 +154,8 @@ def _writer(name: str, hint: Any) -> _Writer:
 
 def _plain_writer(name: str, hint: Any) -> _Writer:
     origin = get_origin(hint)
+    if _is_inline(hint):
+        return lambda message, proto: fill(getattr(message, name), proto)
     if _is_struct(hint):
 
         def write_struct(message: Any, proto: Any) -> None:
@@ -181,6 +189,8 @@ def _reader(name: str, hint: Any) -> _Reader:
 
 def _plain_reader(name: str, hint: Any) -> _Reader:
     origin = get_origin(hint)
+    if _is_inline(hint):
+        return lambda proto: read(proto, hint)
     if _is_struct(hint):
         return lambda proto: read(getattr(proto, name), hint)
     if origin is list and _is_struct(get_args(hint)[0]):

@@ -17,12 +17,13 @@ from pdserve.wire import envelopes, messages_pb2
 from pdserve.wire.convert import Envelope
 from tests.architecture.repository import ROOT, run
 
+INLINE = (protocol.Prompt,)
 STRUCTS = [
     value
     for value in [*vars(protocol).values(), kv_layout.KvLayout]
     if isinstance(value, type)
     and issubclass(value, msgspec.Struct)
-    and value not in (msgspec.Struct, protocol.Message)
+    and value not in (msgspec.Struct, protocol.Message, *INLINE)
 ]
 ENVELOPES = {name: value for name, value in vars(envelopes).items() if isinstance(value, Envelope)}
 
@@ -52,10 +53,18 @@ def test_fields_keep_their_numbers_and_types():
     assert now - known == set(), "add these lines to wire_fields.txt"
 
 
+def fields_of(struct: type[msgspec.Struct]) -> list[str]:
+    """The names of its fields, and of those that it has inline."""
+    hints = typing.get_type_hints(struct)
+    parts = {name: [name] for name in struct.__struct_fields__}
+    parts |= {name: fields_of(hint) for name, hint in hints.items() if hint in INLINE}
+    return [field for part in parts.values() for field in part]
+
+
 @pytest.mark.parametrize("struct", sorted(set(STRUCTS), key=lambda s: s.__name__))
 def test_every_message_has_a_proto_of_the_same_fields(struct):
     descriptor = messages_pb2.DESCRIPTOR.message_types_by_name[struct.__name__]
-    assert [field.name for field in descriptor.fields] == list(struct.__struct_fields__)
+    assert sorted(field.name for field in descriptor.fields) == sorted(fields_of(struct))
 
 
 def test_every_proto_is_a_message():

@@ -104,7 +104,7 @@ def _wrong_with(told: Told, world: World) -> str:
         return f"log-probabilities {logprobs} instead of {right.logprobs}"
     if told.error is not None:
         return "" if _may_fail(told, told.error, world) else f"ended with {told.error!r}"
-    if told.running is not None and POISON in told.request.token_ids:
+    if told.running is not None and POISON in told.request.prompt.token_ids:
         return "a poisonous prompt was computed"
     if len(tokens) != len(right.token_ids):
         return f"{len(tokens)} tokens instead of {len(right.token_ids)}"
@@ -130,10 +130,10 @@ def _may_fail(told: Told, error: PdserveError, world: World) -> bool:
         for fault in world.plan.faults
         if fault.kind in DEADLY
     )
-    if any(POISON in t.request.token_ids for call in world.plan.calls for t in call.answers):
+    if any(POISON in t.request.prompt.token_ids for call in world.plan.calls for t in call.answers):
         num_failures += 2  # by others' deaths
     if isinstance(error, RequestQuarantined):
-        return POISON in request.token_ids or num_failures >= _TO_CONVICT
+        return POISON in request.prompt.token_ids or num_failures >= _TO_CONVICT
     return num_failures > _MOST_ATTEMPTS
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from coordinator.generation import GenerationRequest
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import PdserveError
-from pdserve.protocol import SamplingParams, Slo, TokenEvent
+from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent
 from tests.lives.coordinator import CoordinatorProcess
 from tests.lives.kv import POISON
 from tests.lives.trace import Trace
@@ -67,7 +67,7 @@ class Call:
             trace.note("client", names, "refused", error.code)
             self.refused = error
             return
-        trace.note("client", names, "started", len(requests[0].token_ids), "prompt tokens")
+        trace.note("client", names, "started", len(requests[0].prompt.token_ids), "prompt tokens")
         for told, running in zip(self.answers, started, strict=True):
             told.running, told.started_s = running, loop.time()
             running.listen(_Listener(told, trace))
@@ -137,9 +137,8 @@ def random_call(random: Random, number: int, at_s: float, shared: list[list[int]
         Told(
             GenerationRequest(
                 request_id=f"r{number}" + (f".{i}" if i else ""),
-                token_ids=prompt,
+                prompt=Prompt(prompt, salt),
                 sampling=replace(sampling, seed=random.randrange(1 << 32)),
-                cache_salt=salt,
                 slo=slo,
                 deadline_s=deadline_s,
             )

@@ -121,10 +121,10 @@ def expected(request: GenerationRequest) -> Answer:
     logprobs: list[float] = []
     if sampling.max_tokens == 0:
         return Answer([], FinishReason.LENGTH, [])
-    for position in range(len(request.token_ids) + sampling.max_tokens):
-        num_prompt = len(request.token_ids)
+    for position in range(len(request.prompt.token_ids) + sampling.max_tokens):
+        num_prompt = len(request.prompt.token_ids)
         if position < num_prompt:
-            token = request.token_ids[position]
+            token = request.prompt.token_ids[position]
         else:
             found = sampled(kv, sampling, len(output))
             token = found.token_id

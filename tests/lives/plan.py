@@ -106,7 +106,7 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
     ]
     if random.random() < 0.08:
         for told in random.choice(calls).answers:
-            told.request.token_ids.append(POISON)
+            told.request.prompt.token_ids.append(POISON)
     if num_faults is None:
         num_faults = random.choice([0, 1, 2, 2, 3, 4, 5])
     return Plan(

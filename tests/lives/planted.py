@@ -44,7 +44,7 @@ class Bug:
 
 BUGS = {
     "what was emitted becomes prompt": Bug(
-        legs, "_decode_leg", "token_ids=request.token_ids", "token_ids=request.context", 40
+        legs, "_decode_leg", "prompt=request.prompt", "prompt=request.context", 40
     ),
     "a withdrawn leg is not cancelled": Bug(
         RunningRequest, "interrupt", "self._tell_nodes(dispatch, reason)", "pass"

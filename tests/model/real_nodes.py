@@ -17,7 +17,6 @@ from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import TransportKind
-from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
@@ -25,7 +24,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import HandoffRecord, SamplingParams
+from pdserve.protocol import HandoffRecord, Prompt, SamplingParams
 from prefill_node.handoffs import Handoffs
 from tests.fake_transport import FakeNetwork
 from tests.model.steps import SteppedLoop
@@ -94,7 +93,7 @@ class Memory:
         self, tokens: Sequence[int], num_tokens: int, num_reusable: int
     ) -> tuple[list[int], int] | None:
         """(block table, reused blocks), the new ones full of scrap; None: no room."""
-        hashes = hash_chain(tokens, BLOCK, "")[:num_reusable]
+        hashes = Prompt(tokens).hashes(BLOCK)[:num_reusable]
         reserved = Queues(self.pool, ManualClock(0.0)).reserve(num_tokens, hashes)
         if reserved is not None:
             table, num_reused = reserved
@@ -103,7 +102,7 @@ class Memory:
         return reserved
 
     def publish(self, table: Sequence[int], tokens: Sequence[int], num_tokens: int) -> None:
-        hashes = hash_chain(tokens, BLOCK, "")
+        hashes = Prompt(tokens).hashes(BLOCK)
         for index in range(num_tokens // BLOCK):
             self.pool.publish(table[index], hashes[index])
 
@@ -142,7 +141,7 @@ class PrefillSide:
         table, num_reused = reserved
         request = Request(
             request_id=request_id,
-            prompt_token_ids=tokens,
+            prompt=Prompt(tokens),
             sampling=SamplingParams(),
             lifecycle=Lifecycle(received_s=0.0),
             block_table=table,

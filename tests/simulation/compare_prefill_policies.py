@@ -62,7 +62,7 @@ def replay(calls: list[Call], policy: PolicyConfig, machine: Machine) -> tuple[S
 
 def _machine(calls: list[Call]) -> Machine:
     """Return a machine with room for several of the longest prompts."""
-    longest = max(len(call.token_ids) for call in calls)
+    longest = max(call.prompt.num_tokens for call in calls)
     return replace(A100_13B, num_kv_tokens=max(A100_13B.num_kv_tokens, 4 * longest), block_size=256)
 
 
@@ -80,7 +80,7 @@ def _promised(
     made = []
     for call in calls:
         if promise == "proportional":
-            alone_s = perf.prefill_s(len(call.token_ids), 0, A100_13B.token_budget)
+            alone_s = perf.prefill_s(call.prompt.num_tokens, 0, A100_13B.token_budget)
             ttft_s = max(LEAST_S, STRETCH * alone_s)
         made.append(replace(call, at_s=call.at_s / speed, slo=Slo(ttft_s=ttft_s)))
     return made

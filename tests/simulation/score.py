@@ -69,7 +69,7 @@ class Score:
     def hit_rate(self) -> float:
         """Share of the prompt tokens that were found in a prefix cache."""
         num_cached = sum(outcome.num_cached_tokens for outcome in self.served)
-        return num_cached / sum(len(outcome.call.token_ids) for outcome in self.served)
+        return num_cached / sum(outcome.call.prompt.num_tokens for outcome in self.served)
 
     # ---- times ---------------------------------------------------------------------------------
 

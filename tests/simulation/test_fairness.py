@@ -132,7 +132,7 @@ def cost_until(score: Score, tenant: str, end_s: float) -> float:
         for o in score.outcomes
         if o.call.slo.tenant == tenant and o.token_times_s[-1] < end_s
     ]
-    return sum(len(call.token_ids) + OUTPUT_COST * call.num_output for call in done)
+    return sum(call.prompt.num_tokens + OUTPUT_COST * call.num_output for call in done)
 
 
 def test_shares_go_by_weight():
@@ -147,5 +147,5 @@ def test_shares_go_by_weight():
     score = fleet(1, 1, "disaggregated", load, config).score
     for name in ("alice", "bob"):
         done = [o for o in score.of_class(name).outcomes if o.token_times_s[0] < 20]
-        shares[name] = sum(len(outcome.call.token_ids) for outcome in done)
+        shares[name] = sum(outcome.call.prompt.num_tokens for outcome in done)
     assert 2.5 < shares["alice"] / shares["bob"] < 3.5

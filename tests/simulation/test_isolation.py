@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.tenants import Tenant
+from pdserve.protocol import Prompt
 from pdserve.settings.config import Mode, PolicyConfig
 from pdserve.simulation.call import Call
 from pdserve.simulation.outcome import Outcome
@@ -18,7 +19,12 @@ NODES: dict[Mode, tuple[int, int]] = {
 
 
 def asked(tenant: Tenant, at_s: float, salt: str = "") -> Call:
-    return Call(f"{tenant.name}-{at_s}", at_s, PROMPT, 5, cache_salt=tenant.cache_salt(salt))
+    return Call(
+        f"{tenant.name}-{at_s}",
+        at_s,
+        Prompt(PROMPT, tenant.cache_salt(salt)),
+        5,
+    )
 
 
 def outcomes(mode: Mode, *calls: Call) -> list[Outcome]:

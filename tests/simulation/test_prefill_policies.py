@@ -15,7 +15,7 @@ LONG = 6000  # tokens
 
 
 def is_long(call: Call) -> bool:
-    return len(call.token_ids) >= LONG
+    return call.prompt.num_tokens >= LONG
 
 
 def heavy_tail(per_s: float) -> list[Call]:

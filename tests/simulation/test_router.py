@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.outlook import Outlook
-from pdserve.protocol import Slo, TransferCosts
+from pdserve.protocol import Prompt, Slo, TransferCosts
 from pdserve.settings.config import PolicyConfig, RouterName
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import fleet, prefill_policy
@@ -75,7 +75,8 @@ def test_affinity_keeps_loads_within_their_bound():
     times = poisson(24, 30, seed=1)
     prefixes = [3000] * 7 + [3000]
     load = calls("r", times, lognormal(300, 0.8, 3000), fixed(1), SLO, prefixes, 1)
-    popular = [replace(c, token_ids=load[0].token_ids[:3000] + c.token_ids[3000:]) for c in load]
+    shared = Prompt(load[0].prompt.token_ids[:3000])
+    popular = [replace(c, prompt=shared.then(c.prompt.token_ids[3000:])) for c in load]
     load = [both[number % 2] for number, both in enumerate(zip(load, popular, strict=True))]
     run = fleet(8, 0, "disaggregated", load, IN_ORDER, router="prefix-affinity")
     busy = [node.busy_s for node in run.nodes]

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from pdserve.protocol import Prompt
 from pdserve.simulation.call import Call
 
 MOONCAKE_BLOCK = 512
@@ -37,7 +38,7 @@ def _mooncake(lines: Iterator[str]) -> Iterator[Call]:
         yield Call(
             call_id=f"mooncake-{number}",
             at_s=entry["timestamp"] / 1000 + random.uniform(0.0, MOONCAKE_TICK_S),
-            token_ids=token_ids[: entry["input_length"]],
+            prompt=Prompt(token_ids[: entry["input_length"]]),
             num_output=entry["output_length"],
         )
 
@@ -50,6 +51,6 @@ def _azure(lines: Iterator[str]) -> Iterator[Call]:
         yield Call(
             call_id=f"azure-{number}",
             at_s=(time - first).total_seconds(),
-            token_ids=[number] * int(row["ContextTokens"]),
+            prompt=Prompt([number] * int(row["ContextTokens"])),
             num_output=max(1, int(row["GeneratedTokens"])),
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from zlib import crc32
 
-from pdserve.protocol import Slo
+from pdserve.protocol import Prompt, Slo
 from pdserve.simulation.call import MOST_OUTPUT, NO_PROMISE, Call
 
 Length = Callable[[Random], int]  # draws a number of tokens
@@ -76,7 +76,7 @@ def calls(
             which = random.randrange(len(prefixes))
             shared = crc32(f"{name}-prefix-{which}".encode())
             own = [shared] * prefixes[which] + own
-        made.append(Call(call_id, at_s, own, output(random), slo, most_output))
+        made.append(Call(call_id, at_s, Prompt(own), output(random), slo, most_output))
     return made
 
 

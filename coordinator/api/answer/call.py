@@ -49,7 +49,7 @@ class Call:
                 index,
                 context.tokenizer,
                 plan.text,
-                request.token_ids if plan.echoes_prompt else None,
+                request.prompt.token_ids if plan.echoes_prompt else None,
             )
             for index, request in enumerate(plan.requests)
         ]
@@ -86,7 +86,7 @@ class Call:
         requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
-        self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
+        self._trace.num_prompt_tokens = sum(r.prompt.num_tokens for r in prompts)
         max_answers, echoes = self._context.generator.max_inflight, self._plan.echoes_prompt
         check_amounts(requests, num_per_prompt, max_answers, echoes=echoes)
         callers.take_prompt(self._context, self._trace)
@@ -185,7 +185,7 @@ class Call:
         """Count the tokens of the prompts that were sent to nodes; others wait in line."""
         step = self._plan.num_per_prompt
         self._trace.num_dispatched_tokens = sum(
-            len(request.token_ids)
+            request.prompt.num_tokens
             for request, first in zip(
                 self._plan.requests[::step], self._generations[::step], strict=False
             )

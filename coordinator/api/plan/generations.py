@@ -73,9 +73,8 @@ def generations(
     """
     first = GenerationRequest(
         request_id=request_id,
-        token_ids=token_ids,
+        prompt=terms.prompt(token_ids),
         sampling=sampling,
-        cache_salt=terms.cache_salt,
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
@@ -130,7 +129,7 @@ def _most_scored_tokens(
 
 
 def _check_echo(requests: Sequence[GenerationRequest]) -> None:
-    num_echoed = sum(len(r.token_ids) for r in requests)
+    num_echoed = sum(r.prompt.num_tokens for r in requests)
     if num_echoed > MAX_ECHOED_TOKENS:
         raise InvalidRequest(
             f"the answers would echo {num_echoed} prompt tokens, but those of one call can echo at "
@@ -145,7 +144,10 @@ def _check_logprobs(
     """The first request of each group may have the prompt scored."""
     num_logprobs = 0
     for first in requests[::num_per_prompt]:
-        per_token, num_prompt_tokens = _logprobs_per_token(first.sampling), len(first.token_ids)
+        per_token, num_prompt_tokens = (
+            _logprobs_per_token(first.sampling),
+            first.prompt.num_tokens,
+        )
         of_prompt = max(
             num_prompt_tokens * per_token * echoes,
             _prompt_logprobs(first.sampling, num_prompt_tokens),

@@ -24,7 +24,7 @@ from coordinator.tenants.identity import ANYBODY
 from coordinator.text.threads import Asker
 from coordinator.tracing.call_span import CallSpan
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
-from pdserve.protocol import Slo
+from pdserve.protocol import Prompt, Slo
 from pdserve.slo import ServiceClasses, SloClass
 
 CLASS_HEADER = "X-SLO-Class"
@@ -52,6 +52,10 @@ class ServiceTerms:
         """For whom the call's texts are tokenised."""
         until_s = self.received_s + self.timeout_s if self.timeout_s else math.inf
         return Asker(self.payer, until_s)
+
+    def prompt(self, token_ids: list[int]) -> Prompt:
+        """Return the prompt of these tokens, whose KV is shared as the terms allow."""
+        return Prompt(token_ids, self.cache_salt)
 
     def draw(self, *what: str | int) -> int:
         """Return a number of 128 bits; the same again if the call is made again under its key."""

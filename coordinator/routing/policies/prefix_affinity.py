@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,8 +62,7 @@ class PrefixAffinity:
 
 def _key_of(request: GenerationRequest) -> np.uint64:
     """Return the ring position of prompts with the same prefix and salt as this one."""
-    begin = array("q", request.token_ids[:PROMPT_TOKENS]).tobytes()
-    digest = hashlib.blake2b(begin + request.cache_salt.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(request.prompt.beginning(PROMPT_TOKENS), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "big"))
 
 

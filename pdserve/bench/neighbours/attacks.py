@@ -32,9 +32,7 @@ class Attack:
 
 def _completion(attacker: Attacker, number: int, **fields: Any) -> dict[str, Any]:
     prompt = attacker.ids(16, number)
-    return {
-        "model": attacker.model, "prompt": prompt, "ignore_eos": True, "cache_salt": str(number),
-    } | fields  # fmt: skip
+    return attacker.terms(number) | {"prompt": prompt, "ignore_eos": True} | fields
 
 
 async def _frames(attacker: Attacker, number: int) -> None:

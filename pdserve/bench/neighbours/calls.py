@@ -27,6 +27,10 @@ class Attacker:
     max_model_len: int  # tokens
     ends: Counter[str] = field(default_factory=Counter)  # by HTTP status, or what ended them
 
+    def terms(self, number: int) -> dict[str, Any]:
+        """Return the fields of a call that shares its prefix with no other number's."""
+        return {"model": self.model, "cache_salt": str(number)}
+
     async def post(self, path: str, body: dict[str, Any] | bytes) -> None:
         """Send a call, and read all of its answer."""
         await self._post(path, body)

@@ -13,7 +13,7 @@ async def generated(attacker: Attacker, number: int) -> None:
     """Make a random call, the same for the same number; some leave before they have an answer."""
     rng = np.random.default_rng([20, number])
     path, body = _chat(attacker, rng) if rng.random() < 0.4 else _completion(attacker, rng)
-    body |= _options(rng) | {"model": attacker.model, "cache_salt": str(number)}
+    body |= _options(rng) | attacker.terms(number)
     if rng.random() < 0.3:
         await attacker.leave(path, body, float(rng.exponential(0.1)))
     else:

@@ -7,7 +7,6 @@ from random import Random
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Router
-from pdserve.block_hash import HASH_BYTES, hash_chain
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import (
     KvEvents,
@@ -17,12 +16,14 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PerfReport,
+    Prompt,
     SamplingParams,
     Slo,
     StepCosts,
     TransferCosts,
     TransportReach,
 )
+from pdserve.protocol.prompt import HASH_BYTES
 from pdserve.settings.config import Mode, RouterName
 from pdserve.wire.outbox import Outbox
 
@@ -61,7 +62,7 @@ class MadeUpNodes:
         """Return a request for this prompt."""
         sampling = SamplingParams(max_tokens=256)
         return GenerationRequest(
-            request_id=request_id, token_ids=token_ids, sampling=sampling, slo=_SLO
+            request_id=request_id, prompt=Prompt(token_ids), sampling=sampling, slo=_SLO
         )
 
     def tokens(self, number: int) -> list[int]:
@@ -86,7 +87,7 @@ class MadeUpNodes:
         for (_, share), token_ids in prompts.items():
             if share == 0:
                 continue
-            chain = hash_chain(token_ids, BLOCK_SIZE, "")
+            chain = Prompt(token_ids).hashes(BLOCK_SIZE)
             most = int(len(chain) * share)
             holders = self._random.sample(self.members, min(_HOLDERS, len(self.members)))
             for number, member in enumerate(holders):

@@ -22,8 +22,8 @@ from coordinator.routing import Router
 from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.router.config import RouterBenchConfig
 from pdserve.bench.router.made_up_nodes import BLOCK_SIZE, MadeUpNodes
-from pdserve.block_hash import hash_chain
 from pdserve.process.exit_codes import OK
+from pdserve.protocol import Prompt
 from pdserve.settings.config import Mode, RouterName
 
 KINDS: list[tuple[RouterName, Mode]] = [
@@ -104,10 +104,10 @@ def measure_router(
 
 
 def _decide(router: Router, request: GenerationRequest) -> Callable[[], object]:
-    prompt = PromptHashes(request.token_ids, request.cache_salt)
-    chain = prompt.chain(BLOCK_SIZE)
+    hashes = PromptHashes(request.prompt)
+    chain = hashes.chain(BLOCK_SIZE)
     chain.known(chain.num_blocks)
-    return lambda: router.place_hashed(request, prompt)
+    return lambda: router.place_hashed(request, hashes)
 
 
 def _book(router: Router, fleet: MadeUpNodes) -> Callable[[], None]:
@@ -140,7 +140,7 @@ def _fill(
 
 
 def _hash_row(token_ids: list[int]) -> HashRow:
-    times_us = _time_us(lambda: hash_chain(token_ids, BLOCK_SIZE, ""), 20)
+    times_us = _time_us(lambda: Prompt(token_ids).hashes(BLOCK_SIZE), 20)
     return HashRow(prompt_tokens=len(token_ids), p50_us=median(times_us))
 
 

@@ -21,12 +21,12 @@ from functools import partial
 import msgspec
 
 from kv_transfer.exporter import Exporter
-from pdserve.block_hash import HASH_BYTES
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.protocol import PrefixAnswer, PrefixQuery
+from pdserve.protocol.prompt import HASH_BYTES
 from pdserve.settings.timeouts import NodeTimeouts
 
 log = logging.getLogger(__name__)

@@ -13,15 +13,14 @@ from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.sessions.client import Sessions
-from pdserve.protocol import PrefixSource
+from pdserve.protocol import PrefixSource, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """What could be fetched for a prompt, or for a preempted request (prompt and output)."""
 
-    token_ids: list[int]
-    cache_salt: str
+    prompt: Prompt  # with the output so far
     hashes: list[bytes]  # of the reusable full blocks, in this node's block size
 
     @classmethod
@@ -29,8 +28,8 @@ class Prefix:
         """What this node need not compute of a request, if it has the KV."""
         request.extend_hashes(request.num_tokens, block_size)
         num_blocks = request.num_reusable_tokens // block_size
-        token_ids = request.token_slice(0, request.num_tokens)
-        return cls(token_ids, request.cache_salt, request.block_hashes[:num_blocks])
+        prompt = request.prompt.then(request.output_token_ids)
+        return cls(prompt, request.block_hashes[:num_blocks])
 
     def num_offered(self, source: PrefixSource, block_size: int) -> int:
         """How many blocks of this node's size the source could provide, from the first on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kv_transfer.ticket import read_ticket
-from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage, OutOfBlocks, StaleTicket
 from pdserve.kv_layout import KvLayout
 from pdserve.node.prefixes.exports import MAX_HASHES
@@ -85,7 +84,7 @@ class SourcePuller:
     def _hashes_for(self, prefix: Prefix, block_size: int) -> list[bytes]:
         if block_size == self._layout.block_size:
             return prefix.hashes
-        return hash_chain(prefix.token_ids, block_size, prefix.cache_salt)
+        return prefix.prompt.hashes(block_size)
 
 
 def _covered_tokens(

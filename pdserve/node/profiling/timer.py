@@ -18,7 +18,7 @@ from pdserve.lifecycle import Lifecycle
 from pdserve.node.profiling.fit import Sample
 from pdserve.node.profiling.steps import Step, work
 from pdserve.perf_model import StepRow, StepShape
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import Prompt, SamplingParams
 
 LEAST_S = 1e-6  # of a step: the kernel's clock and ours might differ by more than the step
 MOST_ROUNDS = 5  # measurements per step
@@ -220,7 +220,7 @@ def _request(request_id: str, row: StepRow, tokens: list[int], blocks: list[int]
     num_prompt = len(tokens) - int(row.is_decoding)
     return Request(
         request_id=request_id,
-        prompt_token_ids=tokens[:num_prompt],
+        prompt=Prompt(tokens[:num_prompt]),
         sampling=_GREEDY,
         lifecycle=Lifecycle(received_s=0.0),
         output_token_ids=tokens[num_prompt:],

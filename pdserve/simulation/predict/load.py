@@ -87,7 +87,7 @@ def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo) -> Call:
     return Call(
         call_id=str(sketch.number),
         at_s=at_s,
-        token_ids=prompt,
+        prompt=prompt.as_prompt,
         num_output=sketch.num_output,
         slo=slo,
         most_output=1,

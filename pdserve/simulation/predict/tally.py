@@ -65,7 +65,7 @@ class Tally:
             kind=call.kind,
             due_s=call.at_s,
             sent_s=call.at_s,
-            num_prompt=len(call.token_ids),
+            num_prompt=call.prompt.num_tokens,
             num_output=call.num_output,
             arrivals_s=times_s[:1] + times_s[1:][-1:],
             num_received=len(times_s),

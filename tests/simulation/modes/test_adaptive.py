@@ -84,7 +84,7 @@ def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
 
 
 def _is_long(call: Call) -> bool:
-    return len(call.token_ids) > 1000
+    return call.prompt.num_tokens > 1000
 
 
 def chats_between_long(

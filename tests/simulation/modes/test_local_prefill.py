@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from pdserve.protocol import Slo
+from pdserve.protocol import Prompt, Slo
 from pdserve.settings.config import DecodePolicyName, PolicyConfig
 from pdserve.simulation.call import Call
 from tests.simulation.machines import ONE_CORE_25M
@@ -80,5 +80,5 @@ def test_another_machine_for_prompts_keeps_gaps_even_shorter():
 @pytest.mark.parametrize("last", [0, 7])
 def test_a_call_ends_whatever_its_prompt_ends_with(last):
     """Its answer is made of that token; if it was the stop token, the call never ended."""
-    (outcome,) = colocated([Call("c", 0.0, [5, last], 9)], PolicyConfig()).score.outcomes
+    (outcome,) = colocated([Call("c", 0.0, Prompt([5, last]), 9)], PolicyConfig()).score.outcomes
     assert len(outcome.token_times_s) == 9

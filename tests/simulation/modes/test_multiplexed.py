@@ -16,7 +16,7 @@ from pdserve.errors import ConfigError
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.calibration import Calibration, Residuals, Sharing
 from pdserve.perf_model import StepShape
-from pdserve.protocol import NodeRole, SamplingParams
+from pdserve.protocol import NodeRole, Prompt, SamplingParams
 from pdserve.settings.config import PolicyConfig
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
@@ -52,7 +52,7 @@ class Cores:
     def begin(self, phase: Phase, seconds: float, tpot_s: float = HOURS_S) -> None:
         """Begin a step that would take so long on half of the cores."""
         request = Request(
-            "r", [1] * 100, SamplingParams(max_tokens=9), Lifecycle(0.0, first_token_s=0.0),
+            "r", Prompt([1] * 100), SamplingParams(max_tokens=9), Lifecycle(0.0, first_token_s=0.0),
             output_token_ids=[1], num_computed_tokens=100, targets=Targets(tpot_s=tpot_s),
         )  # fmt: skip
         shape = PROMPT if phase == P else DECODE
@@ -129,7 +129,9 @@ def test_a_prompt_that_came_back_and_lacks_one_token_is_no_decode() -> None:
     decode_ratio, prompt = node.perf.decode_ratio, list(range(machine.block_size))
     for outputs in ([], [5]):
         sampling = SamplingParams(max_tokens=len(outputs) + 1)
-        node.submit(Request("r", prompt, sampling, Lifecycle(0.0), output_token_ids=outputs))
+        node.submit(
+            Request("r", Prompt(prompt), sampling, Lifecycle(0.0), output_token_ids=outputs)
+        )
         events.run()
     node.check_idle()
     assert [node.steps[region].count for region in REGIONS] == [1, 1, 0], "of a decode's shape"

@@ -42,6 +42,7 @@ from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
     PrefixSource,
+    Prompt,
     PromptLogprobs,
     SamplingParams,
     Subscribe,
@@ -159,7 +160,7 @@ class Bench:
     ) -> asyncio.Task[None]:
         leg = DecodeLeg(
             request_id=request_id,
-            token_ids=list(range(num_tokens)),
+            prompt=Prompt(list(range(num_tokens))),
             sampling=SamplingParams(max_tokens=4, grammar=grammar),
             source=SOURCE,
             sibling_of=sibling_of,

@@ -30,6 +30,7 @@ from pdserve.protocol import (
     NodeAddress,
     NodeRole,
     PrefixSource,
+    Prompt,
     SamplingParams,
     Slo,
     TokenBatch,
@@ -86,7 +87,7 @@ class Bench:
         self.node.start_decode(
             DecodeLeg(
                 request_id=request_id,
-                token_ids=[1, 2, 3],
+                prompt=Prompt([1, 2, 3]),
                 sampling=SamplingParams(max_tokens=max_tokens),
                 source=source,
                 slo=Slo(deadline_s=deadline_s),

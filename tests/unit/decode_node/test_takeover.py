@@ -12,6 +12,7 @@ from pdserve.protocol import (
     Announcement,
     DecodeLeg,
     HandoffEnded,
+    Prompt,
     PromptLogprobs,
     SamplingParams,
     Subscribe,
@@ -30,7 +31,7 @@ class Taker(Bench):
     def begin(self, num_prompt: int = 10, max_tokens: int = 20) -> asyncio.Task[None]:
         leg = DecodeLeg(
             request_id="s~1",
-            token_ids=list(range(num_prompt)),
+            prompt=Prompt(list(range(num_prompt))),
             sampling=SamplingParams(max_tokens=max_tokens),
             source=SOURCE,
             output_token_ids=KNOWN,

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdserve.block_hash import extend_hashes, hash_chain
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.errors import OutOfBlocks
+from pdserve.protocol import Prompt
 
 NUM_BLOCKS = 8
 HASHES = [bytes([i]) * 16 for i in range(6)]
@@ -140,13 +140,13 @@ def test_listeners_hear_of_freed_blocks_only() -> None:
 
 
 def test_hash_chain_depends_on_every_token_before_and_on_the_salt() -> None:
-    assert len(hash_chain([1, 2, 3, 4, 5], 2, "")) == 2
-    assert hash_chain([1, 2, 3, 4], 2, "")[0] == hash_chain([1, 2, 9, 9], 2, "")[0]
-    assert hash_chain([1, 2, 3, 4], 2, "")[1] != hash_chain([9, 2, 3, 4], 2, "")[1]
-    assert hash_chain([1, 2], 2, "a") != hash_chain([1, 2], 2, "b")
-    grown = hash_chain([1, 2], 2, "")
-    extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2, "")
-    assert grown == hash_chain([1, 2, 3, 4], 2, "")
+    assert len(Prompt([1, 2, 3, 4, 5]).hashes(2)) == 2
+    assert Prompt([1, 2, 3, 4]).hashes(2)[0] == Prompt([1, 2, 9, 9]).hashes(2)[0]
+    assert Prompt([1, 2, 3, 4]).hashes(2)[1] != Prompt([9, 2, 3, 4]).hashes(2)[1]
+    assert Prompt([1, 2], "a").hashes(2) != Prompt([1, 2], "b").hashes(2)
+    grown = Prompt([1, 2]).hashes(2)
+    Prompt([1, 2]).extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2)
+    assert grown == Prompt([1, 2, 3, 4]).hashes(2)
 
 
 def test_no_salt_makes_a_first_block_pass_for_a_later_one() -> None:
@@ -154,11 +154,11 @@ def test_no_salt_makes_a_first_block_pass_for_a_later_one() -> None:
         """A token whose block has a hash that a client can send as a salt: one in 13,000."""
         for token_id in count():
             with suppress(UnicodeDecodeError):
-                return token_id, hash_chain([token_id], 1, "")[0].decode()
+                return token_id, Prompt([token_id]).hashes(1)[0].decode()
         raise AssertionError("there is no such token")
 
     first, salt = with_hash_as_salt()
-    assert hash_chain([5], 1, salt)[0] != hash_chain([first, 5], 1, "")[1]
+    assert Prompt([5], salt).hashes(1)[0] != Prompt([first, 5]).hashes(1)[1]
 
 
 def test_blocks_that_others_hold_too_are_not_freed_by_one_release() -> None:

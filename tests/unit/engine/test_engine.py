@@ -133,7 +133,7 @@ async def test_a_wholly_cached_prompt_still_computes_its_last_token() -> None:
 async def test_salts_keep_prompts_apart() -> None:
     async with running_engine(40) as (engine, _, observer):
         for salt in ("a", "b"):
-            request = make_request(13, cache_salt=salt)
+            request = make_request(13, salt=salt)
             engine.submit(request)
             await observer.until(lambda r=request: r.request_id in observer.done)
             assert request.num_cached_tokens == 0

@@ -23,7 +23,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import Prompt, SamplingParams
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy
 
@@ -72,7 +72,7 @@ class Script:
         number, self.num_submitted = self.num_submitted, self.num_submitted + 1
         return Request(
             request_id=f"r{number}",
-            prompt_token_ids=[7 * (number % 3) + n for n in range(event.number)],
+            prompt=Prompt([7 * (number % 3) + n for n in range(event.number)]),
             sampling=SamplingParams(max_tokens=event.max_tokens, temperature=0.0),
             lifecycle=Lifecycle(received_s=float(number)),
             leg_token_limit=1 if event.kind == "prefill" else None,

@@ -30,7 +30,7 @@ from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.shape import shape_of
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import NodeRole, SamplingParams, TokenBatch
+from pdserve.protocol import NodeRole, Prompt, SamplingParams, TokenBatch
 from pdserve.settings.config import NodeConfig
 from pdserve.wire.envelopes import FROM_NODE
 from tests.unit.engine.fakes import PlainRunner, QuietObserver, decode_policy
@@ -78,7 +78,7 @@ def made_stream(request_id: str, engine: Engine) -> Request:
     """That has token 1, and its KV in the first of its blocks."""
     return Request(
         request_id=request_id,
-        prompt_token_ids=list(range(17)),
+        prompt=Prompt(list(range(17))),
         sampling=SamplingParams(temperature=0.0, max_tokens=200),
         lifecycle=Lifecycle(received_s=0.0),
         output_token_ids=[5],

@@ -19,6 +19,7 @@ from pdserve.protocol import (
     NodeRole,
     PrefillLeg,
     PrefixSource,
+    Prompt,
     SamplingParams,
     Sibling,
     TokenBatch,
@@ -94,9 +95,8 @@ class Bench:
         sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar)
         leg = PrefillLeg(
             request_id=request_id,
-            token_ids=list(range(num_tokens)),
+            prompt=Prompt(list(range(num_tokens)), request_id),
             sampling=sampling,
-            cache_salt=request_id,
             handoff=max_tokens > 1,
             prefix_sources=list(prefix_sources),
             siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
@@ -109,9 +109,8 @@ class Bench:
         """A decode leg arrives whose prompt is to be prefilled here."""
         leg = DecodeLeg(
             request_id=request_id,
-            token_ids=list(range(num_tokens)),
+            prompt=Prompt(list(range(num_tokens)), request_id),
             sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
-            cache_salt=request_id,
         )
         self.services.start_decode(leg, link or self.link)
 

@@ -23,6 +23,7 @@ from pdserve.protocol import (
     NodeRole,
     Prefetch,
     Prefetched,
+    Prompt,
     PromptLogprobs,
     SamplingParams,
     Slo,
@@ -55,7 +56,7 @@ def leg(
 ) -> DecodeLeg:
     return DecodeLeg(
         request_id=request_id,
-        token_ids=PROMPT,
+        prompt=Prompt(PROMPT),
         sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=logprobs),
         output_logprobs=output_logprobs,
         output_token_ids=output(num_tokens=emitted),
@@ -98,7 +99,7 @@ async def test_what_cannot_go_on_is_refused(bench: Bench, wrong: str) -> None:
         case _:
             bad = DecodeLeg(
                 request_id="r",
-                token_ids=PROMPT,
+                prompt=Prompt(PROMPT),
                 sampling=SamplingParams(max_tokens=4),
                 output_token_ids=[-1],
             )
@@ -118,7 +119,7 @@ def test_its_next_token_is_due_when_its_leg_says_and_the_others_a_tpot_after_eac
 async def test_kv_of_a_stream_that_may_come_is_looked_for_and_the_end_of_it_told(
     bench: Bench,
 ) -> None:
-    bench.services.prefetch(Prefetch(request_id="r~1", token_ids=PROMPT), bench.link)
+    bench.services.prefetch(Prefetch(request_id="r~1", prompt=Prompt(PROMPT)), bench.link)
     await asyncio.sleep(0)
     while not bench.link.sent:
         await asyncio.sleep(0)

@@ -38,6 +38,7 @@ from pdserve.protocol import (
     NodeState,
     PerfReport,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     SetRole,
     StepCosts,
@@ -178,7 +179,7 @@ async def coordinator() -> AsyncIterator[Coordinator]:
 
 def start(coordinator: Coordinator, request_id: str):  # type: ignore[no-untyped-def]
     request = GenerationRequest(
-        request_id=request_id, token_ids=[1], sampling=SamplingParams(max_tokens=4)
+        request_id=request_id, prompt=Prompt([1]), sampling=SamplingParams(max_tokens=4)
     )
     return coordinator.flow.start(request)
 
@@ -229,7 +230,7 @@ async def test_a_node_that_hangs_is_lost_even_if_it_never_reads_that(
         await stream.write(FROM_NODE.wrap(hello()))
         await until(lambda: coordinator.num_members == 1)
         (member,) = coordinator.registry
-        long = DecodeLeg(request_id="r", token_ids=[2**30] * 50_000, sampling=SamplingParams())
+        long = DecodeLeg(request_id="r", prompt=Prompt([2**30] * 50_000), sampling=SamplingParams())
         for _ in range(20):  # far more than fits between two processes
             member.send(long)
         await until(lambda: coordinator.num_members == 0)

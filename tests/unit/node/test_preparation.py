@@ -267,7 +267,7 @@ async def test_a_recalled_request_is_submitted_once_its_answer_is_there_too(benc
     request.grammar = a_grammar()
     bench.preparation.recall(request)
     await turn()
-    assert bench.fetcher.prefixes[0].token_ids == [*request.prompt_token_ids, *range(50, 58)]
+    assert bench.fetcher.prefixes[0].prompt.token_ids == [*request.prompt_token_ids, *range(50, 58)]
     assert len(bench.fetcher.prefixes[0].hashes) == 5
     assert bench.submitted == []
     assert bench.preparation.prompts == [], "no prompt of it is to be computed"

@@ -11,7 +11,7 @@ from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import SamplingParams, Slo, StepCosts
+from pdserve.protocol import Prompt, SamplingParams, Slo, StepCosts
 from tests.unit.engine.fakes import decode_policy, prefill_policy
 
 BLOCK, NUM_BLOCKS, MOST_PINNED = 4, 100, 50
@@ -38,12 +38,11 @@ class Bench:
     def submit(self, name: str, num_tokens: int, *, is_leg: bool, max_tokens: int = 50) -> Request:
         request = Request(
             request_id=name,
-            prompt_token_ids=[sum(map(ord, name))] * num_tokens,
+            prompt=Prompt([sum(map(ord, name))] * num_tokens, name),
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
             lifecycle=Lifecycle(received_s=0.0),
             leg_token_limit=1 if is_leg else None,
             targets=Targets.of(Slo(tpot_s=TPOT_S), 0.0),
-            cache_salt=name,
         )
         self.core.submit(request)
         return request
@@ -111,7 +110,7 @@ def test_who_made_way_for_a_claim_does_not_come_back_before_it() -> None:
     victim = bench.submit("victim", 8, is_leg=False)
     claim = Request(
         request_id="claim",
-        prompt_token_ids=[1] * 8,
+        prompt=Prompt([1] * 8),
         sampling=victim.sampling,
         lifecycle=Lifecycle(received_s=0.0),
         targets=Targets.of(Slo(tpot_s=TPOT_S, priority=1), 0.0),

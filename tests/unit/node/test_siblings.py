@@ -21,6 +21,7 @@ from pdserve.protocol import (
     LegFailed,
     NodeRole,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Sibling,
 )
@@ -190,7 +191,7 @@ async def test_a_leg_that_cannot_be_is_refused(
     sampling = SamplingParams(max_tokens=max_tokens)
     leg = PrefillLeg(
         request_id="q",
-        token_ids=[1, 2],
+        prompt=Prompt([1, 2]),
         sampling=sampling,
         siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
     )

@@ -33,7 +33,7 @@ from pdserve.node.split_cores.steps import SplitSteps
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import NodeRole, SamplingParams, StepCosts
+from pdserve.protocol import NodeRole, Prompt, SamplingParams, StepCosts
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
 from tests.requests import make_request
@@ -84,7 +84,7 @@ class Demanding:
         lifecycle.first_token_s = self.clock.now() + due_in_s - gap_s
         request = Request(
             request_id="r",
-            prompt_token_ids=[1] * 10,
+            prompt=Prompt([1] * 10),
             sampling=SamplingParams(max_tokens=100),
             lifecycle=lifecycle,
             output_token_ids=[1],

@@ -14,7 +14,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.reports.gauges import watch_services
-from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
+from pdserve.protocol import NodeRole, PrefillLeg, Prompt, SamplingParams
 from pdserve.settings.config import EngineConfig, HandoffConfig, NodeConfig
 from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner
@@ -68,9 +68,8 @@ class Bench:
         self.node.start_prefill(
             PrefillLeg(
                 request_id=request_id,
-                token_ids=list(range(num_tokens)),
+                prompt=Prompt(list(range(num_tokens)), request_id),
                 sampling=SamplingParams(max_tokens=4),
-                cache_salt=request_id,
             ),
             self.link,
         )

@@ -19,7 +19,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, TransferTimeout
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, SamplingParams
+from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, Prompt, SamplingParams
 from prefill_node.handoffs import Handoffs
 from prefill_node.held_kv import HeldKv
 
@@ -59,7 +59,7 @@ class Node:
     def request(self, num_tokens: int, request_id: str = "r") -> Request:
         return Request(
             request_id=request_id,
-            prompt_token_ids=list(range(num_tokens)),
+            prompt=Prompt(list(range(num_tokens))),
             sampling=SamplingParams(),
             lifecycle=Lifecycle(received_s=0.0),
             block_table=self.pool.allocate(-(-num_tokens // self.pool.block_size)),

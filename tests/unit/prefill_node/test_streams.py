@@ -22,6 +22,7 @@ from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
     NodeRole,
+    Prompt,
     SamplingParams,
     TokenBatch,
     TokenEvent,
@@ -42,7 +43,7 @@ class Source(Bench):
     def stream(self, num_tokens: int, **fields: object) -> None:
         """It has so much output."""
         sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-        leg = DecodeLeg(request_id="r", token_ids=list(range(NUM_PROMPT)), sampling=sampling)
+        leg = DecodeLeg(request_id="r", prompt=Prompt(list(range(NUM_PROMPT))), sampling=sampling)
         self.services.start_decode(msgspec.structs.replace(leg, **fields), self.link)
         self.run_until_tokens("r", num_tokens)
 

@@ -69,7 +69,7 @@ def test_a_simulation_is_scored_as_a_live_run() -> None:
         tally(outcome)
     sent = [
         Sent(
-            kind="", due_s=o.call.at_s, sent_s=o.call.at_s, num_prompt=len(o.call.token_ids),
+            kind="", due_s=o.call.at_s, sent_s=o.call.at_s, num_prompt=o.call.prompt.num_tokens,
             num_output=o.call.num_output, arrivals_s=o.token_times_s,
             num_received=len(o.token_times_s), end="finished",
         )

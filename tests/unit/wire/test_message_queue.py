@@ -13,6 +13,7 @@ from pdserve.protocol import (
     DecodeLeg,
     DrainSeen,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Sibling,
     Slo,
@@ -23,7 +24,7 @@ from pdserve.wire.message_queue import MessageQueue
 def leg(request_id: str, tenant: str, siblings: tuple[str, ...] = ()) -> PrefillLeg:
     return PrefillLeg(
         request_id=request_id,
-        token_ids=[1],
+        prompt=Prompt([1]),
         sampling=SamplingParams(),
         slo=Slo(tenant=tenant),
         siblings=[Sibling(request_id=sibling, seed=0) for sibling in siblings],
@@ -48,7 +49,7 @@ def queue_of(*messages: msgspec.Struct) -> MessageQueue:
 
 def test_a_flood_of_one_payer_is_one_leg_ahead_of_another() -> None:
     flood = [leg(f"a{n}", "a") for n in range(100)]
-    late = DecodeLeg("b0", [1], SamplingParams(), slo=Slo(tenant="b"))
+    late = DecodeLeg("b0", Prompt([1]), SamplingParams(), slo=Slo(tenant="b"))
     assert list(rest(queue_of(*flood, late)))[:3] == [flood[0], late, flood[1]]
 
 

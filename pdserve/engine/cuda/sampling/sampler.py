@@ -28,7 +28,7 @@ from pdserve.engine.sampling.limits import none_left, unusable
 from pdserve.engine.steps.batch import Cargo
 from pdserve.errors import RequestsFailed
 from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import Prompt, SamplingParams
 
 
 class CudaSampler:
@@ -61,7 +61,7 @@ class CudaSampler:
             SamplingParams(logit_bias={0: 1.0}),
             SamplingParams(allowed_token_ids=[0]),
         ):
-            request = Request("warm-up", [0], sampling, Lifecycle(received_s=0.0))
+            request = Request("warm-up", Prompt([0]), sampling, Lifecycle(received_s=0.0))
             step = self.begin(Draws([request], None, None, frozenset()))
             step.launch(logits)
             step.tokens()

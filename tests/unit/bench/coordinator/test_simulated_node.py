@@ -13,6 +13,7 @@ from pdserve.protocol import (
     NodeAddress,
     NodeRole,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     TokenBatch,
     TokenEvent,
@@ -55,7 +56,9 @@ async def test_a_prefill_is_token_1_at_once() -> None:
     link = Link()
     prefill = node(NodeRole.PREFILL, PlayedBeat())
     for name, handoff in (("a", True), ("b", False)):
-        leg = PrefillLeg(request_id=name, token_ids=[1], sampling=SamplingParams(), handoff=handoff)
+        leg = PrefillLeg(
+            request_id=name, prompt=Prompt([1]), sampling=SamplingParams(), handoff=handoff
+        )
         prefill.start_prefill(leg, cast(CoordinatorLink, link))
     await asyncio.sleep(0)
     assert len(link.sent) == 1
@@ -68,7 +71,10 @@ def test_a_decode_leg_has_one_token_a_step_until_its_last_or_its_cancel() -> Non
     decode = node(NodeRole.DECODE, beat)
     for name, source in (("handed off", SOURCE), ("local", None), ("cancelled", SOURCE)):
         leg = DecodeLeg(
-            request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=3), source=source
+            request_id=name,
+            prompt=Prompt([1]),
+            sampling=SamplingParams(max_tokens=3),
+            source=source,
         )
         decode.start_decode(leg, cast(CoordinatorLink, link))
     beat.step()

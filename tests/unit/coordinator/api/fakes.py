@@ -153,7 +153,7 @@ class FakeGeneration:
 
     def _embedding(self) -> bytes:
         """Four dimensions that tell prompts apart."""
-        ids = self.request.token_ids
+        ids = self.request.prompt.token_ids
         return np.array([len(ids), ids[0], ids[-1], -1.0], "<f4").tobytes()
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
@@ -166,7 +166,7 @@ class FakeGeneration:
             TokenLogprobs(
                 chosen=-float(i), top_ids=top, top_logprobs=[-0.1 * n for n in top], rank=i
             )
-            for i in range(1, len(self.request.token_ids))
+            for i in range(1, len(self.request.prompt.token_ids))
         ]
         return PromptLogprobs.of(found)
 

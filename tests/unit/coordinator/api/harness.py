@@ -134,7 +134,9 @@ def client_of(api: Harness) -> openai.AsyncOpenAI:
 
 
 def prompt_of(api: Harness) -> str:
-    return tool_tokenizer().decode(api.generator.last.request.token_ids, skip_special_tokens=False)
+    return tool_tokenizer().decode(
+        api.generator.last.request.prompt.token_ids, skip_special_tokens=False
+    )
 
 
 def tail_of_prompt(api: Harness) -> str:

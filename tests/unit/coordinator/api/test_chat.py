@@ -39,15 +39,15 @@ async def test_whole_answer_with_the_async_sdk() -> None:
     assert answer.model == MODEL
     assert answer.system_fingerprint is not None
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(sent.token_ids)
+    assert answer.usage.prompt_tokens == len(sent.prompt.token_ids)
     num_words = len(tiny_tokenizer().encode("Hello world", add_special_tokens=False))
     assert answer.usage.completion_tokens == num_words + 1  # EOS counts
-    assert answer.usage.total_tokens == len(sent.token_ids) + num_words + 1
+    assert answer.usage.total_tokens == len(sent.prompt.token_ids) + num_words + 1
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
     assert sent.sampling.seed == 7
-    assert sent.sampling.max_tokens == 512 - len(sent.token_ids)
-    prompt = tiny_tokenizer().decode(sent.token_ids, skip_special_tokens=False)
+    assert sent.sampling.max_tokens == 512 - len(sent.prompt.token_ids)
+    prompt = tiny_tokenizer().decode(sent.prompt.token_ids, skip_special_tokens=False)
     assert prompt == "<s><|user|>Hi</s>\n<|assistant|>"
 
 
@@ -251,7 +251,7 @@ async def test_content_parts_and_roles() -> None:
     async with served() as api, api.chat(**body) as response:
         assert response.status == 200
     prompt = tiny_tokenizer().decode(
-        api.generator.last.request.token_ids, skip_special_tokens=False
+        api.generator.last.request.prompt.token_ids, skip_special_tokens=False
     )
     assert prompt == "<s><|system|>Be brief.</s>\n<|user|>one\ntwo</s>\n<|assistant|>so"
 

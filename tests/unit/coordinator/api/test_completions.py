@@ -38,8 +38,8 @@ async def test_whole_answer_with_the_sdk() -> None:
     assert answer.object == "text_completion"
     assert sent.request_id.startswith(answer.id)
     assert sent.sampling.max_tokens == 16
-    assert sent.token_ids == tiny_tokenizer().encode("Hi there", add_special_tokens=True)
-    assert sent.token_ids[0] == 0
+    assert sent.prompt.token_ids == tiny_tokenizer().encode("Hi there", add_special_tokens=True)
+    assert sent.prompt.token_ids[0] == 0
 
 
 async def test_stream_with_the_sdk() -> None:
@@ -71,7 +71,7 @@ async def test_stream_with_the_sdk() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_shapes_of_prompts(prompt: Any, texts: list[Any], stream: bool) -> None:
     def script(request: GenerationRequest) -> Sequence[Step]:
-        return says(f"to {request.token_ids}")(request)
+        return says(f"to {request.prompt.token_ids}")(request)
 
     expected = [
         text if isinstance(text, list) else tiny_tokenizer().encode(text, add_special_tokens=True)
@@ -94,7 +94,7 @@ async def test_shapes_of_prompts(prompt: Any, texts: list[Any], stream: bool) ->
         for i in range(len(texts))
     ]
     assert answers == [f"to {ids}" for ids in expected]
-    assert [g.request.token_ids for g in api.generator.generations] == expected
+    assert [g.request.prompt.token_ids for g in api.generator.generations] == expected
     assert len({g.request.request_id for g in api.generator.generations}) == len(texts)
 
 
@@ -150,7 +150,7 @@ async def test_an_empty_text_has_the_bos_token() -> None:
     async with served() as api:
         async with api.complete(prompt="") as response:
             assert response.status == 200
-        assert api.generator.last.request.token_ids == [0]
+        assert api.generator.last.request.prompt.token_ids == [0]
         async with api.complete(prompt="", add_special_tokens=False) as response:
             assert response.status == 400
 
@@ -236,7 +236,7 @@ async def test_extensions_reach_the_nodes() -> None:
     words = [tiny_tokenizer().decode(word.token_ids) for word in sampling.bad_words]
     assert words == ["ab", " ab", " ", "\n", " \n"], "at the beginning of a text, and after a space"
     assert sampling.logprob_token_ids == [5, 6]
-    assert sent.cache_salt == "tenant"
+    assert sent.prompt.cache_salt == "tenant"
     assert 4.0 < sent.deadline_s < 5.0  # less what passed since receipt
 
 

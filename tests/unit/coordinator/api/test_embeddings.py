@@ -55,7 +55,7 @@ async def test_inputs_in_all_shapes(given: Any, prompts: list[list[int]]) -> Non
     async with served(generator) as api, api.embed(input=given) as response:
         answer = await response.json()
         headers = response.headers
-    assert [g.request.token_ids for g in generator.generations] == prompts
+    assert [g.request.prompt.token_ids for g in generator.generations] == prompts
     assert [one["index"] for one in answer["data"]] == list(range(len(prompts)))
     for one, prompt in zip(answer["data"], prompts, strict=True):
         assert one["embedding"] == pytest.approx(vector_of(prompt), rel=1e-6)
@@ -77,10 +77,13 @@ async def test_what_nodes_are_asked_for() -> None:
     request = generator.last.request
     assert request.ends_with_prompt
     assert request.sampling.pooling is Pooling.LAST
-    assert request.cache_salt
+    assert request.prompt.cache_salt
     assert request.slo.name
     assert (summary.endpoint, summary.status, summary.error_code) == ("/v1/embeddings", 200, None)
-    assert (summary.num_prompt_tokens, summary.num_cached_tokens) == (len(request.token_ids), 3)
+    assert (summary.num_prompt_tokens, summary.num_cached_tokens) == (
+        len(request.prompt.token_ids),
+        3,
+    )
 
 
 async def test_the_sdk_gets_the_same_in_both_forms() -> None:
@@ -197,7 +200,7 @@ async def test_a_failure_ends_the_whole_call() -> None:
     never = asyncio.Event()
 
     def script(request: GenerationRequest) -> list[Step]:
-        is_second = request.token_ids == [2]
+        is_second = request.prompt.token_ids == [2]
         return [NodeLost("gone")] if is_second else [Pause(until=never), Tokens([])]
 
     generator = FakeGenerator(script)

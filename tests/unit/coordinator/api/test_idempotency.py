@@ -226,7 +226,7 @@ async def test_a_repeated_turn_is_in_its_conversation_once() -> None:
         for _ in range(2):
             async with api.client.post("/v1/responses", json=asked, headers=KEY) as response:
                 assert response.status == 200
-            prompts.append(api.generator.last.request.token_ids)
+            prompts.append(api.generator.last.request.prompt.token_ids)
         assert prompts[0] == prompts[1]
         async with api.client.get(f"/v1/conversations/{conversation}/items") as listed:
             assert len((await listed.json())["data"]) == 2

@@ -35,7 +35,7 @@ async def test_latencies_of_a_request(stream: bool) -> None:
     assert (summary.status, summary.error_code, summary.finish_reason) == (200, None, "stop")
     assert summary.num_completion_tokens == 4
     assert summary.num_cached_tokens == 3
-    assert summary.num_prompt_tokens == len(api.generator.last.request.token_ids)
+    assert summary.num_prompt_tokens == len(api.generator.last.request.prompt.token_ids)
     assert summary.request_id == response.headers["x-request-id"]
     assert seen.ttft_s == [summary.ttft_s]
     assert summary.ttft_s is not None

@@ -101,7 +101,7 @@ async def test_a_request_is_its_tenants(tenants: Tenants) -> None:
     slo = seen["acme-1"].slo
     assert (slo.name, slo.tenant, slo.weight) == ("standard", "acme", 2.0)
     assert seen["night"].slo.name == "batch"
-    salts = {key: request.cache_salt for key, request in seen.items()}
+    salts = {key: request.prompt.cache_salt for key, request in seen.items()}
     assert salts["acme-1"] == salts["acme-2"] == salts["friend"] != salts["night"]
 
 
@@ -111,7 +111,7 @@ async def test_salts_of_two_tenants_never_meet(tenants: Tenants) -> None:
         for key, salt in (("acme-1", "x"), ("acme-1", None), ("night", "x"), ("night", "4:acme:x")):
             async with api.chat(bearer(key), cache_salt=salt) as response:
                 assert response.status == 200
-            salts.add(api.generator.last.request.cache_salt)
+            salts.add(api.generator.last.request.prompt.cache_salt)
     assert len(salts) == 4
 
 
@@ -195,7 +195,7 @@ async def test_prompts_without_answers_are_charged_too(tenants: Tenants) -> None
 
 async def test_what_was_dispatched_of_a_call_that_fails_is_charged(tenants: Tenants) -> None:
     def script(request: GenerationRequest) -> list[Step]:
-        is_first = request.token_ids[0] == 3
+        is_first = request.prompt.token_ids[0] == 3
         return [Tokens([])] if is_first else [Pause(0.0), NodeLost("it is gone")]
 
     async with served(FakeGenerator(script), tenants=tenants) as api:
@@ -235,7 +235,7 @@ async def test_leaving_before_the_first_token_saves_nothing(
         calling.cancel()
         async with asyncio.timeout(5):
             await api.observer.over.wait()
-        prompts = {tuple(g.request.token_ids) for g in generator.generations}
+        prompts = {tuple(g.request.prompt.token_ids) for g in generator.generations}
         num_tokens = sum(map(len, prompts)) if was_dispatched else 0
         assert await tokens_left(api) == 1000 - num_tokens
 
@@ -244,7 +244,7 @@ async def test_of_a_call_whose_second_prompt_is_refused_the_first_is_charged(
     tenants: Tenants,
 ) -> None:
     def script(request: GenerationRequest) -> list[Step]:
-        if request.token_ids[0] == 4:
+        if request.prompt.token_ids[0] == 4:
             raise Overloaded("busy", 3.0)
         return [Pause(until=asyncio.Event())]
 

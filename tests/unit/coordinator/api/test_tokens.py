@@ -40,7 +40,7 @@ async def test_a_conversation_is_what_the_model_gets() -> None:
             found = await response.json()
         async with api.chat(messages=MESSAGES) as response:
             assert response.status == 200
-    assert found["tokens"] == api.generator.last.request.token_ids
+    assert found["tokens"] == api.generator.last.request.prompt.token_ids
     assert len(found["token_strs"]) == found["count"]
     assert "".join(found["token_strs"]).startswith("<s><|user|>Hi")
 

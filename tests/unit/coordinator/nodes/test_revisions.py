@@ -13,14 +13,14 @@ from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv_layout import KvDtype
-from pdserve.protocol import NodeRole, SamplingParams
+from pdserve.protocol import NodeRole, Prompt, SamplingParams
 from tests.hellos import LAYOUT, node_hello
 from tests.unit.coordinator.members import join
 
 
 def request(conversation: int | None = None, name: str = "r") -> GenerationRequest:
     return GenerationRequest(
-        request_id=name, token_ids=[1], sampling=SamplingParams(), conversation=conversation
+        request_id=name, prompt=Prompt([1]), sampling=SamplingParams(), conversation=conversation
     )
 
 

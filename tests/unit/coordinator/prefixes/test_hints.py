@@ -10,7 +10,6 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.block_hash import hash_chain
 from pdserve.protocol import (
     DecodeLeg,
     KvEvents,
@@ -18,6 +17,7 @@ from pdserve.protocol import (
     NodeRole,
     PrefillLeg,
     PrefixSource,
+    Prompt,
     SamplingParams,
 )
 from pdserve.settings.config import Mode
@@ -51,7 +51,7 @@ class Cluster:
         return self.registry.add(node_hello(node_id, role), Outbox())  # type: ignore[arg-type]
 
     def holds(self, member: Member, num_tokens: int, tier: KvTier = KvTier.POOL) -> None:
-        chain = hash_chain(PROMPT[:num_tokens], 4, "")
+        chain = Prompt(PROMPT[:num_tokens]).hashes(4)
         self.flow.kv_events(KvEvents(tier=tier, stored=chain), member)
 
     async def hints(self, member: Member) -> list[tuple[str, int]]:
@@ -59,7 +59,7 @@ class Cluster:
         self.num_requests += 1
         request = GenerationRequest(
             request_id=f"r{self.num_requests}",
-            token_ids=PROMPT,
+            prompt=Prompt(PROMPT),
             sampling=SamplingParams(max_tokens=4),
         )
         running = self.flow.start(request)
@@ -101,7 +101,7 @@ async def test_what_is_gone_is_not_hinted_at(how: str) -> None:
     decode = cluster.join("d", NodeRole.DECODE)
     cluster.holds(decode, 16)
     if how == "evicted":
-        gone = hash_chain(PROMPT, 4, "")[2:3]
+        gone = Prompt(PROMPT).hashes(4)[2:3]
         cluster.flow.kv_events(KvEvents(tier=KvTier.POOL, evicted=gone), decode)
         assert await cluster.hints(prefill) == [("d", 8)]
     else:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from coordinator.nodes.registry import Member
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex
-from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage
 from pdserve.introduction import is_introduced
 from pdserve.protocol import (
@@ -23,6 +22,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PrefixSource,
+    Prompt,
 )
 from tests.hellos import LAYOUT, node_hello
 
@@ -49,17 +49,17 @@ def found_tokens(
     index: PrefixIndex, prompt: list[int], salt: str = ""
 ) -> dict[int, tuple[int, int]]:
     """(tokens held, tokens in the pool), by slot."""
-    hits = index.lookup(PromptHashes(prompt, salt))
+    hits = index.lookup(PromptHashes(Prompt(prompt, salt)))
     tokens = zip(hits.held.tolist(), hits.in_pool.tolist(), strict=True)
     return dict(zip(hits.slots.tolist(), tokens, strict=True))
 
 
 def sources_for(index: PrefixIndex, puller: Member) -> list[PrefixSource]:
-    return index.prefix_sources(index.lookup(PromptHashes(PROMPT, "")), puller)
+    return index.prefix_sources(index.lookup(PromptHashes(Prompt(PROMPT))), puller)
 
 
 def stored(num_tokens: int, block_size: int = 4, tier: KvTier = KvTier.POOL) -> KvEvents:
-    return KvEvents(tier=tier, stored=hash_chain(PROMPT[:num_tokens], block_size, ""))
+    return KvEvents(tier=tier, stored=Prompt(PROMPT[:num_tokens]).hashes(block_size))
 
 
 Step = tuple[int, KvTier, frozenset[int], frozenset[int]]
@@ -85,7 +85,7 @@ def test_it_finds_where_what_members_hold_ends(
     index = PrefixIndex()
     held: dict[tuple[int, KvTier], set[int]] = {}  # block numbers of the prompt
     for who, tier, new, gone in steps:
-        chain = hash_chain(prompt, members[who].hello.layout.block_size, "")
+        chain = Prompt(prompt).hashes(members[who].hello.layout.block_size)
         new = frozenset(b * stride for b in new if b * stride < len(chain))
         gone = frozenset(b * stride for b in gone if b * stride < len(chain)) - new
         index.apply(
@@ -113,7 +113,7 @@ def test_it_finds_where_what_members_hold_ends(
 
 @given(held=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=40))
 def test_what_is_held_without_gaps_is_found_exactly(held: list[tuple[int, int]]) -> None:
-    index, chain = PrefixIndex(), hash_chain(LONG_PROMPT, 4, "")
+    index, chain = PrefixIndex(), Prompt(LONG_PROMPT).hashes(4)
     expected = {}
     for slot, (in_pool, in_host) in enumerate(held):
         member = make_member(f"n{slot}", slot=slot)
@@ -167,7 +167,7 @@ def test_what_is_no_hash_is_refused() -> None:
 def test_no_hash_is_computed_far_beyond_what_is_held() -> None:
     index, member = PrefixIndex(), make_member("n")
     index.apply(member, stored(40))
-    prompt = PromptHashes(PROMPT + LONG_PROMPT, "")
+    prompt = PromptHashes(Prompt(PROMPT + LONG_PROMPT))
     index.lookup(prompt)
     assert len(prompt.chain(4).known(0)) < 40
 

@@ -19,6 +19,7 @@ from coordinator.prefixes.stability import (
 from coordinator.prefixes.watch import PrefixWatch
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Prompt
 
 SIZE = 16
 NUM_PROMPTS = 64
@@ -37,7 +38,7 @@ class Watcher:
 
     def see(self, token_ids: list[int], num_cached: int = 0, salt: str = "") -> Break | None:
         self.clock.advance(MIN_GAP_S)
-        return self.stability.observe(token_ids, SIZE, salt, num_cached, self.clock.now())
+        return self.stability.observe(Prompt(token_ids, salt), SIZE, num_cached, self.clock.now())
 
 
 def stamped(stamp: list[int], question: int) -> list[int]:
@@ -136,7 +137,7 @@ def test_prompts_that_come_too_fast_are_left_out() -> None:
     watcher = Watcher()
     watcher.see(stamped([1], 100))
     now_s = watcher.clock.now()
-    assert watcher.stability.observe(stamped([2], 101), SIZE, "", 48, now_s) is None
+    assert watcher.stability.observe(Prompt(stamped([2], 101)), SIZE, 48, now_s) is None
     assert watcher.see(stamped([3], 102), num_cached=48) is not None
 
 
@@ -180,10 +181,10 @@ def test_a_watch_counts_and_tells_no_text() -> None:
     metrics, clock = CoordinatorMetrics(), ManualClock()
     watch = PrefixWatch(metrics, clock)
     for stamp, num_cached in ((1, 0), (2, 48), (3, 48)):
-        watch.prefilled(stamped([stamp] * 3, 100 + stamp), SIZE, "secret-salt", num_cached)
+        watch.prefilled(Prompt(stamped([stamp] * 3, 100 + stamp), "secret-salt"), SIZE, num_cached)
         clock.advance(1.0)
     whole = text(33)
-    watch.prefilled(whole, SIZE, "", 32)  # the last token is never cached
+    watch.prefilled(Prompt(whole), SIZE, 32)  # the last token is never cached
     status = watch.status()
     assert status.unstable_token == 48
     assert status.cached_share == (48 + 48 + 32) / (3 * 363 + 33)

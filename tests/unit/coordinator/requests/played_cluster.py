@@ -24,6 +24,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Slo,
     TokenBatch,
@@ -209,7 +210,7 @@ class PlayedCluster:
         answers = [
             GenerationRequest(
                 request_id=f"{self._num_started}-{answer}",
-                token_ids=prompt,
+                prompt=Prompt(prompt),
                 sampling=sampling,
                 slo=slo,
                 waited_s=waited_s,

@@ -20,6 +20,7 @@ from pdserve.protocol import (
     FinishReason,
     NodeRole,
     PrefillLeg,
+    Prompt,
     PromptLogprobs,
     SamplingParams,
     Slo,
@@ -49,7 +50,7 @@ def start(nodes: Nodes, *names: str, logprobs: int | None = None) -> list[Runnin
         [
             GenerationRequest(
                 request_id=name,
-                token_ids=[1, 2, 3],
+                prompt=Prompt([1, 2, 3]),
                 sampling=SamplingParams(max_tokens=4, seed=seed, logprobs=logprobs),
                 is_claimable=True,
             )

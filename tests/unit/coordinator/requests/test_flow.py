@@ -38,6 +38,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Slo,
     TokenBatch,
@@ -96,7 +97,7 @@ class Nodes:
         return self.flow.start(
             GenerationRequest(
                 request_id=request_id,
-                token_ids=[1, 2, 3],
+                prompt=Prompt([1, 2, 3]),
                 sampling=SamplingParams(max_tokens=max_tokens),
                 **fields,  # type: ignore[arg-type]
             )

@@ -25,6 +25,7 @@ from pdserve.protocol import (
     LegFailed,
     NodeRole,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Slo,
     TokenBatch,
@@ -99,7 +100,7 @@ class Nodes:
         return self.flow.start(
             GenerationRequest(
                 request_id=request_id,
-                token_ids=[1, 2, 3, 4, 5],
+                prompt=Prompt([1, 2, 3, 4, 5]),
                 sampling=SamplingParams(max_tokens=2),
                 slo=slo,
                 **fields,  # type: ignore[arg-type]

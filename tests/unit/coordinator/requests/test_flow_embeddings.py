@@ -14,6 +14,7 @@ from pdserve.protocol import (
     FinishReason,
     NodeRole,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     TokenEvent,
 )
@@ -34,7 +35,7 @@ def embed(nodes: Nodes) -> RunningRequest:
     return nodes.flow.start(
         GenerationRequest(
             request_id="e",
-            token_ids=[1, 2, 3, 4, 5],
+            prompt=Prompt([1, 2, 3, 4, 5]),
             sampling=SamplingParams(max_tokens=0, pooling=Pooling.LAST),
         )
     )

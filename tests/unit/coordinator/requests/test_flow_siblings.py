@@ -17,6 +17,7 @@ from pdserve.protocol import (
     LegFailed,
     NodeRole,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Slo,
 )
@@ -40,7 +41,7 @@ def start(nodes: Nodes, max_tokens: int = 4, slo: Slo | None = None) -> list[Run
         [
             GenerationRequest(
                 request_id=name,
-                token_ids=[1, 2, 3],
+                prompt=Prompt([1, 2, 3]),
                 sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
                 slo=slo or Slo(),
             )

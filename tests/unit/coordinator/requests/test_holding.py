@@ -19,6 +19,7 @@ from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
     NodeRole,
+    Prompt,
     SamplingParams,
     Slo,
     TokenBatch,
@@ -65,7 +66,7 @@ class Pair:
     def start(self, request_id: str, slo: Slo = SLO, **fields: float) -> Told:
         request = GenerationRequest(
             request_id=request_id,
-            token_ids=[1, 2, 3],
+            prompt=Prompt([1, 2, 3]),
             sampling=SamplingParams(max_tokens=8),
             slo=slo,
             **fields,  # type: ignore[arg-type]

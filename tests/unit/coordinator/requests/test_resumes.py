@@ -23,6 +23,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PrefillLeg,
+    Prompt,
     SamplingParams,
     Slo,
     TokenEvent,
@@ -85,7 +86,7 @@ async def test_a_stream_goes_on_after_its_last_token(nodes: Nodes) -> None:
     nodes.registry.remove(first)
     again = await decode_leg(second)
     assert (again.request_id, again.source) == ("r~1", None)
-    assert (again.token_ids, again.output_token_ids) == ([1, 2, 3], [100, 101])
+    assert (again.prompt.token_ids, again.output_token_ids) == ([1, 2, 3], [100, 101])
     assert running.route.decode_node == "d2"
     nodes.say(first, token(2))  # under way when the node was lost: of a request that is gone
     further(nodes, second, "r~1", 2)
@@ -168,7 +169,7 @@ async def test_an_embedding_is_made_elsewhere(mode: str) -> None:
     members = [nodes.join(name, role) for name in ("a", "b")]
     sampling = SamplingParams(max_tokens=0, pooling=Pooling.LAST)
     running = nodes.flow.start(
-        GenerationRequest(request_id="r", token_ids=[1, 2, 3], sampling=sampling)
+        GenerationRequest(request_id="r", prompt=Prompt([1, 2, 3]), sampling=sampling)
     )
     (busy,) = [m for m in members if sent(m)]
     nodes.registry.remove(busy)
@@ -204,7 +205,7 @@ async def test_scores_of_the_prompt_are_not_asked_for_again(nodes: Nodes) -> Non
     running = nodes.flow.start(
         GenerationRequest(
             request_id="r",
-            token_ids=[1, 2, 3],
+            prompt=Prompt([1, 2, 3]),
             sampling=SamplingParams(max_tokens=4, prompt_logprobs=1, seed=7),
         )
     )
@@ -221,7 +222,9 @@ async def test_siblings_without_token_one_are_sent_again_together(nodes: Nodes) 
     running = nodes.flow.start_siblings(
         [
             GenerationRequest(
-                request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=4, seed=seed)
+                request_id=name,
+                prompt=Prompt([1]),
+                sampling=SamplingParams(max_tokens=4, seed=seed),
             )
             for seed, name in enumerate(names)
         ]
@@ -242,7 +245,9 @@ async def test_a_sibling_that_waits_by_itself_is_not_sent_with_the_others(nodes:
     prefill, decode = nodes.join("p1", PREFILL), nodes.join("d", DECODE)
     first, second = nodes.flow.start_siblings(
         [
-            GenerationRequest(request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=2))
+            GenerationRequest(
+                request_id=name, prompt=Prompt([1]), sampling=SamplingParams(max_tokens=2)
+            )
             for name in "rs"
         ]
     )
@@ -262,7 +267,9 @@ async def test_a_sibling_that_cannot_follow_now_follows_later() -> None:
     member = nodes.join("d", DECODE)
     first, second = nodes.flow.start_siblings(
         [
-            GenerationRequest(request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=1))
+            GenerationRequest(
+                request_id=name, prompt=Prompt([1]), sampling=SamplingParams(max_tokens=1)
+            )
             for name in "rs"
         ]
     )
@@ -457,7 +464,7 @@ async def test_suspects_are_tried_one_at_a_time_and_who_is_innocent_goes_on() ->
     innocent = nodes.start("innocent")
     guilty = nodes.flow.start(
         GenerationRequest(
-            request_id="guilty", token_ids=[6, 6, 6], sampling=SamplingParams(max_tokens=4)
+            request_id="guilty", prompt=Prompt([6, 6, 6]), sampling=SamplingParams(max_tokens=4)
         )
     )
     for life in (1, 2):

@@ -10,7 +10,6 @@ import msgspec
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
-from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
 from pdserve.protocol import (
     KvEvents,
@@ -19,6 +18,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PerfReport,
+    Prompt,
     SamplingParams,
     Slo,
     StepCosts,
@@ -96,7 +96,7 @@ class Nodes:
         self.registry.report(member, msgspec.structs.replace(load, **fields))
 
     def holds(self, member: Member, token_ids: list[int], tier: KvTier = KvTier.POOL) -> None:
-        chain = hash_chain(token_ids, BLOCK_SIZE, "")
+        chain = Prompt(token_ids).hashes(BLOCK_SIZE)
         self.router.prefixes.apply(member, KvEvents(tier=tier, stored=chain))
 
     def request(
@@ -113,7 +113,7 @@ class Nodes:
         token_ids = [self._num_requests, *range(prompt - 1)] if isinstance(prompt, int) else prompt
         return GenerationRequest(
             request_id=f"r{self._num_requests}",
-            token_ids=token_ids,
+            prompt=Prompt(token_ids),
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
             revision=revision,
             slo=msgspec.structs.replace(slo, priority=priority or slo.priority),

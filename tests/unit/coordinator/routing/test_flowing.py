@@ -19,7 +19,7 @@ LOOSE = Slo(name="loose", ttft_s=1.0, tpot_s=0.2)
 def begun(nodes: Nodes, member: Member, slo: Slo, max_tokens: int = 100) -> Booking:
     """A stream with two tokens."""
     request = nodes.request(10, slo=slo, max_tokens=max_tokens)
-    prompt = PromptHashes(request.context, "")
+    prompt = PromptHashes(request.context)
     booking = nodes.router.dispatched(request, nodes.router.place_on(request, prompt, member))
     booking.progressed(1)
     booking.progressed(2)
@@ -29,7 +29,7 @@ def begun(nodes: Nodes, member: Member, slo: Slo, max_tokens: int = 100) -> Book
 def queue(nodes: Nodes, member: Member, num_tokens: int) -> Booking:
     """A prompt waits there, a millisecond a token."""
     request = nodes.request(num_tokens, slo=LOOSE)
-    prompt = PromptHashes(request.context, "")
+    prompt = PromptHashes(request.context)
     return nodes.router.dispatched(request, nodes.router.place_on(request, prompt, member))
 
 
@@ -104,7 +104,7 @@ def test_what_was_interrupted_goes_on_on_a_decode_node_or_else_on_any() -> None:
     request = nodes.request(10)
     gone_on = type(request)(
         request_id="again",
-        token_ids=request.token_ids,
+        prompt=request.prompt,
         sampling=SamplingParams(max_tokens=9),
         output_token_ids=[1, 2],
     )

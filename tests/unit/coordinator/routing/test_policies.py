@@ -11,7 +11,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.routing.candidates import Candidates, Policy
 from coordinator.routing.policies import make_policy
 from coordinator.routing.policies.prefix_affinity import LOAD_BOUND
-from pdserve.protocol import NodeRole, SamplingParams
+from pdserve.protocol import NodeRole, Prompt, SamplingParams
 from tests.unit.coordinator.routing.nodes import Nodes
 
 NODES = Nodes(p=20)
@@ -24,7 +24,9 @@ def candidates(
     prompt: int = 0,
     slots: object = SLOTS,
 ) -> Candidates:
-    request = GenerationRequest(request_id="r", token_ids=[prompt] * 200, sampling=SamplingParams())
+    request = GenerationRequest(
+        request_id="r", prompt=Prompt([prompt] * 200), sampling=SamplingParams()
+    )
     assert isinstance(slots, np.ndarray)
     by_slot = np.ones(20), np.zeros(20, np.int64)
     if cost_s is not None:

@@ -63,7 +63,7 @@ def test_without_nodes_of_its_revision_it_goes_to_others(mode: Mode) -> None:
 def test_a_running_stream_does_not_move_to_another_revision() -> None:
     nodes = two()
     request = nodes.request(20, revision="a")
-    prompt = PromptHashes(request.context, "")
+    prompt = PromptHashes(request.context)
     elsewhere = nodes.router.place_elsewhere(request, prompt)
     assert elsewhere is not None
     assert elsewhere.revision == "a"

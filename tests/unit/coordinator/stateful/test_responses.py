@@ -556,6 +556,6 @@ async def test_terms_and_extensions_are_those_of_chat() -> None:
         body = await response.json()
         request = api.generator.last.request
     assert body["output"][0]["content"][0]["text"] == "Hello w"
-    assert (request.slo.name, request.cache_salt) == ("batch", "s")
+    assert (request.slo.name, request.prompt.cache_salt) == ("batch", "s")
     assert (request.sampling.seed, request.sampling.top_k) == (7, 3)
     assert [summary.endpoint for summary in api.observer.finished] == ["/v1/responses"]

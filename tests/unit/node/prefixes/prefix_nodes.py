@@ -17,7 +17,6 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import KINDS
-from pdserve.block_hash import hash_chain
 from pdserve.clock import SystemClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.introduction import introduce
@@ -32,7 +31,7 @@ from pdserve.node.prefixes.parts import FetchParts, Prefix
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
+from pdserve.protocol import NodeAddress, PrefixSource, Prompt, StepCosts
 from pdserve.settings.config import PrefixPull
 from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import session_pb2_grpc
@@ -150,12 +149,12 @@ class PrefixNode:
 
     def prefix(self, token_ids: Sequence[int] = PROMPT) -> Prefix:
         usable = (len(token_ids) - 1) // self.layout.block_size
-        hashes = hash_chain(token_ids, self.layout.block_size, "")
-        return Prefix(list(token_ids), "", hashes[:usable])
+        hashes = Prompt(token_ids).hashes(self.layout.block_size)
+        return Prefix(Prompt(list(token_ids)), hashes[:usable])
 
     def compute(self, token_ids: Sequence[int], seed: int = 1) -> None:
         """As if a prompt had run here: its full blocks are cached, with content by position."""
-        hashes = hash_chain(token_ids, self.layout.block_size, "")
+        hashes = Prompt(token_ids).hashes(self.layout.block_size)
         table = self.pool.take_prefix(hashes)
         table += self.pool.allocate(len(hashes) - len(table))
         for index, block_id in enumerate(table):
@@ -177,7 +176,7 @@ class PrefixNode:
 
     def num_cached_tokens(self, token_ids: Sequence[int] = PROMPT, seed: int = 1) -> int:
         """The prompt's cached tokens, the content of which is looked at."""
-        block_ids = self.pool.match_prefix(hash_chain(token_ids, self.layout.block_size, ""))
+        block_ids = self.pool.match_prefix(Prompt(token_ids).hashes(self.layout.block_size))
         for index, block_id in enumerate(block_ids):
             expected = self.content(index, seed).reshape(-1)
             assert (self.data[block_id] == expected).all(), f"block {index} of the prompt"

@@ -12,13 +12,13 @@ from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.generation import GenerationRequest
 from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost
-from pdserve.protocol import FinishReason, SamplingParams
+from pdserve.protocol import FinishReason, Prompt, SamplingParams
 from tests.unit.coordinator.api.fakes import FakeGeneration, Pause, Step, Tokens
 
 
 def generation(*steps: Step) -> FakeGeneration:
     request = GenerationRequest(
-        request_id="r", token_ids=[1], sampling=SamplingParams(max_tokens=99)
+        request_id="r", prompt=Prompt([1]), sampling=SamplingParams(max_tokens=99)
     )
     return FakeGeneration(request, list(steps))
 

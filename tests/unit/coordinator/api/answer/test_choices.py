@@ -39,7 +39,7 @@ async def test_each_choice_is_an_answer_of_its_own() -> None:
     assert len({request.sampling.seed for request in requests}) == 3
     assert len({request.request_id for request in requests}) == 3
     usage = body["usage"]
-    assert usage["prompt_tokens"] == len(requests[0].token_ids), "it is computed once"
+    assert usage["prompt_tokens"] == len(requests[0].prompt.token_ids), "it is computed once"
     assert usage["completion_tokens"] == sum(len(word(w)) + 1 for w in ("zero", "one", "two"))
     assert usage["prompt_tokens_details"]["cached_tokens"] == 3
 

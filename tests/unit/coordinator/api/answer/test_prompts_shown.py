@@ -195,9 +195,11 @@ async def test_chat_has_them_too() -> None:
     first, second = (generation.request for generation in generator.generations)
     assert (first.sampling.prompt_logprobs, second.sampling.prompt_logprobs) == (2, None)
     shown = answer["prompt_logprobs"]
-    assert len(shown) == len(first.token_ids)
+    assert len(shown) == len(first.prompt.token_ids)
     assert shown[0] is None
-    for i, (token_id, entry) in enumerate(zip(first.token_ids[1:], shown[1:], strict=True), 1):
+    for i, (token_id, entry) in enumerate(
+        zip(first.prompt.token_ids[1:], shown[1:], strict=True), 1
+    ):
         assert entry[str(token_id)]["logprob"] == -float(i)
         assert set(entry) == {str(token_id), "1", "2"}
 

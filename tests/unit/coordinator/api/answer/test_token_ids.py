@@ -22,7 +22,7 @@ async def test_ids_are_told_beside_the_text(kind: str) -> None:
             answer = await response.json()
         async with getattr(api, kind)() as response:
             assert "token_ids" not in await response.text()
-    prompt_ids = api.generator.last.request.token_ids
+    prompt_ids = api.generator.last.request.prompt.token_ids
     assert answer["choices"][0]["token_ids"] == IDS, "the last one is not shown, and told"
     told = answer if kind == "chat" else answer["choices"][0]
     assert told["prompt_token_ids"] == prompt_ids
@@ -41,7 +41,7 @@ async def test_ids_are_streamed_with_the_text(kind: str) -> None:
         assert [i for _, choice in choices for i in choice.get("token_ids", [])] == IDS
         told = [chunk if kind == "chat" else choice for chunk, choice in choices]
         prompts = [one["prompt_token_ids"] for one in told if "prompt_token_ids" in one]
-        assert prompts == [generator.last.request.token_ids], "once, and first of all"
+        assert prompts == [generator.last.request.prompt.token_ids], "once, and first of all"
         assert "prompt_token_ids" in told[0]
 
 
@@ -82,14 +82,14 @@ async def test_prompts_are_truncated_from_the_left(
                 assert answer["error"]["code"] == "context_length_exceeded"
                 return
             assert response.status == 200
-    assert api.generator.last.request.token_ids == prompt_ids[-num_left:]
+    assert api.generator.last.request.prompt.token_ids == prompt_ids[-num_left:]
 
 
 async def test_prompts_are_truncated_from_the_right_if_asked() -> None:
     kept: dict[str, Any] = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
     async with served() as api, api.complete(prompt=[5, 6, 7], **kept) as response:
         assert response.status == 200
-    assert api.generator.last.request.token_ids == [5, 6]
+    assert api.generator.last.request.prompt.token_ids == [5, 6]
 
 
 async def test_chats_and_inputs_are_truncated_too() -> None:
@@ -99,7 +99,10 @@ async def test_chats_and_inputs_are_truncated_too() -> None:
         api.embed(input=inputs, truncate_prompt_tokens=-1) as response,
     ):
         assert response.status == 200
-    assert [len(g.request.token_ids) == 512 for g in api.generator.generations] == [True, False]
+    assert [len(g.request.prompt.token_ids) == 512 for g in api.generator.generations] == [
+        True,
+        False,
+    ]
     async with served() as api:
         async with api.chat(truncate_prompt_tokens=2) as response:
             assert (await response.json())["usage"]["prompt_tokens"] == 2
