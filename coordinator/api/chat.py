@@ -127,6 +127,8 @@ async def plan_chat(
             num_choices,
             conversation_of(body.messages),
         ),
-        text=replace(text_options(body), kept_ids=parts.kept_ids),
+        text=replace(
+            text_options(body), kept_ids=parts.kept_ids, content_start=parts.content_start
+        ),
         is_streaming=bool(body.stream),
     )

@@ -9,7 +9,7 @@ from msgspec import Meta
 from pdserve.settings.struct import ConfigStruct
 
 PoolingName = Literal["auto", "last", "mean", "cls"]
-ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwen3_coder"]
 
 
 class AnswerConfig(ConfigStruct, frozen=True):

@@ -65,5 +65,5 @@ class CallsShown:
 
     def _call(self, choice: int, piece: CallPiece) -> bodies.MadeCall:
         function = bodies.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        call_id = self._make_id(choice, piece.index)
+        call_id = self._make_id(choice, piece)
         return bodies.MadeCall(id=call_id, type="function", function=function)

@@ -39,7 +39,8 @@ class _Told:
 
     def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
         """Return the finish reason; `called` replaces "stop" if the answer has calls."""
-        is_called = delta.finish_reason == "stop" and self.parts.num_calls > 0
+        is_called = self.parts.num_calls > 0 and not self.parts.is_in_call
+        is_called = is_called and delta.finish_reason == "stop"
         return called if is_called else delta.finish_reason
 
 

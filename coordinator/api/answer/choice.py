@@ -69,6 +69,7 @@ class Choice:
             kept_ids=options.kept_ids,
         )
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._content_start = options.content_start()
         self._num_decoded_chars = 0
         self._token_offsets: list[int] = []
         self._untold_ids: list[int] = []
@@ -117,6 +118,8 @@ class Choice:
             )
         if event.finish_reason is not None and not self.is_finished:
             self._show(self._detokenizer.finish())
+            if self._content_start is not None and not self.is_finished:
+                self._show_content(self._content_start.finish())
             self._new_shown(self._matcher.finish())
             if not self.is_finished:
                 self.finish_reason = _FINISH_WORDS[event.finish_reason]
@@ -226,6 +229,12 @@ class Choice:
 
     def _show(self, text: str) -> None:
         self._num_decoded_chars += len(text)
+        if self._content_start is not None:
+            before, text = self._content_start.push(text)
+            self._new_shown(before)
+        self._show_content(text)
+
+    def _show_content(self, text: str) -> None:
         if self.num_tokens <= self._options.min_tokens:
             self._new_shown(text)
             return

@@ -18,8 +18,8 @@ class TokenParts:
     def __init__(self, parts: AnswerParts) -> None:
         self.num_chars = 0  # of the text so far
         self._parts = parts
-        self._num_tokens = 0
-        self._reasoning_end: int | None = None  # in tokens; None: reasoning has not ended yet
+        self._offsets: Sequence[int] = ()  # characters before each token
+        self._reasoning_end: int | None = None  # in tokens; None: it has not ended yet
 
     @property
     def num_calls(self) -> int:
@@ -29,16 +29,21 @@ class TokenParts:
     @property
     def num_reasoning_tokens(self) -> int:
         """Number of reasoning tokens, including those of the marks."""
-        if self._reasoning_end is not None:
-            return self._reasoning_end
-        return self._num_tokens if self._parts.is_reasoning else 0
+        if self._parts.is_reasoning:
+            return len(self._offsets)
+        return self._reasoning_end or 0
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text ends inside the arguments of a call."""
+        return self._parts.is_in_call
 
     def push(self, delta: ChoiceDelta) -> Iterator[Parts]:
         """Yield the parts that are certain after each token of the delta's text.
 
         So their order is as they were written, however many tokens arrive together.
         """
-        self._num_tokens = len(delta.token_offsets)
+        self._offsets = delta.token_offsets
         for text in self._cut(delta):
             was_reasoning = self._parts.is_reasoning
             parts = self._parts.push(text)
@@ -55,7 +60,11 @@ class TokenParts:
 
     def finish(self) -> Parts:
         """End the answer; return the parts that were held back."""
-        return self._parts.finish()
+        parts = self._parts.finish()
+        if self._parts.num_late_chars:
+            end = self.num_chars - self._parts.num_late_chars
+            self._reasoning_end = bisect_left(self._offsets, end)
+        return parts
 
     def _cut(self, delta: ChoiceDelta) -> Sequence[str]:
         """Cut the delta's text at token boundaries."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.terms import ServiceTerms
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import Thinking
-from coordinator.text.parts import AnswerParts, ToolFormat
-from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
+from coordinator.text.parts import AnswerParts, CallPiece, ToolFormat
+from coordinator.text.parts.reasoning import BEGIN, END, ContentStart, Reasoning
 
 _LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning mark
+_WRITTEN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # by the model
 _ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -24,7 +26,8 @@ class PartsPlan:
     """How the answers of one call are split into parts."""
 
     make: Callable[[], AnswerParts]  # makes the parser of one choice
-    make_id: Callable[[int, int], str]  # makes the id of a tool call: (choice, call) |-> id
+    content_start: Callable[[], ContentStart | None]  # tells where a choice's content begins
+    make_id: Callable[[int, CallPiece], str]  # (choice, first piece of a call) |-> the call's id
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     grammar: str  # that the parts must match, for SamplingParams.grammar; "": any text
     shows_reasoning: bool  # apart from the content
@@ -45,14 +48,32 @@ async def plan_parts(
     is_shown = body.include_reasoning is not False
     is_streamed = body.stream_reasoning is not False
 
+    offered = {
+        tool.function.name: tool.function.parameters or {}
+        for tool in body.tools or []
+        if body.may_call(tool)
+    }
+
     def make() -> AnswerParts:
-        reasoning = Reasoning(has_begun, is_shown, is_streamed) if is_apart else None
-        tools = tool_format.parser() if tool_format is not None else None
+        begins = tool_format.begins if tool_format is not None else ()
+        reasoning = Reasoning(has_begun, is_shown, is_streamed, begins) if is_apart else None
+        tools = tool_format.parser(offered) if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, is_call)
 
-    def make_id(choice: int, call: int) -> str:
-        drawn = terms.draw("call", choice, call)
-        return _mistral_id(drawn) if tool_format is ToolFormat.MISTRAL else _id(drawn)
+    def content_start() -> ContentStart | None:
+        return ContentStart(Reasoning(has_begun)) if is_apart else None
+
+    taken: dict[tuple[int, str], int] = {}  # choice and id |-> the first call that has it
+
+    def make_id(choice: int, call: CallPiece) -> str:
+        drawn = terms.draw("call", choice, call.index)
+        if tool_format is not ToolFormat.MISTRAL:
+            return _id(drawn)
+        written = call.call_id or ""
+        is_good = _WRITTEN_ID.fullmatch(written) is not None
+        if is_good and taken.setdefault((choice, written), call.index) == call.index:
+            return written
+        return mistral_id(drawn)
 
     thinking = None
     if splits_reasoning and not body.continue_final_message:
@@ -61,6 +82,7 @@ async def plan_parts(
     kept = (tokenizer.special_id(mark) for mark in marks)
     return PartsPlan(
         make,
+        content_start,
         make_id,
         frozenset(i for i in kept if i is not None),
         await chat_grammar(body, tool_format, thinking, context, terms.slo.tenant),
@@ -78,7 +100,7 @@ def _id(drawn: int) -> str:
     return f"call_{drawn % 2**96:024x}"
 
 
-def _mistral_id(drawn: int) -> str:
+def mistral_id(drawn: int) -> str:
     """Return an id of nine letters and digits: Mistral's templates accept no other."""
     num_chars = len(_ID_CHARS)
     return "".join(_ID_CHARS[drawn // num_chars**place % num_chars] for place in range(9))

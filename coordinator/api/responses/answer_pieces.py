@@ -42,6 +42,11 @@ class AnswerPieces:
         """Number of reasoning tokens, including those of the marks."""
         return self._parts.num_reasoning_tokens
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the answer ends inside the arguments of a call."""
+        return self._parts.is_in_call
+
     def take_in(self, delta: ChoiceDelta) -> list[Piece]:
         """Process a delta and return the pieces that are certain now."""
         pieces: list[Piece] = []

@@ -123,7 +123,8 @@ class ItemsFormat:
             told += self._output.add_text("", [])
         if is_cut_off:
             self._response.incomplete_details = IncompleteDetails()
-        return told + self._output.close("incomplete" if is_cut_off else "completed")
+        is_whole = not (is_cut_off or self._pieces.is_in_call)
+        return told + self._output.close("completed" if is_whole else "incomplete")
 
     def _add(self, piece: Piece) -> list[events.Event]:
         told: list[events.Event] = []

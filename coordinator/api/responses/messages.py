@@ -23,7 +23,9 @@ from coordinator.api.responses.items import (
 
 
 def messages_of(items: Iterable[KeptItem]) -> list[Message]:
-    """Return the chat messages; calls that were cut off are dropped, as they have no output."""
+    """Return the chat messages; calls that were cut off are dropped, unless they have an output."""
+    items = list(items)
+    answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
     messages: list[Message] = []
     for item in items:
         match item:
@@ -36,7 +38,7 @@ def messages_of(items: Iterable[KeptItem]) -> list[Message]:
                 message.reasoning_content = (message.reasoning_content or "") + _joined(
                     item.content
                 )
-            case CallItem(status="completed"):
+            case CallItem(status=status, call_id=i) if status == "completed" or i in answered:
                 message = _assistants(messages, item)
                 called = CalledFunction(name=item.name, arguments=item.arguments)
                 call = ToolCall(id=item.call_id, function=called)

@@ -35,7 +35,7 @@ class OutputItems:
         make_call_id: makes ids of tool calls, in the form that the model's template accepts.
     """
 
-    def __init__(self, unique: str, make_call_id: Callable[[int, int], str]) -> None:
+    def __init__(self, unique: str, make_call_id: Callable[[int, CallPiece], str]) -> None:
         self.items: list[Item] = []
         self._unique = unique
         self._make_call_id = make_call_id
@@ -70,7 +70,7 @@ class OutputItems:
         told: list[events.Event] = []
         item = self._open_item
         if piece.name is not None or not isinstance(item, CallItem):
-            call_id = self._make_call_id(0, piece.index)
+            call_id = self._make_call_id(0, piece)
             item = CallItem(id=self._id("fc"), call_id=call_id, name=piece.name or "")
             told += self._begin(item)
         if piece.arguments:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.text.grammars.outputs import Part, json_part, quoted, text_up_to, text_without
 from coordinator.text.parts import ToolFormat
-from coordinator.text.parts.marked_calls import HERMES, LLAMA3, MISTRAL
+from coordinator.text.parts.marks import ARGS, CALL_ID, HERMES, LLAMA3, MISTRAL
 from coordinator.text.parts.reasoning import BEGIN, END
 from pdserve.errors import InvalidRequest
 
@@ -60,7 +60,11 @@ class CallGrammar:
         elif self._names_calls:
             begin, rest, more = MISTRAL.begin, "body", self._more(MISTRAL.begin, "")
         else:
-            begin, rest, more = MISTRAL.begin, f'"[" {self._several("body", quoted(", "))} "]"', ""
+            begin, rest, more = (
+                MISTRAL.begin,
+                f'/ ?\\[/ {self._several("body", quoted(", "))} "]"',
+                "",
+            )
         calls = f"lead rest {more}"
         if self.may_be_text:
             calls = f"{self._reasoning()}({calls} | TEXT)"
@@ -93,7 +97,7 @@ class CallGrammar:
     def _body(self, index: int) -> str:
         name, arguments = self.tools[index].name, f"@arguments_{index}"
         if self._names_calls:
-            return f"{quoted(name)} {self._mark(MISTRAL.after_name)} {arguments}"
+            return f"{quoted(name)} {self._written_id()}{self._mark(ARGS)} {arguments}"
         key = "parameters" if self.tool_format is ToolFormat.LLAMA3 else "arguments"
         head = f'{{"name": {quoted(name)}, "{key}": '
         return f"{quoted(head)} {arguments} {quoted('}')}"
@@ -102,7 +106,12 @@ class CallGrammar:
     def _names_calls(self) -> bool:
         """Whether calls are written NAME[ARGS]{...}: newer Mistral tokenizers have that token."""
         is_mistral = self.tool_format is ToolFormat.MISTRAL
-        return is_mistral and self.find_token(MISTRAL.after_name) is not None
+        return is_mistral and self.find_token(ARGS) is not None
+
+    def _written_id(self) -> str:
+        """Return the id that a call may have: some Mistral models write one."""
+        mark_id = self.find_token(CALL_ID)
+        return "" if mark_id is None else f"(<[{mark_id}]> /[a-zA-Z0-9]{{9}}/)? "
 
     def _several(self, call: str, between: str) -> str:
         return call if self.is_single else f"{call} ({between} {call}){{0,{MAX_CALLS - 1}}}"
@@ -132,10 +141,10 @@ def check_format(tool_format: ToolFormat, *, has_output: bool) -> None:
             "output; with structured output, 'tool_choice' must be 'none' or 'required'",
             "tool_choice",
         )
-    if tool_format is ToolFormat.PYTHONIC:
+    if tool_format in (ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER):
         raise InvalidRequest(
-            "this model writes tool calls as Python, which pdserve cannot enforce: 'tool_choice' "
-            "must be 'none', or 'auto' without structured output",
+            f"this model writes tool calls as {tool_format}, which pdserve cannot enforce: "
+            "'tool_choice' must be 'none', or 'auto' without structured output",
             "tool_choice",
         )
 

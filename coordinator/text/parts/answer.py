@@ -27,17 +27,27 @@ class AnswerParts:
         self._tools = tools
         self._max_calls = max_calls
         self._must_call = must_call
+        self._num_found = 0  # calls, with those that are dropped
         self.num_calls = 0
+        self.num_late_chars = 0  # at the end of the text: a call ended reasoning before them
 
     @property
     def is_reasoning(self) -> bool:
         """Whether the text ends inside reasoning."""
-        return self._reasoning is not None and self._reasoning.is_inside
+        is_inside = self._reasoning is not None and self._reasoning.is_inside
+        return is_inside and not self.num_late_chars
 
     @property
     def may_reason(self) -> bool:
         """Whether the text may go on with reasoning."""
         return self._reasoning is not None and not self._reasoning.is_over
+
+    @property
+    def is_in_call(self) -> bool:
+        """See PartsParser.is_in_call."""
+        if self._tools is None or self._num_found > self.num_calls:
+            return False
+        return self._tools.is_in_call
 
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
@@ -47,9 +57,25 @@ class AnswerParts:
 
     def finish(self) -> Parts:
         """See PartsParser.finish."""
+        late = self._late_call()
         last = Parts() if self._reasoning is None else self._reasoning.finish()
+        if late is not None:
+            return last + late
         parts = self._through_tools(last)
         return parts if self._tools is None else parts + self._kept(self._tools.finish())
+
+    def _late_call(self) -> Parts | None:
+        """Return the parts after reasoning that a call has ended; None: there is no such call."""
+        if self._reasoning is None or self._tools is None:
+            return None
+        if not (text := self._reasoning.take_call()):
+            return None
+        parts = self._tools.push(text) + self._tools.finish()
+        if not parts.calls:
+            self._reasoning.give_back(text)
+            return None
+        self.num_late_chars = len(text)
+        return self._kept(parts)
 
     def _through_tools(self, parts: Parts) -> Parts:
         if self._tools is None or not parts.content:
@@ -57,10 +83,11 @@ class AnswerParts:
         return Parts(reasoning=parts.reasoning) + self._kept(self._tools.push(parts.content))
 
     def _kept(self, parts: Parts) -> Parts:
-        if self._max_calls is not None:
-            parts.calls = [piece for piece in parts.calls if piece.index < self._max_calls]
+        for piece in parts.calls:
+            self._num_found = max(self._num_found, piece.index + 1)
+        most = self._num_found if self._max_calls is None else self._max_calls
+        parts.calls = [piece for piece in parts.calls if piece.index < most]
         if self._must_call:
             parts.content = ""
-        for piece in parts.calls:
-            self.num_calls = max(self.num_calls, piece.index + 1)
+        self.num_calls = min(self._num_found, most)
         return parts

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+SPACE = " \t\r\n"
+Tools = Mapping[str, Mapping[str, Any]]  # name of an offered function |-> schema of its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +17,7 @@ class CallPiece:
     index: int  # of the call in the answer
     name: str | None  # in the first piece only
     arguments: str  # JSON text
+    call_id: str | None = None  # in the first piece, if the model wrote one
 
 
 @dataclass(slots=True)
@@ -45,12 +50,48 @@ class Parts:
 class PartsParser(Protocol):
     """Takes an answer's text in pieces; the result does not depend on how the text is cut."""
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text ends inside the arguments of a call."""
+        ...
+
     def push(self, text: str) -> Parts:
         """Take the next piece of text; return the parts that are certain now."""
         ...
 
     def finish(self) -> Parts:
         """End the text; return what was held back as its most likely kind of part."""
+        ...
+
+
+class NotACall(Exception):  # control flow inside this package only
+    """What was read so far is no tool call."""
+
+
+class CallReader(Protocol):
+    """Reads one call, character by character, in one format."""
+
+    name: str | None  # of the function, once it is certain that this is a call of it
+    call_id: str | None  # that the model wrote before the arguments
+    is_refused: bool  # it is no call, but the text up to its end belongs together
+    is_complete: bool  # its last character was read
+    has_arguments: bool  # all of its arguments were read
+
+    @property
+    def unread(self) -> str:
+        """Its last characters, which are not certain to belong to it."""
+        ...
+
+    def push(self, char: str) -> bool:
+        """Take one character; False: the call ended before it. Raises NotACall."""
+        ...
+
+    def take(self) -> str:
+        """Return further JSON text of the arguments, once `name` is known."""
+        ...
+
+    def finish(self) -> str:
+        """End the text; return what was held back of the arguments."""
         ...
 
 

@@ -1,128 +1,204 @@
 """Incremental parser of one tool call as a JSON object, `{"name": ..., "arguments": {...}}`.
 
 The arguments' value is passed on as it arrives, so that long arguments are streamed. Keys may be in
-any order; arguments that come before the name are held until the name is known.
+any order; arguments that come before the name are held until the name is known. The call is over
+where its arguments' braces balance, even if the object around them is never closed.
 """
 
 from __future__ import annotations
 
 import json
+from enum import Enum, auto
 
-ARGUMENT_KEYS = frozenset({"arguments", "parameters"})  # the second is Llama 3's
-_SPACE = " \t\r\n"
+from coordinator.text.parts.interface import SPACE, NotACall, Tools
+from coordinator.text.parts.json_text import JsonText
+
+_ARGUMENT_KEYS = ("arguments", "parameters")  # the second is Llama 3's
 
 
-class NotACall(Exception):  # control flow inside this package only
-    """The object read so far is no tool call."""
+class _Place(Enum):
+    """What the object goes on with."""
+
+    BRACE = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    INSIDE = auto()  # of a key or value
+    OVER = auto()
 
 
 class JsonCall:
-    """Parses one object. `name` and `take` return what is known so far.
+    """A CallReader of an object.
 
     Args:
+        tools: the offered functions; an object that names no such function is refused.
+        needs_arguments: a call without arguments is refused; otherwise it has none.
         name: the function's name if it precedes the object, which then holds only the arguments.
+        call_id: likewise.
     """
 
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        tools: Tools,
+        *,
+        needs_arguments: bool,
+        name: str | None = None,
+        call_id: str | None = None,
+    ) -> None:
+        self.name: str | None = None
+        self.call_id = call_id
         self.is_complete = False
+        self.is_refused = name is not None and name not in tools
+        self.has_arguments = False
+        self._tools = tools
+        self._needs_arguments = needs_arguments
         self._is_arguments_alone = name is not None
-        self._depth = int(self._is_arguments_alone)
-        self._in_string = False
-        self._escaped = False
-        # State of the value that is being read.
-        self._key: str | None = "arguments" if self._is_arguments_alone else None
-        self._value = ""  # what is read at depth 1: a key, or a value
-        self._arguments = ""  # not taken yet
-        self._first = ""  # character of the arguments
+        self._named = name  # the function, whether this becomes a call of it or not
+        self._place = _Place.BRACE if name is None else _Place.VALUE
+        self._key: str | None = None if name is None else "arguments"
+        self._value = JsonText()
+        self._text: list[str] = []  # of a key, or of a value that is not passed on
+        self._arguments: list[str] = []  # not taken yet
+        self._are_passed_on = False  # the arguments, as they come
 
-    def push(self, char: str) -> None:
-        """Take one character. Raises NotACall."""
-        if self._in_string:
-            self._in_value(char)
-            self._end_string(char)
-        elif char == '"':
-            self._in_string = True
-            self._in_value(char)
-        elif char in "{[":
-            self._open(char)
-        elif char in "}]":
-            self._close(char)
-        elif self._depth == 1 and char == ":" and self._key is None:
-            self._key, self._value = self._as_text(self._value), ""
-        elif self._depth == 1 and char == ",":
-            self._end_value()
-        else:
-            self._in_value(char)
+    @property
+    def unread(self) -> str:
+        """See CallReader.unread."""
+        return ""
+
+    def push(self, char: str) -> bool:
+        """See CallReader.push."""
+        match self._place:
+            case _Place.BRACE:
+                self._place = _Place.KEY
+            case _Place.KEY:
+                return self._before_key(char)
+            case _Place.COLON:
+                if char not in SPACE:
+                    self._place = _Place.VALUE
+                    return char == ":" or self._break()
+            case _Place.VALUE:
+                if char not in SPACE:
+                    return self._begin_value(char)
+            case _Place.INSIDE:
+                return self._inside(char)
+            case _Place.OVER:
+                return False
+        return True
 
     def take(self) -> str:
-        """Return further JSON text of the arguments, once the name is known."""
-        if self.name is None or not (self._first == "{" or self.is_complete):
+        """See CallReader.take."""
+        if self.name is None:
             return ""
-        taken, self._arguments = self._arguments, ""
-        return taken
+        taken, self._arguments = self._arguments, []
+        return "".join(taken)
+
+    def finish(self) -> str:
+        """See CallReader.finish."""
+        if self.name is None or self.has_arguments:
+            return ""
+        return self.take() + self._value.cut()
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _end_string(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False
+    def _before_key(self, char: str) -> bool:
+        if char in SPACE or char == ",":
+            return True
+        if char == "}":
+            self._end()
+            return True
+        if char != '"':
+            return self._break()
+        self._key = None
+        return self._begin_value(char)
 
-    def _open(self, char: str) -> None:
-        if self._depth == 0 and char != "{":
-            raise NotACall
-        if self._depth > 0:
-            if self._key is None:
-                raise NotACall
-            self._in_value(char)
-        self._depth += 1
+    def _begin_value(self, char: str) -> bool:
+        self._value, self._text, self._place = JsonText(), [], _Place.INSIDE
+        if self._holds_arguments:
+            self._are_passed_on = char == "{"
+            self.is_refused = self.is_refused or char not in '{"nN'  # null, or Python's None
+            self._name_it()
+        return self._inside(char)
 
-    def _close(self, char: str) -> None:
-        if self._depth > 1:
-            self._in_value(char)
-            self._depth -= 1
-            self.is_complete = self._is_arguments_alone and self._depth == 1
-            return
-        if char != "}":
-            raise NotACall
-        self._depth = 0
-        self._end_value()
-        if self.name is None:
-            raise NotACall
-        if self._first != "{":
-            self._arguments = self._arguments or "{}"
-        self.is_complete = True
+    @property
+    def _holds_arguments(self) -> bool:
+        return self._key in _ARGUMENT_KEYS and not self.has_arguments
 
-    def _in_value(self, char: str) -> None:
-        if self._depth == 0:
-            raise NotACall
-        if self._depth == 1 and not self._in_string and char in _SPACE:
-            return  # around keys and values
-        if self._key in ARGUMENT_KEYS:
-            self._first = self._first or char
-            self._arguments += char
+    def _inside(self, char: str) -> bool:
+        text = self._value.push(char)
+        if text is not None:
+            self._add(text)
+        elif char in SPACE or char in ",}" or (self._holds_arguments and self._are_passed_on):
+            self._add(self._value.close())
         else:
-            self._value += char
+            return self._break()
+        if self._value.is_complete:
+            self._end_value()
+            return text is not None or self.push(char)
+        return True
+
+    def _add(self, text: str) -> None:
+        if self._holds_arguments and self._are_passed_on:
+            self._arguments.append(text)
+        else:
+            self._text.append(text)
 
     def _end_value(self) -> None:
-        if self._key == "name":
-            self.name = self._as_text(self._value)
-        elif self._key in ARGUMENT_KEYS and self._first == '"':  # a string that holds JSON
-            self._arguments = self._as_text(self._arguments)
-        elif self._key in ARGUMENT_KEYS and self._first != "{":  # null, as a rule
-            self._arguments = ""
-        self._key, self._value = None, ""
+        key, text, self._place = self._key, "".join(self._text), _Place.KEY
+        if key is None:
+            self._key, self._place = _string(text), _Place.COLON
+        elif self._holds_arguments:
+            if not self._are_passed_on:
+                self._set_arguments(text)
+            self.has_arguments = True
+            if self._is_arguments_alone:
+                self._end()
+        elif key == "name" and self._named is None:
+            self._named = _string(text)
+            self.is_refused = self.is_refused or self._named not in self._tools
+        elif key == "id" and self.call_id is None:
+            self.call_id = _string(text)
+        self._name_it()
 
-    @staticmethod
-    def _as_text(value: str) -> str:
+    def _set_arguments(self, text: str) -> None:
+        """Take arguments that are no object: none, or a string that holds an object."""
+        text = "{}" if text == "null" else _string(text) or "{}"
         try:
-            text = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise NotACall from error
-        if not isinstance(text, str):
+            value = json.loads(text, strict=False)
+            is_same = text.isprintable()  # neither a raw line break nor half a character
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            self._arguments = [text if is_same else json.dumps(value)]
+            self._are_passed_on = True
+        else:
+            self.is_refused = True
+
+    def _name_it(self) -> None:
+        """Make the name known once this is certainly a call."""
+        if self._named is not None and self._are_passed_on and not self.is_refused:
+            self.name = self._named
+
+    def _end(self) -> None:
+        if self.name is None and not self._are_passed_on:
+            self._arguments, self._are_passed_on = ["{}"], True
+            self.is_refused = self.is_refused or self._needs_arguments or self._named is None
+            self._name_it()
+        self.is_refused = self.name is None
+        self._place, self.is_complete, self.has_arguments = _Place.OVER, True, True
+
+    def _break(self) -> bool:
+        """End the call before a character that no object goes on with. Raises NotACall."""
+        if self.name is None and not self.is_refused:
             raise NotACall
-        return text
+        self._place, self.is_complete = _Place.OVER, True
+        return False
+
+
+def _string(text: str) -> str:
+    """Return what a JSON string stands for; "" for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""

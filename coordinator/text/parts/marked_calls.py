@@ -1,51 +1,45 @@
-"""Parses tool calls after a marker: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Mistral
-(`[TOOL_CALLS][{...}, {...}]`, newer `[TOOL_CALLS]name{...}`), Llama 3 (the whole answer is
-`{...}; {...}`, optionally after `<|python_tag|>`).
+"""Finds tool calls in an answer's text by the marks of a family of models (`marks.py`).
 
-Text that turns out not to be a call is returned as content, including the marker.
+Text outside of calls is content (`text_around.py`). So is what looks like a call and is none: an
+object that names no offered function. Marks inside such an object mean nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from coordinator.text.parts.interface import CallPiece, Parts, held_length
-from coordinator.text.parts.json_call import JsonCall, NotACall
-
-_SPACE = " \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The marks with which a family of models separates calls from text."""
-
-    begin: str  # before a call or a list of calls; empty: calls only at the start of the answer
-    end: str = ""  # after a call or list
-    between: str = ""  # single characters that may surround the calls of a list
-    optional: str = ""  # may precede the first call
-    names_calls: bool = False  # NAME{arguments} is allowed, too
-    after_name: str = ""  # may be between NAME and its arguments
-
-
-HERMES = Marks(begin="<tool_call>", end="</tool_call>")
-LLAMA3 = Marks(begin="", between=";,", optional="<|python_tag|>")
-MISTRAL = Marks(begin="[TOOL_CALLS]", between="[],", names_calls=True, after_name="[ARGS]")
+from coordinator.text.parts.interface import (
+    SPACE,
+    CallPiece,
+    CallReader,
+    NotACall,
+    Parts,
+    Tools,
+    held_length,
+)
+from coordinator.text.parts.marks import Marks
+from coordinator.text.parts.text_around import TextAround
 
 
 class MarkedCalls:
-    """A PartsParser for one family's marks."""
+    """A PartsParser for one family's marks, and the offered functions."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, tools: Tools) -> None:
         self._marks = marks
+        self._tools = tools
         self._num_calls = 0
-        self._rest = ""  # not consumed yet, or perhaps the beginning of a marker
-        self._raw = ""  # text since a call's marker: content if it turns out not to be a call
-        self._space = ""  # whitespace after text or a call; dropped if another call follows
-        self._call: JsonCall | None = None
+        self._rest = ""  # not consumed yet, or perhaps the beginning of a mark
+        self._raw = ""  # since a call's mark: content if it turns out not to be a call
+        self._around = TextAround()
+        self._call: CallReader | None = None
         self._is_named = False  # whether the piece with the call's name was returned
-        self._follows_call = False
-        self._among_calls = not marks.begin
+        self._follows_call = False  # in the same block
+        self._is_in_list = False
+        self._among_calls = not marks.begins
         self._is_text_only = False
+
+    @property
+    def is_in_call(self) -> bool:
+        """See PartsParser.is_in_call."""
+        return self._is_named and self._call is not None and not self._call.has_arguments
 
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
@@ -57,14 +51,13 @@ class MarkedCalls:
 
     def finish(self) -> Parts:
         """See PartsParser.finish."""
-        parts = Parts()
-        if not self._is_named or self._call is None:  # else truncated arguments
-            left = self._raw + self._rest
-            if not self._num_calls or left.strip(_SPACE + self._marks.between):
-                self._show(left, parts)
-            if not self._num_calls:
-                parts.content += self._space
-        self._raw = self._rest = self._space = ""
+        parts, left = Parts(), self._raw + self._rest
+        if self._call is not None and self._is_named:
+            self._add(self._call, self._call.finish(), parts)
+        elif not self._follows_call or left.strip(SPACE + self._marks.separators + "}]"):
+            self._show(left, parts)
+        parts.content += self._around.finish()
+        self._raw = self._rest = ""
         return parts
 
     # ---- one step: consumes some of the rest, or returns False if more text is needed ----------
@@ -74,112 +67,134 @@ class MarkedCalls:
             self._show(self._taken(len(self._rest)), parts)
             return True
         if self._call is not None:
-            return self._in_call(self._call, parts)
+            self._in_call(self._call, parts)
+            return True
         if self._among_calls:
             return self._before_call(parts)
         return self._in_text(parts)
 
     def _in_text(self, parts: Parts) -> bool:
-        begin = self._marks.begin
-        at = self._rest.find(begin)
-        if at >= 0:
-            self._show(self._taken(at), parts)
-            self._raw = self._taken(len(begin))
-            self._among_calls = True
-            return True
-        certain = len(self._rest) - held_length(self._rest, begin)
-        self._show(self._taken(certain), parts)
-        return False
+        found = [(self._rest.find(mark), mark) for mark in self._marks.begins]
+        at, mark = min(((at, mark) for at, mark in found if at >= 0), default=(-1, ""))
+        if at < 0:
+            held = max(held_length(self._rest, mark) for mark in self._marks.begins)
+            self._show(self._taken(len(self._rest) - held), parts)
+            return False
+        self._show(self._taken(at), parts)
+        self._among_calls, self._follows_call, self._is_in_list = True, False, False
+        if mark != self._marks.opening:
+            self._raw = self._taken(len(mark))
+        return True
 
     def _before_call(self, parts: Parts) -> bool:
         """Consume whitespace and separators, then a call, its name, an end mark, or plain text."""
         marks, rest = self._marks, self._rest
-        for mark in filter(None, (marks.begin, marks.end, marks.optional)):
+        for mark in (*marks.between, marks.opening):
             if rest.startswith(mark):
-                self._raw += self._taken(len(mark))
-                if mark == marks.end:
-                    self._among_calls, self._raw = False, ""
-                return True
+                return self._at_mark(mark)
             if mark.startswith(rest):
                 return False
-        if rest[0] in _SPACE or rest[0] in marks.between:
+        if rest[0] in SPACE or rest[0] in self._may_come:
+            self._is_in_list = self._is_in_list or rest[0] == "["
             self._raw += self._taken(1)
             return True
-        if rest[0] == "{":
-            self._begin_call()
+        if self._is_in_block and rest[0] == "}":
+            self._taken(1)  # one too many
             return True
-        if marks.names_calls and self._name_length() is not None:
-            return self._named_call()
-        self._give_up(parts)
+        return self._named_call(parts) if marks.names_calls else self._give_up(parts)
+
+    def _at_mark(self, mark: str) -> bool:
+        if mark == self._marks.opening:
+            self._begin_call(self._marks.read(self._tools))
+            return True
+        self._raw += self._taken(len(mark))
+        if mark == self._marks.end and self._is_in_block:
+            self._among_calls, self._raw = False, ""
+        elif mark == self._marks.begin:
+            self._follows_call = self._is_in_list = False
         return True
 
-    def _name_length(self) -> int | None:
-        """Return the length of a possible name before `{`; None if it is not a name.
+    @property
+    def _is_in_block(self) -> bool:
+        """Whether a call came before, and the end of its block has not come."""
+        return self._follows_call and (self._is_in_list or self._marks.ends_alone)
 
-        len(rest) means that more text is needed.
-        """
-        for at, char in enumerate(self._rest):
-            if char == "{":
-                return at
-            if not (char.isalnum() or char in "_-.") and char not in self._marks.after_name:
-                return None
-        return len(self._rest)
+    @property
+    def _may_come(self) -> str:
+        """Single characters that may precede the next call."""
+        if self._follows_call:
+            return self._marks.separators if self._is_in_list or not self._marks.lists else ""
+        return "[" if self._marks.lists and not self._is_in_list else ""
 
-    def _named_call(self) -> bool:
-        length = self._name_length()
-        if length is None or length == len(self._rest):
+    def _named_call(self, parts: Parts) -> bool:
+        head = self._marks.head_of(self._rest)
+        if head is None:
+            return self._give_up(parts)
+        if not head.length:  # it may become one
             return False
-        text = self._taken(length)
-        self._raw += text
-        self._begin_call(text.removesuffix(self._marks.after_name))
+        self._raw += self._taken(head.length)
+        self._begin_call(self._marks.read(self._tools, head))
         return True
 
-    def _begin_call(self, name: str | None = None) -> None:
-        self._call, self._is_named, self._space = JsonCall(name), False, ""
+    def _begin_call(self, call: CallReader) -> None:
+        self._call, self._is_named = call, False
 
-    def _in_call(self, call: JsonCall, parts: Parts) -> bool:
-        char = self._taken(1)
-        self._raw += char
-        try:
-            call.push(char)
-        except NotACall:
+    def _in_call(self, call: CallReader, parts: Parts) -> None:
+        length, arguments, is_none = _run(call, self._rest)
+        self._raw += self._taken(length)
+        if call.name is not None:
+            self._add(call, arguments, parts)
+        if call.is_complete and call.unread:
+            self._rest = call.unread + self._rest
+            self._raw = self._raw.removesuffix(call.unread)
+        if call.name is not None:
+            self._raw = ""
+            if call.is_complete:
+                self._call, self._is_named, self._follows_call = None, False, True
+                self._num_calls += 1
+        elif is_none or call.is_complete or (call.is_refused and not self._marks.begins):
             self._call = None
-            if not self._is_named:  # else pieces of it were already returned
-                self._give_up(parts)
-            return True
-        more = call.take()
-        if more or (call.name is not None and not self._is_named):
-            self._add(call, more, parts)
-        if call.is_complete:
-            self._call, self._raw = None, ""
-            self._num_calls += 1
-            self._follows_call = True
+            self._leave("", parts)
+        elif call.is_refused:  # marks mean nothing up to its end
+            self._show(self._raw.removesuffix(call.unread), parts)
+            self._raw = call.unread
+
+    def _add(self, call: CallReader, arguments: str, parts: Parts) -> None:
+        if not self._is_named:
+            self._is_named = True
+            self._around.call_begins()
+            parts.calls.append(CallPiece(self._num_calls, call.name, arguments, call.call_id))
+        elif arguments:
+            parts.calls.append(CallPiece(self._num_calls, None, arguments))
+
+    def _give_up(self, parts: Parts) -> bool:
+        self._leave(self._taken(1), parts)
         return True
 
-    def _add(self, call: JsonCall, arguments: str, parts: Parts) -> None:
-        name = None if self._is_named else call.name
-        self._is_named = True
-        last = parts.calls[-1] if parts.calls else None
-        if last is not None and last.index == self._num_calls and name is None:
-            parts.calls[-1] = CallPiece(last.index, last.name, last.arguments + arguments)
-        else:
-            parts.calls.append(CallPiece(self._num_calls, name, arguments))
-
-    def _give_up(self, parts: Parts) -> None:
-        """Treat what was read since the marker, and the next character, as text."""
+    def _leave(self, text: str, parts: Parts) -> None:
+        """Treat what was read since the mark, and `text`, as text."""
         raw, self._raw = self._raw, ""
-        self._among_calls = False
-        self._is_text_only = not self._marks.begin
-        self._show(raw + self._taken(1), parts)
+        self._among_calls = self._follows_call = False
+        self._is_text_only = not self._marks.begins
+        self._show(raw + text, parts)
 
     def _show(self, text: str, parts: Parts) -> None:
-        """Add text as content, without the whitespace before and after calls."""
-        text = self._space + (text.lstrip(_SPACE) if self._follows_call else text)
-        self._follows_call = self._follows_call and not text
-        bare = text.rstrip(_SPACE)
-        self._space = text[len(bare) :]
-        parts.content += bare
+        parts.content += self._around.shown(text)
 
     def _taken(self, length: int) -> str:
         taken, self._rest = self._rest[:length], self._rest[length:]
         return taken
+
+
+def _run(call: CallReader, text: str) -> tuple[int, str, bool]:
+    """Let a call read on; return the characters it took, its arguments, whether it is none."""
+    told: list[str] = []
+    for at, char in enumerate(text):
+        try:
+            is_taken = call.push(char)
+        except NotACall:
+            return at + 1, "", True
+        told.append(call.take())
+        if call.is_complete:
+            return at + is_taken, "".join(told), False
+    return len(text), "".join(told), False

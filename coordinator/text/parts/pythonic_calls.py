@@ -1,108 +1,197 @@
 """Parses a list of Python calls, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4.
 
-A call is returned when it is complete. Its arguments must be keywords with literals; anything else
-is not a call, and is returned as text.
+A call is returned when it is complete. Its arguments must be keywords with literals, of Python or
+of JSON; anything else is not a call, and is returned as text.
 """
 
 from __future__ import annotations
 
-import ast
-import json
+import re
+from enum import Enum, auto
+from itertools import pairwise
 
-from coordinator.text.parts.interface import CallPiece, Parts
+from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools
+from coordinator.text.parts.python_values import python_value
+from coordinator.text.parts.text_around import TextAround
+from coordinator.text.parts.typed_values import json_of
 
-_SPACE = " \t\r\n"
-_TAG = "<|python_tag|>"
+BEGINS, END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
 _OPENING = {"(": ")", "[": "]", "{": "}"}
+_NAME, _KEY = re.compile(r"[\w.-]+\s*"), re.compile(r"\s*[\w.-]+\s*")
+
+
+class _Place(Enum):
+    """Where the text so far ends."""
+
+    BEGINNING = auto()
+    LIST = auto()  # between calls
+    CALL = auto()
+    BEHIND = auto()  # after the list
+    TEXT = auto()
 
 
 class PythonicCalls:
     """A PartsParser for answers that are either a list of calls or plain text."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._num_calls = 0
-        self._rest = ""  # not parsed yet
-        self._before = ""  # text before the list: content if it turns out not to be a list
-        self._in_list = False
-        self._is_text = False
+        self._place = _Place.BEGINNING
+        self._raw = ""  # since the last call: content if no call follows
+        self._source = _Source()
+        self._around = TextAround()
+
+    @property
+    def is_in_call(self) -> bool:
+        """See PartsParser.is_in_call."""
+        return self._place is _Place.CALL
 
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
-        self._rest += text
         parts = Parts()
-        if not (self._in_list or self._is_text):
-            self._look_at_beginning()
-        while self._in_list and self._one_call(parts):
-            pass
-        if self._is_text:
-            parts.content += self._before + self._rest
-            self._before = self._rest = ""
+        for at, char in enumerate(text):
+            if self._place is _Place.TEXT:
+                parts.content += self._around.shown(text[at:])
+                break
+            self._step(char, parts)
         return parts
 
     def finish(self) -> Parts:
         """See PartsParser.finish."""
-        rest = self._rest.strip(_SPACE + "],") if self._num_calls else self._before + self._rest
-        self._before = self._rest = ""
-        return Parts(content=rest)
+        raw = self._raw
+        if self._num_calls and self._place in (_Place.LIST, _Place.BEHIND):
+            raw = raw.strip(SPACE + ",")  # a list that was not ended
+        elif self._place is _Place.CALL:
+            raw += self._source.text
+        self._raw = ""
+        return Parts(self._around.shown(raw) + self._around.finish())
 
-    def _look_at_beginning(self) -> None:
-        bare = self._rest.lstrip(_SPACE).removeprefix(_TAG).lstrip(_SPACE)
-        if bare.startswith("["):
-            self._in_list = True
-            self._before, self._rest = self._rest.removesuffix(bare), bare
-        elif bare and not _TAG.startswith(bare):
-            self._is_text = True
+    # ---- parts ---------------------------------------------------------------------------------
 
-    def _one_call(self, parts: Parts) -> bool:
-        """Take the next call; return False if more text is needed, or it is not a call."""
-        start = len(self._rest) - len(self._rest.lstrip(_SPACE + ("," if self._num_calls else "[")))
-        end = _end_of_call(self._rest, start)
-        if end is None:
-            return False
-        piece = _as_call(self._rest[start:end], self._num_calls)
-        if piece is None:
-            self._in_list, self._is_text = False, True
-            return False
-        parts.calls.append(piece)
-        self._num_calls += 1
-        self._before = ""
-        self._rest = self._rest[end:]
-        return True
+    def _step(self, char: str, parts: Parts) -> None:
+        if self._place is _Place.CALL:
+            self._in_call(char, parts)
+            return
+        self._raw += char
+        match self._place:
+            case _Place.BEGINNING:
+                bare = _without_mark(self._raw)
+                if bare.startswith("["):
+                    self._place = _Place.LIST
+                elif bare and not any(mark.startswith(bare) for mark in BEGINS):
+                    self._give_up(parts)
+            case _Place.LIST:
+                self._in_list(char, parts)
+            case _:
+                bare = self._raw.lstrip(SPACE)
+                if bare == END:
+                    self._raw = ""
+                elif not END.startswith(bare):
+                    self._give_up(parts)
+
+    def _in_list(self, char: str, parts: Parts) -> None:
+        if char in SPACE or (char == "," and self._num_calls):
+            return
+        if char == "]" and self._num_calls:
+            self._place, self._raw = _Place.BEHIND, ""
+            return
+        self._raw = self._raw[:-1]
+        self._place, self._source = _Place.CALL, _Source()
+        self._in_call(char, parts)
+
+    def _in_call(self, char: str, parts: Parts) -> None:
+        source = self._source
+        source.push(char)
+        if source.is_complete:
+            found = source.arguments()
+            if found is not None:
+                parts.calls.append(CallPiece(self._num_calls, source.name, found))
+                self._around.call_begins()
+                self._num_calls += 1
+                self._place, self._raw = _Place.LIST, ""
+                return
+        elif source.name in self._tools if source.name else _NAME.fullmatch(source.text):
+            return
+        self._raw += source.text
+        self._give_up(parts)
+
+    def _give_up(self, parts: Parts) -> None:
+        raw, self._raw, self._place = self._raw, "", _Place.TEXT
+        parts.content += self._around.shown(raw)
 
 
-def _end_of_call(text: str, start: int) -> int | None:
-    """Return the index after the bracket that closes the first one from `start`; None: not yet."""
-    closing: list[str] = []
-    quote, escaped = "", False
-    for at in range(start, len(text)):
-        char = text[at]
-        if quote:
-            quote = "" if char == quote and not escaped else quote
-            escaped = char == "\\" and not escaped
+class _Source:
+    """The source of one call while it comes in, with where its arguments are."""
+
+    def __init__(self) -> None:
+        self.name = ""  # once its bracket is open
+        self.is_complete = False
+        self._chars: list[str] = []
+        self._closing: list[str] = []
+        self._quote = ""
+        self._opened_at = 0  # the quote: number of characters up to it
+        self._is_escaped = False
+        self._cuts: list[int] = []  # positions of the call's brackets, and of commas between them
+
+    @property
+    def text(self) -> str:
+        """What came so far."""
+        return "".join(self._chars)
+
+    def push(self, char: str) -> None:
+        """Take one character."""
+        self._chars.append(char)
+        if self._quote:
+            self._in_string(char)
         elif char in "\"'":
-            quote = char
+            is_third = (
+                self._chars[-3:-1] == [char, char] and self._opened_at == len(self._chars) - 2
+            )
+            self._quote = 3 * char if is_third else char
+            self._opened_at = len(self._chars)
         elif char in _OPENING:
-            closing.append(_OPENING[char])
-        elif closing and char == closing[-1]:
-            closing.pop()
-            if not closing:
-                return at + 1
-    return None
+            self._open(char)
+        elif self._closing and char == self._closing[-1]:
+            self._closing.pop()
+            self.is_complete = not self._closing
+        if not self._quote and (self.is_complete or (len(self._closing) == 1 and char == ",")):
+            self._cuts.append(len(self._chars) - 1)
 
-
-def _as_call(source: str, index: int) -> CallPiece | None:
-    """Parse a call with keyword arguments that are literals; None if it is something else."""
-    try:
-        call = ast.parse(source, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+    def arguments(self) -> str | None:
+        """Return the arguments as JSON; None: they are not all keywords with literals."""
+        found: dict[str, object] = {}
+        try:
+            for begin, end in pairwise(self._cuts):
+                key, is_given, value = "".join(self._chars[begin + 1 : end]).partition("=")
+                if not (key + value).strip() and end == self._cuts[-1]:
+                    break  # nothing after the last comma
+                if not is_given or not _KEY.fullmatch(key) or key.strip() in found:
+                    return None
+                found[key.strip()] = python_value(value)
+            return json_of(found)
+        except ValueError:
             return None
-        arguments = {
-            keyword.arg: ast.literal_eval(keyword.value)
-            for keyword in call.keywords
-            if keyword.arg is not None
-        }
-        if len(arguments) < len(call.keywords):
-            return None  # **unpacking, or a repeated keyword
-        return CallPiece(index, ast.unparse(call.func), json.dumps(arguments, allow_nan=False))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
+
+    def _open(self, char: str) -> None:
+        if not self._cuts and char == "(":
+            self.name = self.text[:-1].strip()
+            self._cuts.append(len(self._chars) - 1)
+        self._closing.append(_OPENING[char])
+
+    def _in_string(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        else:
+            end = self._chars[max(self._opened_at, len(self._chars) - len(self._quote)) :]
+            if "".join(end) == self._quote:
+                self._quote = ""
+
+
+def _without_mark(text: str) -> str:
+    """Return a text without whitespace and a mark at its beginning."""
+    bare = text.lstrip(SPACE)
+    for mark in BEGINS:
+        bare = bare.removeprefix(mark)
+    return bare.lstrip(SPACE)

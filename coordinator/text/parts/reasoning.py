@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from coordinator.text.parts.interface import Parts, held_length
+from collections.abc import Sequence
+
+from coordinator.text.parts.interface import SPACE, Parts, held_length
 
 BEGIN, END = "<think>", "</think>"
-_SPACE = " \t\r\n"
 
 
 class Reasoning:
-    """A PartsParser for answers that may begin with reasoning.
+    """Takes answers that may begin with reasoning, in one piece or several in a row.
 
     Args:
         has_begun: the prompt ends with the begin mark, so the answer begins inside reasoning.
         is_shown: whether reasoning is returned; otherwise it is dropped.
         is_streamed: whether reasoning is returned as it comes; otherwise all of it at its end.
+        call_begins: marks with which a call begins. It ends reasoning if no end mark follows, so
+            the text from the last such mark on is held back.
     """
 
-    def __init__(self, has_begun: bool, is_shown: bool = True, is_streamed: bool = True) -> None:
+    def __init__(
+        self,
+        has_begun: bool,
+        is_shown: bool = True,
+        is_streamed: bool = True,
+        call_begins: Sequence[str] = (),
+    ) -> None:
         self._is_inside = has_begun
         self._is_over = False
         self._is_shown = is_shown
         self._is_streamed = is_streamed
+        self._call_begins = call_begins
         self._kept = ""  # reasoning so far that is not streamed
         self._rest = ""
-        self._skips_space = has_begun  # drop whitespace after a mark
+        self._num_searched = 0  # characters of the rest that no mark begins in
+        self._has_call = False  # the rest begins with the mark of a call
+        self._follows_mark = has_begun  # whitespace comes next, and perhaps a begin mark
 
     @property
     def is_inside(self) -> bool:
@@ -36,18 +48,20 @@ class Reasoning:
         """Whether no reasoning can follow."""
         return self._is_over
 
+    @property
+    def num_undecided(self) -> int:
+        """The number of characters at the end of the text that are content or precede reasoning."""
+        return 0 if self._is_inside else len(self._rest)
+
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
         self._rest += text
         parts = Parts()
-        if not (self._is_inside or self._is_over):
-            self._look_at_beginning()
-        if self._is_inside:
-            self._look_for_end(parts)
+        while not self._is_over and self._step(parts):
+            pass
         if self._is_over:
-            parts.content = self._bare(self._rest)
-            self._rest = ""
-        parts.reasoning = self._shown(parts.reasoning, is_last=self._is_over)
+            parts.content, self._rest = self._rest, ""
+        parts.reasoning = self._shown(parts.reasoning, is_last=not self._is_inside)
         return parts
 
     def finish(self) -> Parts:
@@ -56,6 +70,57 @@ class Reasoning:
         if not self._is_inside:
             return Parts(content=rest)
         return Parts(reasoning=self._shown(rest, is_last=True))
+
+    def take_call(self) -> str:
+        """Return the text from the mark of a call on, at the end; "" if there is none."""
+        if not self._has_call:
+            return ""
+        text, self._rest = self._rest, ""
+        return text
+
+    def give_back(self, text: str) -> None:
+        """Return what was taken, as it is no call."""
+        self._rest = text
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _step(self, parts: Parts) -> bool:
+        """Go on to another state; False if more text is needed for that."""
+        if self._is_inside and not self._follows_mark:
+            return self._look_for_end(parts)
+        bare = self._rest.lstrip(SPACE)
+        if bare.startswith(BEGIN):
+            self._is_inside = self._follows_mark = True
+            self._rest = bare.removeprefix(BEGIN)
+            return True
+        if BEGIN.startswith(bare):
+            return False
+        self._rest = bare if self._follows_mark else self._rest
+        self._follows_mark, self._is_over = False, not self._is_inside
+        return True
+
+    def _look_for_end(self, parts: Parts) -> bool:
+        at = self._rest.find(END, self._num_searched)
+        if at >= 0:
+            parts.reasoning += self._rest[:at]
+            self._rest = self._rest[at + len(END) :]
+            self._num_searched, self._has_call = 0, False
+            self._is_inside, self._follows_mark = False, True
+            return True
+        marks = (END, *self._call_begins)
+        held = max(held_length(self._rest, mark) for mark in marks)
+        if not self._has_call:
+            certain = self._up_to_call(len(self._rest) - held)
+            parts.reasoning += self._rest[:certain]
+            self._rest = self._rest[certain:]
+        self._num_searched = max(0, len(self._rest) - len(END))
+        return False
+
+    def _up_to_call(self, certain: int) -> int:
+        """Return where the first call begins, or else `certain`."""
+        found = [at for mark in self._call_begins if (at := self._rest.find(mark)) >= 0]
+        self._has_call = bool(found)
+        return min(found, default=certain)
 
     def _shown(self, reasoning: str, is_last: bool) -> str:
         """Return the reasoning that can be returned now."""
@@ -67,28 +132,23 @@ class Reasoning:
         shown, self._kept = self._kept, ""
         return shown
 
-    def _look_at_beginning(self) -> None:
-        bare = self._rest.lstrip(_SPACE)
-        if bare.startswith(BEGIN):
-            self._is_inside, self._skips_space = True, True
-            self._rest = bare.removeprefix(BEGIN)
-        elif bare and not BEGIN.startswith(bare):
-            self._is_over = True
 
-    def _look_for_end(self, parts: Parts) -> None:
-        at = self._rest.find(END)
-        if at >= 0:
-            parts.reasoning = self._bare(self._rest[:at])
-            self._rest = self._rest[at + len(END) :]
-            self._is_inside, self._is_over, self._skips_space = False, True, True
-            return
-        certain = len(self._rest) - held_length(self._rest, END)
-        parts.reasoning, self._rest = self._bare(self._rest[:certain]), self._rest[certain:]
+class ContentStart:
+    """Tells where the content of an answer begins, for what counts in content only."""
 
-    def _bare(self, text: str) -> str:
-        """Return text without the whitespace after a mark, which may arrive in several pieces."""
-        if not self._skips_space:
-            return text
-        bare = text.lstrip(_SPACE)
-        self._skips_space = not bare
-        return bare
+    def __init__(self, reasoning: Reasoning) -> None:
+        self._reasoning = reasoning
+        self._held = ""  # it is not known yet what this is
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the text that precedes the content, and the content, as far as it is known."""
+        content = self._reasoning.push(text).content
+        whole = self._held + text
+        at = len(whole) - (len(content) or self._reasoning.num_undecided)
+        self._held = "" if content else whole[at:]
+        return whole[:at], content
+
+    def finish(self) -> str:
+        """End the text; return what was not known: it is content."""
+        held, self._held = self._held, ""
+        return held

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.text.parts import AnswerParts, Parts, ToolFormat, detect_tool_format
-from coordinator.text.parts.interface import PartsParser
+from coordinator.text.parts.interface import PartsParser, Tools
 from coordinator.text.parts.reasoning import Reasoning
 from pdserve.settings.answers import ToolFormatName
 
 Call = tuple[str, object]
 A: Call = ("weather", {"city": "Paris", "days": [1, 2], "deep": {"a": "}]\\"}})
 B: Call = ("now", {})
+OFFERED: Tools = {"weather": {}, "now": {}, "f": {}}
 
 
 def read(parser: PartsParser, pieces: list[str]) -> tuple[str, str, list[Call]]:
@@ -106,7 +107,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
 def test_calls_are_found(name: str, text: str, content: str | None, calls: list[Call]) -> None:
-    found = read_any_way(ToolFormat(name).parser, text)
+    found = read_any_way(lambda: ToolFormat(name).parser(OFFERED), text)
     assert found == ("", text if content is None else content, calls)
 
 
@@ -114,7 +115,7 @@ def test_calls_are_found(name: str, text: str, content: str | None, calls: list[
 @given(text=st.text(alphabet='[]{}()<>/|"\\:;, =nametool_clTOOCAS1x\n', max_size=60))
 def test_no_text_is_too_strange(name: ToolFormat, text: str) -> None:
     """Nothing raises, and without a call nothing is lost."""
-    parser = name.parser()
+    parser = name.parser(OFFERED)
     parts = parser.push(text) + parser.finish()
     if not parts.calls:
         assert parts.content == text
@@ -143,11 +144,11 @@ def test_arguments_arrive_unharmed(arguments: dict[str, object], sizes: list[int
             size = sizes[len(pieces) % len(sizes)]
             pieces.append(text[start : start + size])
             start += size
-        assert read(ToolFormat(name).parser(), pieces) == ("", "", [("f", arguments)])
+        assert read(ToolFormat(name).parser(OFFERED), pieces) == ("", "", [("f", arguments)])
 
 
 def test_arguments_are_streamed() -> None:
-    parser = ToolFormat.HERMES.parser()
+    parser = ToolFormat.HERMES.parser(OFFERED)
     parser.push('<tool_call>{"name": "f", "arguments": {"text": "')
     assert parser.push("Once upon").calls[0].arguments == "Once upon"
 
@@ -172,9 +173,9 @@ def test_reasoning_is_told_apart(text: str, has_begun: bool, reasoning: str, con
 
 def test_reasoning_and_calls_of_one_answer() -> None:
     text = f"<think>Which? {hermes(B)}</think>\nI look.\n{hermes(A)}{hermes(B)}"
-    whole = AnswerParts(Reasoning(has_begun=False), ToolFormat.HERMES.parser())
+    whole = AnswerParts(Reasoning(has_begun=False), ToolFormat.HERMES.parser(OFFERED))
     assert read(whole, list(text)) == (f"Which? {hermes(B)}", "I look.", [A, B])
-    one = AnswerParts(Reasoning(has_begun=False), ToolFormat.HERMES.parser(), max_calls=1)
+    one = AnswerParts(Reasoning(has_begun=False), ToolFormat.HERMES.parser(OFFERED), max_calls=1)
     assert read(one, list(text)) == (f"Which? {hermes(B)}", "I look.", [A])
     assert one.num_calls == 1
 

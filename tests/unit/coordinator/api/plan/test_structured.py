@@ -209,6 +209,7 @@ TWO = {
     '{"name": "g", "arguments": {}}]',
 }
 TOOLS = [tool("f"), tool("g", None)]
+OFFERED: dict[str, dict[str, Any]] = {"f": {}, "g": {}}
 F = {"type": "function", "function": {"name": "f"}}
 
 
@@ -270,7 +271,7 @@ async def test_strict_calls_are_enforced_where_the_model_decides(
 
 @pytest.mark.parametrize("tool_format", ONE)
 def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None:
-    parser = tool_format.parser()
+    parser = tool_format.parser(OFFERED)
     parts = parser.push(TWO[tool_format]) + parser.finish()
     assert not parts.content
     found: dict[int, list[str]] = {}
@@ -287,7 +288,7 @@ def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None
 @pytest.mark.parametrize(
     ("tool_format", "body", "said"),
     [
-        (ToolFormat.PYTHONIC, {"tool_choice": "required"}, "Python"),
+        (ToolFormat.PYTHONIC, {"tool_choice": "required"}, "pythonic"),
         (ToolFormat.LLAMA3, {"response_format": FORMAT}, "cannot be told"),
     ],
 )
@@ -330,7 +331,7 @@ async def test_newer_mistral_names_calls_before_their_arguments() -> None:
         assert response.status == 200, await response.text()
         text = '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}'
         assert takes(sent(api), text, tokenizer)
-    parser = ToolFormat.MISTRAL.parser()
+    parser = ToolFormat.MISTRAL.parser(OFFERED)
     calls = (parser.push(text) + parser.finish()).calls
     assert [piece.name for piece in calls if piece.name] == ["f", "g"]
 

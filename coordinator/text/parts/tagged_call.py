@@ -1,0 +1,186 @@
+"""Incremental parser of one tool call as tags, with values as plain text: Qwen3-Coder.
+
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+
+Strings are passed on as they arrive; other values when they are whole, as the function's schema
+says what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any
+
+from coordinator.text.parts.interface import SPACE, NotACall, Tools
+from coordinator.text.parts.typed_values import argument_schema, as_json, is_text, json_of
+
+FUNCTION, PARAMETER = "<function=", "<parameter="
+FUNCTION_END, PARAMETER_END = "</function>", "</parameter>"
+_MAX_HEAD = 256  # characters of a name in its tag
+# Models forget the end of a value: where a line is the tag of another known parameter, it ended.
+_NEXT = re.compile(r"\n<parameter=([^<>\n]{1,128})>")
+_HELD = 160  # characters after a "<" that may become one of these ends
+
+
+class _Place(Enum):
+    """What comes next."""
+
+    NAME = auto()
+    TAG = auto()  # of a parameter, or the end
+    KEY = auto()
+    VALUE = auto()
+    OVER = auto()
+
+
+class TaggedCall:
+    """A CallReader from the tag of the function on. See the module."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.name: str | None = None
+        self.call_id: str | None = None
+        self.is_refused = False
+        self.is_complete = False
+        self.has_arguments = False
+        self._tools = tools
+        self._schema: Mapping[str, Any] = {}  # of the arguments
+        self._place = _Place.NAME
+        self._text = ""  # of the tag or value that is being read
+        self._keys: set[str] = set()
+        self._key = ""
+        self._is_repeated = False  # the key: the first value counts
+        self._is_string = False  # the value, whatever it looks like
+        self._is_begun = False  # a string was passed on in part
+        self._arguments = ""  # not taken yet
+
+    @property
+    def unread(self) -> str:
+        """See CallReader.unread."""
+        return self._text if self._place in (_Place.TAG, _Place.OVER) else ""
+
+    def push(self, char: str) -> bool:
+        """See CallReader.push."""
+        if self._place is _Place.OVER:
+            return False
+        if self._place is _Place.TAG and not self._text and char in SPACE:
+            return True
+        if self._place is _Place.TAG and not _begins_tag(self._text + char):
+            return self._end(is_consumed=False)
+        self._text += char
+        match self._place:
+            case _Place.NAME:
+                self._read_name(char)
+            case _Place.TAG:
+                self._read_tag()
+            case _Place.KEY:
+                self._read_key(char)
+            case _Place.VALUE:
+                self._read_value(char)
+        return True
+
+    def take(self) -> str:
+        """See CallReader.take."""
+        taken, self._arguments = self._arguments, ""
+        return taken
+
+    def finish(self) -> str:
+        """See CallReader.finish."""
+        if self._place is _Place.VALUE and self.name is not None:
+            self._tell_string(len(self._text))
+        return self.take()
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _read_name(self, char: str) -> None:
+        if len(self._text) > len(FUNCTION) + _MAX_HEAD:
+            raise NotACall
+        if char != ">":
+            return
+        name = self._text.removeprefix(FUNCTION)[:-1].strip()
+        if name in self._tools:
+            self.name, self._schema = name, self._tools[name]
+            self._arguments = "{"
+        else:
+            self.is_refused = True
+        self._next(_Place.TAG)
+
+    def _read_tag(self) -> None:
+        if self._text == FUNCTION_END:
+            self._text = ""
+            self._end(is_consumed=True)
+        elif self._text == PARAMETER:
+            self._next(_Place.KEY)
+
+    def _read_key(self, char: str) -> None:
+        if char != ">":
+            return
+        self._key = self._text[:-1].strip()
+        self._is_repeated = self._key in self._keys
+        self._is_string = False
+        if not self._is_repeated and self.name is not None:
+            schema = argument_schema(self._schema, self._key)
+            self._is_string = is_text(schema, self._schema)
+            self._arguments += (", " if self._keys else "") + json.dumps(self._key) + ": "
+            self._keys.add(self._key)
+        self._next(_Place.VALUE)
+
+    def _read_value(self, char: str) -> None:
+        text = self._text
+        if char == ">":
+            if text.endswith(PARAMETER_END):
+                length = len(text) - len(PARAMETER_END)
+                self._end_value(length - text.endswith("\n", 0, length))
+                return
+            found = _NEXT.fullmatch(text, max(0, text.rfind("\n")))
+            if found and found[1] != self._key and argument_schema(self._schema, found[1]):
+                self._end_value(found.start())
+                self._text = f"{found[1]}>"
+                self._read_key(char)
+                return
+        self._tell_string(_certain(text))
+
+    def _tell_string(self, until: int) -> None:
+        """Pass on a string up to a character; the line break at its beginning is layout."""
+        if not (self._is_string and until):
+            return
+        told, self._text = self._text[:until], self._text[until:]
+        if not self._is_begun:
+            told, self._is_begun = told.removeprefix("\n"), True
+            self._arguments += '"'
+        self._arguments += json_of(told)[1:-1]
+
+    def _end_value(self, length: int) -> None:
+        if self._is_string:
+            self._tell_string(length)
+            self._arguments += '"' if self._is_begun else '""'
+        elif not self._is_repeated and self.name is not None:
+            value = self._text[:length].removeprefix("\n")
+            schema = argument_schema(self._schema, self._key)
+            self._arguments += as_json(value, schema, self._schema)
+        self._next(_Place.TAG)
+
+    def _next(self, place: _Place) -> None:
+        self._place, self._text, self._is_begun = place, "", False
+
+    def _end(self, *, is_consumed: bool) -> bool:
+        if self.name is not None:
+            self._arguments += "}"
+        self._place, self.is_complete, self.has_arguments = _Place.OVER, True, True
+        return is_consumed
+
+
+def _begins_tag(text: str) -> bool:
+    return PARAMETER.startswith(text) or FUNCTION_END.startswith(text)
+
+
+def _certain(text: str) -> int:
+    """Return how many characters of a value cannot be the beginning of its end."""
+    at = text.find("<", max(0, len(text) - _HELD))
+    at = len(text) if at < 0 else at
+    return at - text.endswith("\n", 0, at)
