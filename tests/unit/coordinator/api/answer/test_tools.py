@@ -253,3 +253,61 @@ async def test_only_allowed_tools_are_there() -> None:
             await client.chat.completions.create(
                 model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
             )
+
+
+ONE_CALL = [("weather", '{"city": "Paris"}')]
+ENDS: list[tuple[str, dict[str, Any], str, str, list[tuple[str, str]], str]] = [
+    # said, asked, reasoning, content, calls, finish reason
+    (f"<think>Hm.\n{CALL}", {}, "Hm.\n", "", ONE_CALL, "tool_calls"),
+    (f"<think>Hm.\n{CALL} Sure?</think>Yes.", {}, f"Hm.\n{CALL} Sure?", "Yes.", [], "stop"),
+    ("<think>Is it <tool_call>?", {}, "Is it <tool_call>?", "", [], "stop"),
+    ("<think>a</think>\n<think>b</think>c", {}, "ab", "c", [], "stop"),
+    ("<think>A Question: b</think>\nYes.", {"stop": "Question:"}, "A Question: b", "Yes.", [],
+     "stop"),
+    ("<think>a</think>\n\nYes.\n\nNo", {"stop": "\n\n"}, "a", "Yes.", [], "stop"),
+    ("<think>a</think>Yes Question: No", {"stop": "Question:"}, "a", "Yes ", [], "stop"),
+    ("Yes Question: No", {"stop": "Question:"}, "", "Yes ", [], "stop"),
+    (CALL, {"stop": "Par"}, "", "", [("weather", '{"city": "')], "stop"),
+    (CALL, {"stop": '"name"'}, "", "<tool_call>\n{", [], "stop"),
+    (CALL, {"stop": "</tool_call>"}, "", "", ONE_CALL, "tool_calls"),
+    (CALL + CALL, {"stop": "call>\n<tool"}, "", "", 2 * ONE_CALL, "tool_calls"),
+    (CALL + CALL[:-18], {}, "", "", [*ONE_CALL, ("weather", '{"city": "Par')], "stop"),
+    ('<tool_call>{"name": "Alice", "arguments": {}}</tool_call>', {}, "",
+     '<tool_call>{"name": "Alice", "arguments": {}}</tool_call>', [], "stop"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("per_event", [1, 1000])
+async def test_how_answers_end(per_event: int) -> None:
+    """Whole, streamed, and as a response: the same parts."""
+    async with served(None, tool_tokenizer(), splits_reasoning=True) as api:
+        for said, asked, *expected in ENDS:
+            api.generator.script = says(said, per_event=per_event)
+            async with api.chat(tools=TOOLS, **asked) as response:
+                choice = (await response.json())["choices"][0]
+            assert _parts_of([choice["message"]], choice) == expected, said
+            async with api.chat(tools=TOOLS, stream=True, **asked) as response:
+                choices = [e["choices"][0] for e in events_of(await response.read())[:-1]]
+            assert _parts_of([c["delta"] for c in choices], choices[-1]) == expected, said
+            tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+            body = {"model": MODEL, "input": "Hi", "tools": tools, **asked}
+            async with api.client.post("/v1/responses", json=body) as response:
+                items = (await response.json())["output"]
+            calls = [i for i in items if i["type"] == "function_call"]
+            assert [(i["name"], i["arguments"]) for i in calls] == expected[2], said
+            if calls:
+                is_whole = expected[3] == "tool_calls"
+                assert calls[-1]["status"] == ("completed" if is_whole else "incomplete")
+
+
+def _parts_of(messages: list[dict[str, Any]], choice: dict[str, Any]) -> list[Any]:
+    calls: list[list[str]] = []
+    for message in messages:
+        for call in message.get("tool_calls") or []:
+            if "id" in call:
+                calls.append(["", ""])
+            calls[-1][0] += call["function"].get("name", "")
+            calls[-1][1] += call["function"]["arguments"]
+    reasoning = "".join(message.get("reasoning_content") or "" for message in messages)
+    content = "".join(message.get("content") or "" for message in messages)
+    return [reasoning, content, [(name, text) for name, text in calls], choice["finish_reason"]]
