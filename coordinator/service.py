@@ -32,6 +32,7 @@ from pdserve.settings.timeouts import SharedTimeouts
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
+from pdserve.wire.lifeline import caller, lifeline
 from pdserve.wire.outbox import Outbox, running
 from pdserve.wire.patience import patience
 
@@ -60,7 +61,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._timeouts = timeouts
 
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
-        """Serve a node until its stream breaks or no message arrives for `liveness_s`."""
+        """Serve a node until its stream breaks or it counts as lost (`_listen`)."""
         node_id = ""
         try:
             hello = await self._hello(context)
@@ -102,17 +103,25 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Handle messages until the node hangs up or has attached anew.
 
         Raises:
-            MalformedMessage: a message makes no sense, or none came for `liveness_s`.
+            MalformedMessage: a message makes no sense, or none came for `liveness_s`, or for longer
+                while the node's host and process still answered.
         """
         liveness_s = self._timeouts.liveness_s
-        try:
-            async with patience(liveness_s) as silence:
-                while (proto := await _read(context)) is not None and member in self._registry:
-                    silence.heard()
-                    for message in FROM_NODE.unwrap_all(proto):
-                        self._receive(message, member)
-        except TimeoutError as error:
-            raise _heard_nothing(liveness_s) from error
+        with lifeline(liveness_s, caller(context.peer())) as line:
+
+            def waits_on(silent_s: float) -> bool:
+                self._registry.silent(member, silent_s)
+                return line.holds(silent_s)
+
+            try:
+                async with patience(liveness_s, waits_on=waits_on) as silence:
+                    while (proto := await _read(context)) is not None and member in self._registry:
+                        silence.heard()
+                        self._registry.heard(member)
+                        for message in FROM_NODE.unwrap_all(proto):
+                            self._receive(message, member)
+            except TimeoutError as error:
+                raise _heard_nothing(liveness_s) from error
 
     def _receive(self, message: msgspec.Struct, member: Member) -> None:
         match message:

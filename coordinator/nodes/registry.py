@@ -45,6 +45,7 @@ class Member:
     load: LoadReport
     slot: int = 0  # unique among members
     perf: PerfReport | None = None  # None: the node has not reported its profile yet
+    is_silent: bool = False  # nothing was heard for `liveness_s`: it is late, or was when it went
     reaches: frozenset[KvReach] = field(init=False)
     clock: ClockOffset = field(default_factory=ClockOffset)
 
@@ -188,6 +189,20 @@ class Registry:
             log.warning("%s is gone (%s)", *_names(member))
         self._tell(self._on_lost, member)
         heappush(self._free_slots, member.slot)
+
+    def silent(self, member: Member, silent_s: float) -> None:
+        """Note that nothing has been heard of a member for too long; it may be late, or gone."""
+        if not member.is_silent:
+            member.is_silent = True
+            log.warning("%s (%s) has said nothing for %.1f s", *_names(member), silent_s)
+            self._tell(self._on_changed, member)
+
+    def heard(self, member: Member) -> None:
+        """Note that a member has said something."""
+        if member.is_silent:
+            member.is_silent = False
+            log.warning("%s (%s) was only late, and goes on", *_names(member))
+            self._tell(self._on_changed, member)
 
     def report(self, member: Member, load: LoadReport) -> None:
         """Record a member's load report."""

@@ -42,7 +42,9 @@ class Departures:
         if not has_drained:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
         self._moves.lost(member)
-        self._interrupt(member, "node_lost", "" if has_drained else member.hello.incarnation)
+        # Of silence no request is guilty: a host that stands still, or was cut off, is silent, too.
+        is_crash = not (has_drained or member.is_silent)
+        self._interrupt(member, "node_lost", member.hello.incarnation if is_crash else "")
 
     def _changed(self, member: Member) -> None:
         if member.load.state is NodeState.SICK:

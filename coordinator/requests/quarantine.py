@@ -1,4 +1,7 @@
-"""Prompts that have brought nodes down: for a while, nobody else is asked to compute them."""
+"""Prompts that have brought nodes down: for a while, no node is asked to compute them again.
+
+A tenant's quarantine is its own: nobody can have the prompts of others refused.
+"""
 
 from __future__ import annotations
 
@@ -44,4 +47,5 @@ class Quarantine:
 
 
 def _key(request: GenerationRequest) -> bytes:
-    return blake2b(msgspec.msgpack.encode(request.prompt.token_ids), digest_size=16).digest()
+    whose = request.slo.tenant, request.prompt.token_ids
+    return blake2b(msgspec.msgpack.encode(whose), digest_size=16).digest()

@@ -35,6 +35,7 @@ class Fleet(SlotArrays):
         self._ready: dict[tuple[NodeRole | None, str], Ints] = {}  # cache, by pool and revision
         n = self.capacity
         self.role: Ints = np.zeros(n, np.int64)  # 0: not ready for legs
+        self.is_silent = np.zeros(n, np.bool_)
         self.is_profiled = np.zeros(n, np.bool_)
         self.row: Ints = np.zeros(n, np.int64)  # in `tables`
         self._prefill_ratios, self._decode_ratios = Ratios(), Ratios()
@@ -68,14 +69,20 @@ class Fleet(SlotArrays):
     def ready(self, role: NodeRole | None, revision: str = "") -> Ints:
         """Return the slots of a pool's members that accept new legs; None: of both pools.
 
-        Of those that serve a revision, if one is given.
+        Of those that serve a revision, if one is given. A member that is silent is only asked where
+        there is no other in its pool: it is late, or will soon be lost.
         """
         slots = self._ready.get((role, revision))
         if slots is None:
-            is_ready = self.role > 0 if role is None else self.role == role
-            slots = self.serving(np.flatnonzero(is_ready), revision)
+            pools = NodeRole if role is None else (role,)
+            slots = np.sort(np.concatenate([self._heard_of(pool, revision) for pool in pools]))
             self._ready[role, revision] = slots
         return slots
+
+    def _heard_of(self, pool: NodeRole, revision: str) -> Ints:
+        slots = self.serving(np.flatnonzero(self.role == pool), revision)
+        heard = slots[~self.is_silent[slots]]
+        return heard if len(heard) else slots
 
     def serving(self, slots: Ints, revision: str) -> Ints:
         """Return those of the members' slots that serve a revision; empty: all of them."""
@@ -125,7 +132,7 @@ class Fleet(SlotArrays):
         if member.perf is not self._perfs[slot] and member.perf is not None:
             self._profile(slot, member, member.perf)
         load = member.load
-        self._set_role(slot, int(member.role) if member.is_ready else 0)
+        self._set_role(slot, int(member.role) if member.is_ready else 0, is_silent=member.is_silent)
         self._prefill_ratios.report(slot, load.prefill_ratio, self.row)
         self._decode_ratios.report(slot, load.decode_ratio, self.row)
         self.queued_tokens[slot] = load.queued_tokens
@@ -157,9 +164,9 @@ class Fleet(SlotArrays):
         self._prefill_ratios.forget_typical()
         self._decode_ratios.forget_typical()
 
-    def _set_role(self, slot: int, role: int) -> None:
-        if self.role[slot] != role:
-            self.role[slot] = role
+    def _set_role(self, slot: int, role: int, *, is_silent: bool = False) -> None:
+        if (self.role[slot], self.is_silent[slot]) != (role, is_silent):
+            self.role[slot], self.is_silent[slot] = role, is_silent
             self._ready = {}
 
     def _lost(self, member: Member) -> None:

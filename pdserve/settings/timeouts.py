@@ -14,7 +14,8 @@ class SharedTimeouts(ConfigStruct, frozen=True):
 
     heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
     liveness_s: Annotated[
-        Seconds, Meta(description="silence after which a peer counts as lost")
+        Seconds,
+        Meta(description="silence after which a peer counts as lost, if its host is silent too"),
     ] = 2.0
     connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
     drain_s: Annotated[

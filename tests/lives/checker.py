@@ -13,7 +13,7 @@ from pdserve.errors import (
     RequestQuarantined,
 )
 from tests.lives.clients import Told
-from tests.lives.faults import DEADLY
+from tests.lives.faults import DEADLY, SILENT, Kind
 from tests.lives.kv import POISON, expected
 
 if TYPE_CHECKING:
@@ -125,16 +125,21 @@ def _may_fail(told: Told, error: PdserveError, world: World) -> bool:
         )
     if isinstance(error, DeadlineExceeded):
         return bool(request.deadline_s) and told.ended_s >= told.started_s + request.deadline_s
+    if isinstance(error, RequestQuarantined):
+        num_crashes = _num_failures(world, DEADLY - SILENT)
+        return POISON in request.prompt.token_ids or num_crashes >= _TO_CONVICT
+    return _num_failures(world, DEADLY) > _MOST_ATTEMPTS
+
+
+def _num_failures(world: World, kinds: frozenset[Kind]) -> int:
     num_failures = sum(
         fault.amount if fault.kind == "bad steps" else 1
         for fault in world.plan.faults
-        if fault.kind in DEADLY
+        if fault.kind in kinds
     )
     if any(POISON in t.request.prompt.token_ids for call in world.plan.calls for t in call.answers):
         num_failures += 2  # by others' deaths
-    if isinstance(error, RequestQuarantined):
-        return POISON in request.prompt.token_ids or num_failures >= _TO_CONVICT
-    return num_failures > _MOST_ATTEMPTS
+    return num_failures
 
 
 # ---- what is left ------------------------------------------------------------------------------

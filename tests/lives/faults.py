@@ -42,11 +42,15 @@ KINDS: dict[Kind, int] = {
     "failing pulls": 2,
     "corrupt pulls": 2,
 }
-# Of one node's end; a request that is there for several of them may have to take the blame.
+# What takes requests from a node.
 DEADLY: frozenset[Kind] = frozenset(
     {"crash", "host lost", "freeze", "cut", "one-way cut", "refuse", "bad steps"}
     | {"stuck step", "dead thread", "pause coordinator"}
 )
+
+
+# Those that no request can be guilty of: the node only falls silent.
+SILENT: frozenset[Kind] = frozenset({"host lost", "freeze", "cut", "pause coordinator"})
 
 
 @dataclass(frozen=True)

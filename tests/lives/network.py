@@ -9,13 +9,15 @@ take, both ends find that the connection is broken; so they do at once where it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from math import inf, nextafter
 from random import Random
 from typing import Any
 
+from pdserve.wire.lifeline import Heard, Lifeline
 from tests.lives.loop import PROCESS, Process, VirtualLoop
 from tests.lives.streams import Connection, Ended, Pipe, unavailable
 from tests.lives.trace import Trace
@@ -116,6 +118,24 @@ class Network:
     def delay_s(self, way: Way) -> float:
         """How long one message takes."""
         return self.random.uniform(*DELAY_S) * way.slowness
+
+    def listener(self, address: str) -> list[Process]:
+        """The process that accepts calls at an address."""
+        return [self._listening[address].process] if address in self._listening else []
+
+    @contextmanager
+    def lifeline(self, limit_s: float, peers: Sequence[Process]) -> Iterator[Lifeline]:
+        """As `pdserve.wire.lifeline.lifeline`: the kernels know at once what is cut, or stopped."""
+        here = PROCESS.get()
+        assert here is not None
+
+        def heard() -> Heard | None:
+            for peer in peers:
+                is_cut = self.way(here, peer).is_cut or self.way(peer, here).is_cut
+                return Heard(inf if is_cut or peer.is_stopped else 0.0, inf if is_cut else 0.0)
+            return None
+
+        yield Lifeline(limit_s, heard)
 
     # ---- what goes wrong -----------------------------------------------------------------------
 

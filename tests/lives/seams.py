@@ -13,12 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import kv_transfer.puller
+from coordinator import service
 from pdserve.clock import SystemClock
 from pdserve.engine import engine
 from pdserve.node import assembly, coordinator_link, coordinators, engine_watch, runtime
 from pdserve.node.sessions import client
 from tests.lives.grpc_seam import Server, open_channel
-from tests.lives.loop import PROCESS
+from tests.lives.loop import PROCESS, Process
 from tests.lives.machine import LifeThread
 from tests.lives.network import Network
 from tests.lives.node import LifeNode
@@ -57,6 +58,13 @@ async def _look_up(address: str) -> list[str]:
     return [address]
 
 
+def _listener(network: Network) -> Any:
+    async def called(address: str) -> list[Process]:
+        return network.listener(address)
+
+    return called
+
+
 class _NoMetricsServer:
     def __init__(self, *parts: object) -> None:
         pass
@@ -80,6 +88,10 @@ def seams(network: Network, pulls: Pulls, random: Random) -> Iterator[None]:
         (coordinator_link, "open_channel", lambda address, *_: open_channel(network, address)),
         (coordinators, "look_up", _look_up),
         (client, "open_channel", lambda address, *_: open_channel(network, address)),
+        (client, "called", _listener(network)),
+        (client, "lifeline", network.lifeline),
+        (service, "caller", lambda peer: [peer]),
+        (service, "lifeline", network.lifeline),
         (engine, "StepThread", LifeThread),
         (assembly, "choose_kinds", lambda names, pool: [pulls.kind()]),
         (engine_watch, "faulthandler", SimpleNamespace(dump_traceback=lambda: None)),

@@ -251,6 +251,9 @@ class ServerContext:
         self.trailing = grpc.aio.Metadata()
         self._connection = connection
 
+    def peer(self) -> Process:
+        return self._connection.client
+
     async def read(self) -> Any:
         try:
             return await self._connection.up.read()

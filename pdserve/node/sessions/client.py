@@ -39,6 +39,7 @@ from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
+from pdserve.wire.lifeline import called, lifeline
 from pdserve.wire.outbox import Outbox, Sender, running
 from pdserve.wire.patience import patience
 from pdserve.wire.security import OPEN, Security
@@ -284,9 +285,12 @@ class Sessions:
         What waits for it would wait until gRPC notices, and a stream with it.
         """
         liveness_s = self._timeouts.liveness_s
+        exporter = await called(peer.session_address)
         try:
-            async with running(self._ping(outbox)), patience(liveness_s) as silence:
-                await self._hear(stream, receive, silence.heard)
+            with lifeline(liveness_s, exporter) as line:
+                waiting = patience(liveness_s, waits_on=line.holds)
+                async with running(self._ping(outbox)), waiting as silence:
+                    await self._hear(stream, receive, silence.heard)
         except TimeoutError as error:
             raise PeerLost(f"{peer.node_id} was silent for {liveness_s:g} s") from error
 

@@ -210,7 +210,7 @@ async def test_a_request_goes_there_and_back(coordinator: Coordinator) -> None:
     await until(lambda: coordinator.num_members == 0)
 
 
-async def test_a_silent_node_is_lost_within_the_liveness_deadline(coordinator: Coordinator) -> None:
+async def test_a_silent_node_is_lost_although_it_answers_pings(coordinator: Coordinator) -> None:
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         stream = CoordinatorStub(channel).Attach()
         await stream.write(FROM_NODE.wrap(hello()))
@@ -219,6 +219,20 @@ async def test_a_silent_node_is_lost_within_the_liveness_deadline(coordinator: C
         await until(lambda: coordinator.num_members == 0)
         with pytest.raises(grpc.aio.AioRpcError, match="no message arrived"):
             await stream.read()
+
+
+async def test_a_node_that_is_late_stays_a_member(coordinator: Coordinator) -> None:
+    """Its gRPC threads answer pings, so its process is there; only its interpreter is busy."""
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(hello()))
+        await until(lambda: coordinator.num_members == 1)
+        (member,) = coordinator.registry
+        await until(lambda: member.is_silent)
+        assert list(coordinator.registry) == [member]
+        await stream.write(FROM_NODE.wrap(LOAD))
+        await until(lambda: not member.is_silent)
+        assert list(coordinator.registry) == [member]
 
 
 async def test_a_node_that_hangs_is_lost_even_if_it_never_reads_that(

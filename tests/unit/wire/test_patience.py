@@ -70,6 +70,22 @@ def test_a_slightly_busy_loop_still_notices_silence() -> None:
     assert waited_s <= LIMIT_S * 1.5
 
 
+def test_beyond_the_limit_it_is_asked_at_each_tick_whether_to_wait_on() -> None:
+    clock, asked_s = ManualClock(), list[float]()
+
+    def waits_on(silent_s: float) -> bool:
+        asked_s.append(silent_s)
+        return silent_s < 2 * LIMIT_S
+
+    counted = Patience(LIMIT_S, clock, waits_on)
+    assert ticks_until_given_up(counted, clock) * counted.tick_s == pytest.approx(2 * LIMIT_S)
+    assert asked_s[0] == pytest.approx(LIMIT_S)
+    counted.heard()
+    asked_s.clear()
+    assert ticks_until_given_up(counted, clock) * counted.tick_s == pytest.approx(2 * LIMIT_S)
+    assert len(asked_s) == 11
+
+
 async def test_a_loop_that_stood_still_reads_what_is_pending_first() -> None:
     """The message was there all the time; only the loop was not."""
     reader, writer = await asyncio.open_connection(sock=_filled())

@@ -354,3 +354,22 @@ async def test_the_least_loaded_of_each_pool_is_chosen() -> None:
     assert {r.route.decode_node for r in started} == {"d2"}
     for running in started:
         running.cancel("done")
+
+
+async def test_a_silent_node_is_asked_for_nothing_if_there_is_another() -> None:
+    """It keeps what it has, and is back as soon as something is heard of it."""
+    nodes = Nodes(mode="colocated")
+    late, other = (nodes.join(name, NodeRole.DECODE) for name in ("late", "other"))
+    first = {name: nodes.start(name) for name in ("a", "b")}
+    has = next(r for r in first.values() if r.dispatch and r.dispatch.decode is late)
+    nodes.registry.silent(late, 2.0)
+    further = [nodes.start(f"further {i}") for i in range(4)]
+    assert {r.dispatch.decode for r in further if r.dispatch} == {other}
+    assert has.dispatch is not None
+    assert has.dispatch.decode is late
+    nodes.registry.silent(other, 2.0)
+    assert nodes.flow.is_ready(), "where all are late, they are waited for"
+    last = nodes.start("last")
+    nodes.registry.heard(late)
+    assert nodes.start("at once").route.decode_node == "late"
+    assert last.route.decode_node in ("late", "other")

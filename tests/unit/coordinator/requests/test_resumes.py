@@ -28,6 +28,7 @@ from pdserve.protocol import (
     Slo,
     TokenEvent,
 )
+from pdserve.settings.config import Mode
 from tests.unit.coordinator.members import heard, join, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
@@ -430,15 +431,21 @@ async def test_who_fails_at_once_again_is_sent_later_each_time(nodes: Nodes) -> 
     running.cancel("done")
 
 
-async def poisoned(nodes: Nodes, running: RunningRequest) -> int:
+async def poisoned(nodes: Nodes, running: RunningRequest, *, silently: bool = False) -> int:
     """Every node that has the request dies. Returns how many it took."""
     for count in range(1, 10):
         await settle()
+        if silently:
+            nodes.clock.advance(4.1)  # what has failed again is sent later
+            nodes.flow._resumes.look()
+            await settle()
         dispatch = running.dispatch
         if dispatch is None:
             return count - 1
         member = dispatch.decode
         assert member is not None
+        if silently:
+            nodes.registry.silent(member, 2.0)
         nodes.registry.remove(member)
     return 10
 
@@ -453,8 +460,24 @@ async def test_who_brings_nodes_down_is_quarantined() -> None:
         await output(running)
     with pytest.raises(RequestQuarantined, match="for another 600 s"):
         nodes.start("again")
+    nodes.start("of another", slo=Slo(tenant="bob")).cancel("a tenant's quarantine is its own")
     nodes.clock.advance(601.0)
     nodes.start("later").cancel("done")
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
+async def test_nodes_that_fall_silent_accuse_nobody(mode: Mode) -> None:
+    """A host that stands still, or is cut off, takes all of its nodes, one after the other."""
+    nodes = Nodes(mode=mode)
+    nodes.join("p", PREFILL)
+    for i in range(4):
+        nodes.join(f"d{i}", DECODE, life=str(i))
+    running = nodes.start()
+    assert await poisoned(nodes, running, silently=True) == 4
+    last = nodes.join("d", DECODE, life="back")
+    assert [one.request_id for one in await legs(last)] == ["r~4"], "it waited for a node"
+    nodes.start("the same prompt").cancel("is taken")
+    running.cancel("done")
 
 
 async def test_suspects_are_tried_one_at_a_time_and_who_is_innocent_goes_on() -> None:
