@@ -10,7 +10,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from pdserve.cli.doctor.cluster.command import diagnose
-from pdserve.cli.doctor.cluster.finding import Level
+from pdserve.findings.finding import Level
 from pdserve.node.runtime import Node
 from pdserve.protocol import NodeHello
 from tests.cluster.checkpoints import make_prompt

@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from pdserve import __version__
 from pdserve.cli.doctor.cluster.command import diagnose
-from pdserve.cli.doctor.cluster.finding import Finding, Level
 from pdserve.cli.main import main
+from pdserve.findings.finding import Finding, Level
 from pdserve.node import runtime
 from pdserve.settings.timeouts import Timeouts
 from tests.cluster.checkpoints import make_prompt

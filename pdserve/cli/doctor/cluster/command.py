@@ -6,58 +6,36 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
-from pdserve.cli.doctor.cluster.certificates import certificate_findings, https_findings
-from pdserve.cli.doctor.cluster.clocks import clock_findings
-from pdserve.cli.doctor.cluster.coordinators import agreement_findings, attachment_findings
-from pdserve.cli.doctor.cluster.finding import Check, Finding, Level, problem
 from pdserve.cli.doctor.cluster.https import https_end
-from pdserve.cli.doctor.cluster.links import pair_findings, transport_findings
-from pdserve.cli.doctor.cluster.load import call_findings, load_findings
-from pdserve.cli.doctor.cluster.nodes import node_findings
-from pdserve.cli.doctor.cluster.pools import pool_findings
-from pdserve.cli.doctor.cluster.speed import loop_findings, speed_findings
-from pdserve.cli.doctor.cluster.versions import version_findings
 from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
+from pdserve.findings.certificates import https_findings
+from pdserve.findings.checks import findings, worst_first
+from pdserve.findings.coordinators import agreement_findings
+from pdserve.findings.finding import Finding, Level, problem
 from pdserve.process.exit_codes import FAILED, OK
 from pdserve.protocol.status import ClusterStatus
 
 _STYLES = {Level.PROBLEM: "bold red", Level.WARNING: "yellow", Level.OK: "green"}
-_WORST_FIRST = list(_STYLES)
-CHECKS: Final[tuple[Check, ...]] = (
-    pool_findings,
-    node_findings,
-    pair_findings,
-    transport_findings,
-    load_findings,
-    call_findings,
-    speed_findings,
-    loop_findings,
-    version_findings,
-    clock_findings,
-    attachment_findings,
-)
 
 
 def run(urls: Sequence[str], trust: Trust = True, *, as_json: bool) -> int:
     """Check the cluster of these coordinators and print it; the exit code is 1 for a problem."""
-    findings = asyncio.run(diagnose(urls, trust))
+    told = asyncio.run(diagnose(urls, trust))
     if as_json:
-        print(json.dumps(msgspec.to_builtins(findings), indent=2))
+        print(json.dumps(msgspec.to_builtins(told), indent=2))
     else:
         console = Console()
-        for found in findings:
+        for found in told:
             console.print(line(found), soft_wrap=True)
-    return FAILED if any(found.level is Level.PROBLEM for found in findings) else OK
+    return FAILED if any(found.level is Level.PROBLEM for found in told) else OK
 
 
 async def diagnose(urls: Sequence[str], trust: Trust = True) -> list[Finding]:
@@ -71,7 +49,7 @@ async def diagnose(urls: Sequence[str], trust: Trust = True) -> list[Finding]:
         https = {url: answer.https_end for url, answer in answers.items() if answer.https_end}
         found += [*_checked(statuses), *agreement_findings(statuses)]
         found += https_findings(https, time.time())
-    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.level))
+    return worst_first(found)
 
 
 def line(found: Finding) -> Text:
@@ -103,11 +81,10 @@ async def _ask(url: str, trust: Trust) -> _Answer | Finding:
 
 def _checked(answers: Mapping[str, ClusterStatus]) -> Iterator[Finding]:
     """Yield what each coordinator tells; what all of them tell, once."""
-    checks: tuple[Check, ...] = (*CHECKS, partial(certificate_findings, now=time.time()))
-    told = {url: [f for check in checks for f in check(status)] for url, status in answers.items()}
+    told = {url: findings(status, time.time()) for url, status in answers.items()}
     common = set.intersection(*map(set, told.values())) if told else set()
-    for index, (url, findings) in enumerate(told.items()):
-        for found in findings:
+    for index, (url, ones) in enumerate(told.items()):
+        for found in ones:
             if found not in common:
                 yield replace(found, coordinator=url)
             elif index == 0:

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from pdserve.cli.doctor.cluster import command
-from pdserve.cli.doctor.cluster.finding import Level, names, problem, warning
 from pdserve.cli.main import main
 from pdserve.cluster.coordinator_http import Trust
 from pdserve.errors import ClusterError
+from pdserve.findings.finding import Level, names, problem, warning
 from pdserve.protocol.status import ClusterStatus
 from tests.unit.cli.doctor.statuses import LOST, OTHER, PROCESS, URL, cluster
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pdserve.cli.doctor.cluster.finding import Finding, ok, warning
+from pdserve.findings.finding import Finding, ok, warning
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _NODES, _LOOPS = "speed", "event-loops"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.cli.doctor.cluster.finding import Finding, ok, problem, warning
+from pdserve.findings.finding import Finding, ok, problem, warning
 from pdserve.protocol import Sickness
 from pdserve.protocol.status import AbsentNode, ClusterStatus, NodeStatus
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pdserve.cli.doctor.cluster.finding import Finding, names, ok, problem, warning
+from pdserve.findings.finding import Finding, names, ok, problem, warning
 from pdserve.protocol import LinkState
 from pdserve.protocol.status import ClusterStatus, FailingPeer, NodeStatus
 

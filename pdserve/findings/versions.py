@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from pdserve.cli.doctor.cluster.finding import Finding, names, ok, warning
+from pdserve.findings.finding import Finding, names, ok, warning
 from pdserve.protocol.status import ClusterStatus
 
 _CHECK = "versions"

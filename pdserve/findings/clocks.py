@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from pdserve.cli.doctor.cluster.finding import Finding, ok, problem, warning
+from pdserve.findings.finding import Finding, ok, problem, warning
 from pdserve.protocol.status import ClusterStatus
 
 _CHECK = "clocks"

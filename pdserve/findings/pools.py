@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.cli.doctor.cluster.finding import Finding, ok, problem
+from pdserve.findings.finding import Finding, ok, problem
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
 from pdserve.settings.config import Mode
 

@@ -1,0 +1,44 @@
+"""All checks of what one coordinator tells."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from pdserve.findings.certificates import certificate_findings
+from pdserve.findings.clocks import clock_findings
+from pdserve.findings.coordinators import attachment_findings
+from pdserve.findings.finding import Check, Finding, Level
+from pdserve.findings.links import pair_findings, transport_findings
+from pdserve.findings.load import call_findings, load_findings
+from pdserve.findings.nodes import node_findings
+from pdserve.findings.pools import pool_findings
+from pdserve.findings.speed import loop_findings, speed_findings
+from pdserve.findings.versions import version_findings
+from pdserve.protocol.status import ClusterStatus
+
+_CHECKS: Final[tuple[Check, ...]] = (
+    pool_findings,
+    node_findings,
+    pair_findings,
+    transport_findings,
+    load_findings,
+    call_findings,
+    speed_findings,
+    loop_findings,
+    version_findings,
+    clock_findings,
+    attachment_findings,
+)
+_WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
+
+
+def findings(status: ClusterStatus, now: float) -> list[Finding]:
+    """Check a status; certificates end at a time, so `now` is in seconds since 1970."""
+    checks = (*_CHECKS, partial(certificate_findings, now=now))
+    return [found for check in checks for found in check(status)]
+
+
+def worst_first(found: list[Finding]) -> list[Finding]:
+    """Return them with the problems first."""
+    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.level))
