@@ -121,6 +121,7 @@ class Coordinator:
             resume_s=config.timeouts.resume_s,
             revision_of=self._revisions.choose,
             on_ended=self._journey_ended,
+            on_load=self._history.load_changed,
             describe_process=self._describe,
             waits_for_nodes=config.routing.sleep_after_s > 0,
         )

@@ -158,6 +158,7 @@ class RequestTrace:
             tpot_s=(e2e_s - ttft_s) / num_further if has_tpot and ttft_s is not None else None,
             duration_s=now_s - self.received_s,
             span=self.span,
+            tenant=self.owner,
         )
 
 

@@ -33,6 +33,7 @@ class RequestSummary:
     tpot_s: float | None  # of a call with one choice and at least two tokens
     duration_s: float = 0.0  # receipt to the end of the answer
     span: CallSpan | None = None  # of its trace, if it is recorded
+    tenant: str = ""  # empty: API keys are not in use
 
 
 class Observer(Protocol):

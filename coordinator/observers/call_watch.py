@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Final, Literal
+from typing import Final
 
 from coordinator.api.observer import RequestSummary
+from coordinator.observers.endings import Ending, ending_of_status
 from pdserve.protocol.status import RecentCalls
 
 _HALF_S: Final = 30.0
-_Ending = Literal["refused", "failed", "other"]
 
 
 class CallWatch:
@@ -20,13 +20,13 @@ class CallWatch:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._half = 0
-        self._counts: Counter[tuple[_Ending, str]] = Counter()
-        self._before: Counter[tuple[_Ending, str]] = Counter()
+        self._counts: Counter[tuple[Ending, str]] = Counter()
+        self._before: Counter[tuple[Ending, str]] = Counter()
 
     def call_ended(self, summary: RequestSummary) -> None:
         """A call has ended, in whatever way."""
         self._turn()
-        self._counts[_ending(summary.status), summary.error_code or ""] += 1
+        self._counts[ending_of_status(summary.status), summary.error_code or ""] += 1
 
     def recent(self) -> RecentCalls:
         """Return how the calls of this half minute and the last one ended."""
@@ -34,8 +34,8 @@ class CallWatch:
         counts = self._counts + self._before
         return RecentCalls(
             calls=counts.total(),
-            refused={code: n for (ending, code), n in counts.items() if ending == "refused"},
-            failed={code: n for (ending, code), n in counts.items() if ending == "failed"},
+            refused={code: n for (ending, code), n in counts.items() if ending is Ending.REFUSED},
+            failed={code: n for (ending, code), n in counts.items() if ending is Ending.FAILED},
         )
 
     def _turn(self) -> None:
@@ -43,7 +43,3 @@ class CallWatch:
         if half != self._half:
             self._before = self._counts if half == self._half + 1 else Counter()
             self._half, self._counts = half, Counter()
-
-
-def _ending(status: int) -> _Ending:
-    return "refused" if status == 429 else "failed" if status >= 500 else "other"

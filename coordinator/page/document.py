@@ -16,6 +16,7 @@ _STYLES = ("theme.css", "layout.css", "cluster.css", "tools.css")
 _SCRIPTS = (
     "elements.js",
     "access.js",
+    "window.js",
     "charts.js",
     "nodes.js",
     "journeys.js",

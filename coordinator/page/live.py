@@ -7,6 +7,7 @@ once for all who watch, and not at all while nobody does.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -16,26 +17,19 @@ from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream, framed
 from coordinator.api.context import CONTEXT
-from coordinator.page.history import PERIOD_S, History, JourneyView, Period
+from coordinator.page.counts import GROWTH
+from coordinator.page.history import PERIOD_S, History
+from coordinator.page.told import News, Period
 from pdserve import __version__
 from pdserve.errors import Overloaded
+from pdserve.findings.checks import findings, worst_first
+from pdserve.findings.finding import Level
 from pdserve.protocol.status import ClusterStatus
 
 NEWS_S: Final = 1.0
 MOST_VIEWERS: Final = 32
 _MOST_JOURNEYS: Final = 20  # newest, in one event
 _MOST_UNREAD: Final = 8  # events; a client that reads nothing ends sooner, by its stall time-out
-
-
-class News(msgspec.Struct, frozen=True, kw_only=True):
-    """One event: the first one has the periods that are over, later ones those that ended since."""
-
-    version: str
-    status: ClusterStatus
-    periods: list[Period]
-    current: Period  # not over
-    period_s: float
-    journeys: list[JourneyView]  # oldest first
 
 
 class Live:
@@ -106,9 +100,14 @@ class Live:
         news = News(
             version=__version__,
             status=status,
+            findings=[
+                found
+                for found in worst_first(findings(status, time.time()))
+                if found.level is not Level.OK
+            ],
+            growth=GROWTH,
             periods=periods,
             current=self._history.current(status),
-            period_s=PERIOD_S,
             journeys=journeys if most_journeys is None else journeys[-most_journeys:],
         )
         return framed(msgspec.json.encode(news))

@@ -7,7 +7,8 @@ from aiohttp import web
 from coordinator.api.openapi.operation import EVENTS, HTML, Operation
 from coordinator.api.routes import add_routes
 from coordinator.page.document import get_page
-from coordinator.page.live import Live, News
+from coordinator.page.live import Live
+from coordinator.page.told import News
 
 _OPERATIONS = (
     Operation(

@@ -71,6 +71,7 @@ class Flow:
         clock: Clock | None = None,
         revision_of: Callable[[GenerationRequest], str] = lambda request: "",
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
+        on_load: Callable[[int, int], None] = lambda inflight, waiting: None,
         describe_process: Callable[[], CoordinatorStatus] = CoordinatorStatus,
         waits_for_nodes: bool = False,
     ) -> None:
@@ -78,6 +79,7 @@ class Flow:
         Args:
             revision_of: which revision a new request is for; empty: any.
             on_ended: gets the journey and the prompt of each request that has ended.
+            on_load: gets how many requests there are, and how many of them wait, as that changes.
             describe_process: what there is to tell of this process, beside its requests.
             waits_for_nodes: whether a request waits in line if there are no nodes for it: some will
                 be started.
@@ -91,6 +93,7 @@ class Flow:
         self._clock = clock or SystemClock()
         self._revision_of = revision_of
         self._on_ended = on_ended
+        self._on_load = on_load
         self._describe_process = describe_process
         self._waits_for_nodes = waits_for_nodes
         self._running: dict[str, RunningRequest] = {}
@@ -218,6 +221,7 @@ class Flow:
             self._moves.look()  # streams beside its prompt may be late
         if request.is_claimable:
             self._claims.ask(answers, partial(self._begin, answers, slo))
+        self._on_load(len(self._running), len(self._admission.line))
         return answers
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
@@ -358,6 +362,7 @@ class Flow:
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
         if running.dispatch is not None:
             self._observe_revision(running.journey, running.dispatch.booking.placement.revision)
+        self._on_load(len(self._running), len(self._admission.line))
         self._on_ended(running.journey, running.hashes)
 
     def _observe_revision(self, journey: Journey, revision: str) -> None:

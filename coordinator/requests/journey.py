@@ -43,6 +43,7 @@ class Journey:
     ended_s: float | None = None
     error: str = ""  # code; empty: none so far
     span: CallSpan | None = None  # of its call; None: it is not recorded
+    tenant: str = ""  # empty: none
 
     @property
     def ttft_s(self) -> float | None:

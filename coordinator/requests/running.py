@@ -123,6 +123,7 @@ class RunningRequest:
             started_s - request.waited_s,
             started_s,
             span=request.span,
+            tenant=request.slo.tenant,
         )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
         self.successor: Successor | None = None  # None: its stream is not being taken over

@@ -35,7 +35,7 @@ _WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
 
 def findings(status: ClusterStatus, now: float) -> list[Finding]:
     """Check a status; certificates end at a time, so `now` is in seconds since 1970."""
-    checks = (*_CHECKS, partial(certificate_findings, now=now))
+    checks: tuple[Check, ...] = (*_CHECKS, partial(certificate_findings, now=now))
     return [found for check in checks for found in check(status)]
 
 

@@ -2,7 +2,6 @@ const WIDTH = 400;
 const HEIGHT = 130;
 const BOTTOM = 4;
 const SHORTEST_S = 60; // shown while there is no longer history
-const LONGEST_S = 600;
 
 /** The least round number that is not below `value`. */
 function roundUp(value) {
@@ -33,7 +32,7 @@ function lineChart({ title, read, format, top = null, colours = null }) {
     const numbers = points.flatMap((point) => Object.values(point.values)).filter((v) => v !== null);
     const scale = top ?? roundUp(Math.max(...numbers, 0));
     const end = points.length ? points.at(-1).at : 0;
-    const span = points.length ? Math.min(LONGEST_S, Math.max(SHORTEST_S, end - points[0].at)) : SHORTEST_S;
+    const span = points.length ? Math.min(windowS, Math.max(SHORTEST_S, end - points[0].at)) : SHORTEST_S;
     const x = (point) => WIDTH * (1 - (end - point.at) / span);
     const y = (value) => (HEIGHT - BOTTOM) * (1 - value / scale) + 2;
     none.hidden = numbers.length > 0;
@@ -57,8 +56,7 @@ function lineChart({ title, read, format, top = null, colours = null }) {
     }));
     shownSpan = span;
     say(highest, format(scale));
-    const ago = span < 120 ? `${Math.round(span)} s` : `${Math.round(span / 60)} min`;
-    labels.replaceChildren(make("span", {}, `${ago} ago`), make("span", {}, "now"));
+    labels.replaceChildren(make("span", {}, `${spanText(span)} ago`), make("span", {}, "now"));
     const told = names.map((name) => `${name} ${shown?.values[name] == null ? "none" : format(shown.values[name])}`);
     svg.setAttribute("aria-label", `${title}: ${told.join(", ") || "nothing yet"}. Arrow keys look back.`);
   }
@@ -84,8 +82,8 @@ function lineChart({ title, read, format, top = null, colours = null }) {
     move((cursor ?? points.length) + steps[event.key]);
   });
 
-  function update(periods) {
-    points = periods.map((period) => ({ at: period.ends_at, values: read(period) }));
+  function update(pieces) {
+    points = pieces.map((period) => ({ at: period.ends_at, values: read(period) }));
     if (cursor !== null && cursor >= points.length) cursor = null;
     show();
   }
@@ -111,21 +109,35 @@ function runs(points, name) {
 }
 
 function makeCharts(parent) {
-  const poolColours = { prefill: "c0", decode: "c2" };
-  const quantiles = (name) => (period) => ({ p50: period[`${name}_p50`], p99: period[`${name}_p99`] });
+  const quantiles = (name) => (piece) => ({ p50: quantile(piece[name], 0.5), p99: quantile(piece[name], 0.99) });
+  const rate = (piece, number) => number / piece.seconds;
+  const promises = lineChart({
+    title: "Promises kept",
+    read: (piece) => Object.fromEntries(Object.entries(piece.promises).map(([name, p]) => [name, p.kept / p.calls])),
+    format: inPercent,
+    top: 1,
+  });
   const charts = [
     lineChart({ title: "TTFT", read: quantiles("ttft"), format: inMs }),
     lineChart({ title: "TPOT", read: quantiles("tpot"), format: inMs }),
+    lineChart({ title: "Tokens / s", read: (piece) => ({ prompt: rate(piece, piece.prompt_tokens), output: rate(piece, piece.output_tokens) }), format: inCount, colours: { prompt: "c0", output: "c2" } }),
     lineChart({
-      title: "Promises kept",
-      read: (period) => Object.fromEntries(Object.entries(period.promises).map(([name, p]) => [name, p.kept / p.calls])),
-      format: inPercent,
-      top: 1,
+      title: "Calls / s",
+      read: (piece) => {
+        const { answered = 0, failed = 0, refused = 0, rejected = 0, left = 0 } = piece.endings;
+        return { answered: rate(piece, answered), failed: rate(piece, failed), refused: rate(piece, refused), "client errors": rate(piece, rejected + left) };
+      },
+      format: inCount,
+      colours: { answered: "c2", failed: "c4", refused: "c3", "client errors": "c5" },
     }),
-    lineChart({ title: "Tokens per second", read: (period) => ({ prompt: period.prompt_tokens / period.seconds, output: period.output_tokens / period.seconds }), format: inCount, colours: { prompt: "c0", output: "c2" } }),
-    lineChart({ title: "Requests", read: (period) => ({ "in flight": period.inflight, "in line": period.waiting }), format: inCount, colours: { "in flight": "c2", "in line": "c3" } }),
-    lineChart({ title: "KV in use", read: (period) => period.kv_used, format: inPercent, top: 1, colours: poolColours }),
+    lineChart({ title: "In flight", read: (piece) => ({ most: piece.most_inflight, mean: piece.mean_inflight, "in line": piece.most_waiting }), format: inCount, colours: { most: "c0", mean: "c2", "in line": "c3" } }),
+    lineChart({ title: "KV in use", read: (piece) => piece.kv_used, format: inPercent, top: 1, colours: { prefill: "c0", decode: "c2" } }),
+    promises,
   ];
+  promises.figure.classList.add("wide");
   parent.append(...charts.map((chart) => chart.figure));
-  return (periods) => charts.forEach((chart) => chart.update(periods));
+  return (pieces) => {
+    promises.figure.hidden = !pieces.some((piece) => Object.keys(piece.promises).length);
+    charts.forEach((chart) => chart.update(pieces));
+  };
 }

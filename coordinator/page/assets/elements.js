@@ -52,16 +52,31 @@ function inMs(ms) {
   return `${ms >= 100 ? Math.round(ms) : Number(ms.toPrecision(2))} ms`;
 }
 
+/** As many digits as one can act on: "< 0.1 %", "4.2 %", "63 %", "99.95 %". */
+function inPercent(share) {
+  if (share === null || share === undefined) return "–";
+  const percent = share * 100;
+  if (percent > 0 && percent < 0.1) return "< 0.1 %";
+  if (percent > 99 && percent < 100) return `${Math.min(99.99, Number(percent.toFixed(2)))} %`;
+  return `${percent < 10 ? Number(percent.toFixed(1)) : Math.round(percent)} %`;
+}
+
+/** A number for people: "0.4", "3.1", "12", "1 234", "56.7 k". */
 function inCount(number) {
   if (number === null || number === undefined) return "–";
   if (number >= 1e6) return `${(number / 1e6).toPrecision(3)} M`;
   if (number >= 1e4) return `${(number / 1e3).toPrecision(3)} k`;
-  return Number.isInteger(number) ? String(number) : String(Number(number.toPrecision(3)));
+  if (Number.isInteger(number) || number >= 100) return String(Math.round(number));
+  return String(Number(number.toFixed(number < 1 ? 2 : 1)));
 }
 
-function inPercent(share) {
-  if (share === null || share === undefined) return "–";
-  return `${Number((share * 100).toPrecision(share > 0.99 && share < 1 ? 4 : 3))} %`;
+/** Buttons of which one is chosen; calls back with its value. */
+function choice(fieldset, options, chosen, onChosen) {
+  fieldset.append(...options.map(([value, text]) => {
+    const input = make("input", { type: "radio", name: fieldset.id, checked: value === chosen });
+    input.addEventListener("change", () => onChosen(value));
+    return make("label", {}, input, make("span", {}, text));
+  }));
 }
 
 /** Tells a screen reader what has changed. */

@@ -34,7 +34,7 @@ function updateNode(card, node) {
   card.querySelectorAll(".facts dd").forEach((element, index) => say(element, facts[index]));
   const used = node.num_blocks - node.free_blocks;
   const [text, amount] = card.querySelectorAll(".kv p span");
-  say(text, `KV ${inPercent(used / node.num_blocks)} of ${inCount(node.num_blocks)}`);
+  say(text, `KV ${inPercent(used / node.num_blocks)} of ${inCount(node.num_blocks)} blocks`);
   say(amount, `${inCount(node.pinned_blocks)} pinned, ${inCount(node.cached_blocks)} cached`);
   const widths = [Math.max(0, used - node.pinned_blocks), node.pinned_blocks, node.cached_blocks];
   card.querySelectorAll(".bar i").forEach((element, index) => { element.style.width = `${(100 * widths[index]) / node.num_blocks}%`; });

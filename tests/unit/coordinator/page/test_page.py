@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.observer import RequestSummary
 from coordinator.page import live as live_module
-from coordinator.page.history import MOST_JOURNEYS, MOST_PERIODS, History, Kept
-from coordinator.page.live import Live, News
+from coordinator.page.counts import GROWTH, MOST_TENANTS, OTHERS, Level
+from coordinator.page.ended import MOST_LAST, MOST_SLOWEST, MOST_UNANSWERED
+from coordinator.page.history import MOST_PERIODS, History
+from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
+from coordinator.page.told import Kept, News
 from coordinator.requests.journey import Journey
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
@@ -54,45 +58,110 @@ def summary(**changes: Any) -> RequestSummary:
     return RequestSummary(**(fields | changes))
 
 
-def ended(request_id: str = "r") -> Journey:
-    journey = Journey(request_id, "chat", 7, received_s=1.0, started_s=1.5)
+def ended(request_id: str = "r", error: str = "", took_s: float = 3.0) -> Journey:
+    journey = Journey(request_id, "chat", 7, received_s=1.0, started_s=1.5, tenant="acme")
     journey.sent("p", "d", 2.0, is_resumed=False)
-    journey.ended_s = 4.0
+    journey.ended_s, journey.error = 1.0 + took_s, error
     return journey
 
 
+def milliseconds(buckets: dict[int, int]) -> list[int]:
+    """The middles of buckets, each as often as it was observed."""
+    return [
+        round(GROWTH ** (bucket + 0.5))
+        for bucket, count in sorted(buckets.items())
+        for _ in range(count)
+    ]
+
+
+NOTHING: dict[str, Any] = {"num_completion_tokens": 0, "ttft_s": None, "tpot_s": None}
+
+
 def test_a_period_sums_up_its_calls() -> None:
-    history = History()
+    history = History(ManualClock().now)
     for ttft_s in (0.05, 0.07, 0.2):
-        history.call_ended(summary(ttft_s=ttft_s))
-    refusal = {"num_completion_tokens": 0, "ttft_s": None, "tpot_s": None}
-    history.call_ended(summary(status=429, error_code="overloaded", **refusal))
-    history.call_ended(summary(status=502, error_code="node_lost", **refusal))
+        history.call_ended(summary(ttft_s=ttft_s, num_cached_tokens=8))
+    history.call_ended(summary(status=429, error_code="overloaded", **NOTHING))
+    history.call_ended(summary(status=502, error_code="node_lost", **NOTHING))
     history.call_ended(summary(status=499, error_code="client_disconnected"))
     period = history.current(status())
-    assert (period.calls, period.refused, period.failed) == (6, 1, 1)
-    assert (period.prompt_tokens, period.output_tokens) == (60, 16)
-    assert (period.ttft_p50, period.ttft_p99, period.tpot_p50) == (70.0, 200.0, 10.0)
+    assert period.endings == {"answered": 3, "refused": 1, "failed": 1, "left": 1}
+    assert period.errors == {"overloaded": 1, "node_lost": 1, "client_disconnected": 1}
+    assert (period.prompt_tokens, period.cached_tokens, period.output_tokens) == (60, 24, 16)
+    assert milliseconds(period.ttft) == [51, 51, 71, 199], "within 2.5 %"
+    assert milliseconds(period.tpot) == [10, 10, 10, 10]
     assert period.promises == {"chat": Kept(kept=3, calls=6)}
-    assert (period.inflight, period.waiting, period.queued_tokens) == (2, 1, 3)
     assert period.kv_used == {"prefill": 0.0, "decode": 0.75}
     history.end_period(status())
     empty = history.current(status())
-    assert (empty.calls, empty.ttft_p50, empty.promises) == (0, None, {})
+    assert (empty.endings, empty.errors, empty.ttft, empty.promises) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 408, 409, 413, 415, 422, 499])
+def test_what_clients_do_wrong_is_no_failure(code: int) -> None:
+    history = History()
+    history.call_ended(summary(status=code, error_code="invalid_request", **NOTHING))
+    (ending,) = history.current(status()).endings
+    assert ending == ("left" if code == 499 else "rejected")
+
+
+def test_a_class_that_promises_nothing_keeps_no_promise() -> None:
+    history = History()
+    history.call_ended(summary(slo=Slo(name="standard")))
+    assert history.current(status()).promises == {}
+
+
+def test_a_burst_between_two_looks_is_seen() -> None:
+    clock = ManualClock()
+    history = History(clock.now)
+    clock.advance(1.0)
+    history.load_changed(inflight=8, waiting=3)
+    clock.advance(0.5)
+    history.load_changed(inflight=0, waiting=0)
+    clock.advance(0.5)
+    period = history.current(status())
+    assert (period.most_inflight, period.mean_inflight, period.most_waiting) == (8, 2.0, 3)
+    assert period.seconds == 2.0
+    history.end_period(status())
+    assert history.current(status()).most_inflight == 0
+
+
+def test_a_level_begins_with_what_is_left() -> None:
+    clock = ManualClock()
+    level = Level(clock.now)
+    level.set(5)
+    level.restart()
+    assert (level.most, level.mean()) == (5, 5.0)
+
+
+def test_tenants_are_counted_and_bounded() -> None:
+    history = History()
+    for number in range(MOST_TENANTS + 7):
+        history.call_ended(summary(tenant=f"t{number}"))
+    tenants = history.current(status()).tenants
+    assert len(tenants) == MOST_TENANTS + 1
+    assert tenants["t0"].endings == {"answered": 1}
+    assert (tenants[OTHERS].endings, tenants[OTHERS].output_tokens) == ({"answered": 7}, 28)
 
 
 def test_what_is_kept_is_bounded() -> None:
     history = History()
-    for number in range(3 * MOST_PERIODS):
-        for _ in range(7):
-            history.call_ended(summary())
-            history.journey_ended(ended(str(number)))
+    history.journey_ended(ended("slow", took_s=60.0))
+    history.journey_ended(ended("lost", "node_lost"))
+    history.journey_ended(ended("typo", "invalid_request"))
+    history.journey_ended(ended("gone", "request_cancelled"))
+    for number in range(2 * MOST_PERIODS):
+        history.journey_ended(ended(str(number)))
         history.end_period(status())
     assert len(history.periods) == MOST_PERIODS
-    assert len(history.journeys_since(0)) == MOST_JOURNEYS
+    kept = {one.request_id: one for one in history.journeys_since(0)}
+    assert len(kept) <= MOST_LAST + MOST_SLOWEST + MOST_UNANSWERED
+    wanted = {"slow": "answered", "lost": "failed", "typo": "rejected", "gone": "left"}
+    assert {name: kept[name].ending for name in wanted} == wanted
     assert history.journeys_since(history.num_journeys) == []
     history.journey_ended(ended("last"))
     (last,) = history.journeys_since(history.num_journeys - 1)
+    assert (last.request_id, last.tenant) == ("last", "acme")
     assert [(step.name, step.start, step.end) for step in last.steps] == [
         ("admission", 0.0, 500.0),
         ("queue", 500.0, 1000.0),
@@ -102,10 +171,12 @@ def test_what_is_kept_is_bounded() -> None:
 
 @asynccontextmanager
 async def served(
-    history: History, tenants: Tenants | None = None
+    history: History,
+    tenants: Tenants | None = None,
+    told: Callable[[], ClusterStatus] = status,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL], tenants=tenants)
-    live = Live(status, history)
+    live = Live(told, history)
     add_page_routes(app, live)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
@@ -131,12 +202,25 @@ async def test_who_watches_gets_everything_and_then_what_is_new(monkeypatch: Any
         assert response.content_type == "text/event-stream"
         first = await news(response)
         assert first.status == status()
+        assert first.findings == [], "all is well"
         assert [one.request_id for one in first.journeys] == ["before"]
         assert len(first.periods) >= 1
         history.journey_ended(ended("after"))
         later = [await news(response) for _ in range(6)]
     assert [one.request_id for event in later for one in event.journeys] == ["after"]
     assert 2 <= sum(len(event.periods) for event in later) <= 4, "one for every other event"
+
+
+async def test_what_doctor_would_say_is_told_too_worst_first() -> None:
+    sick = msgspec.structs.replace(node_status("d", "decode"), state="sick", reason="rank_lost")
+    told = msgspec.structs.replace(status(), nodes=[sick, *status().nodes[1:]], mode="colocated")
+    async with (
+        served(History(), told=lambda: told) as client,
+        client.get("/admin/live") as response,
+    ):
+        found = (await news(response)).findings
+    assert [one.level for one in found] == sorted(one.level for one in found)
+    assert any("d is sick" in one.what and one.advice for one in found)
 
 
 KEYS = f"""
