@@ -7,8 +7,8 @@ import os
 import uvloop
 
 from coordinator.front_check import check_front
+from coordinator.models.files import ModelFiles, read_model_files
 from coordinator.runtime import Coordinator
-from coordinator.served_model import ServedModel, load_served_model
 from coordinator.tenants import Tenants
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import SystemClock
@@ -24,16 +24,16 @@ def run(config: CoordinatorConfig) -> None:
         PdserveError: the coordinator cannot start; says why.
     """
     classes = check_front(config)
-    model = load_served_model(config.checkpoint, config.answers.pooling)
-    tenants = open_tenants(config, classes.by_name, model.name, os.environ, SystemClock())
+    files = read_model_files(config.checkpoint, config.answers.pooling)
+    tenants = open_tenants(config, classes.by_name, files.name, os.environ, SystemClock())
     try:
-        uvloop.run(_serve(config, model, classes, tenants))
+        uvloop.run(_serve(config, files, classes, tenants))
     finally:
         tenants.close()
 
 
 async def _serve(
-    config: CoordinatorConfig, model: ServedModel, classes: ServiceClasses, tenants: Tenants
+    config: CoordinatorConfig, files: ModelFiles, classes: ServiceClasses, tenants: Tenants
 ) -> None:
     signals = StopSignals()
-    await Coordinator(config, model, classes, tenants).run(signals)
+    await Coordinator(config, files, classes, tenants).run(signals)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import grpc.aio
 import msgspec
@@ -41,24 +42,45 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
 
+class Cluster(Protocol):
+    """The nodes of one model (`coordinator/models/cluster.py`)."""
+
+    @property
+    def model_id(self) -> str:
+        """The checkpoint's: that of each of its nodes."""
+        ...
+
+    @property
+    def registry(self) -> Registry:
+        """Its nodes."""
+        ...
+
+    @property
+    def flow(self) -> Flow:
+        """The requests on them."""
+        ...
+
+    @property
+    def revisions(self) -> Revisions:
+        """Which of the model's revisions are served."""
+        ...
+
+
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """gRPC service for nodes: one `Attach` call is the membership of one incarnation of a node."""
 
     def __init__(
-        self,
-        registry: Registry,
-        flow: Flow,
-        revisions: Revisions,
-        model_id: str,
-        welcome: Welcome,
-        timeouts: SharedTimeouts,
+        self, clusters: Sequence[Cluster], welcome: Welcome, timeouts: SharedTimeouts
     ) -> None:
-        self._registry = registry
-        self._flow = flow
-        self._revisions = revisions
-        self._model_id = model_id
+        """`clusters`: of the models that are served, one each. A node joins that of its model."""
+        self._clusters = clusters
         self._welcome = welcome
         self._timeouts = timeouts
+
+    def refused(self, node_id: str, reason: str) -> None:
+        """Tell that a node is not let in. Its model may be unknown, so all clusters are told."""
+        for cluster in self._clusters:
+            cluster.registry.refused(node_id, reason)
 
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Serve a node until its stream breaks or it counts as lost (`_listen`)."""
@@ -66,117 +88,115 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             hello = await self._hello(context)
             node_id = hello.node_id
-            self._check(hello)
+            cluster = self._checked(hello)
         except AlreadyAttached as error:  # no fault, so nothing is logged
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         except NodeIdTaken as error:  # the node logs it, and tries again soon
-            self._registry.refused(node_id, error.message)
+            self.refused(node_id, error.message)
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
-            self._registry.refused(node_id, error.message)
+            self.refused(node_id, error.message)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         else:
-            await self._serve(hello, context)
+            await self._serve(hello, cluster, context)
 
-    async def _serve(self, hello: NodeHello, context: Context) -> None:
+    async def _serve(self, hello: NodeHello, cluster: Cluster, context: Context) -> None:
         try:
-            await self._attached(hello, context)
+            await self._attached(hello, cluster, context)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
             # It is no member any more. If it hangs, the stream ends when it reads again, or when
             # its connection breaks.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
-    async def _attached(self, hello: NodeHello, context: Context) -> None:
+    async def _attached(self, hello: NodeHello, cluster: Cluster, context: Context) -> None:
         """Serve a member until it is none any more. Raises as `_listen`."""
         outbox = Outbox()
         outbox.send(self._welcome)
-        member = self._registry.add(hello, outbox)  # no await since the check
+        member = cluster.registry.add(hello, outbox)  # no await since the check
         try:
             async with running(outbox.pump(context, FROM_COORDINATOR)):
-                await self._listen(member, context)
+                await self._listen(member, cluster, context)
         finally:
-            self._registry.remove(member)
+            cluster.registry.remove(member)
 
-    async def _listen(self, member: Member, context: Context) -> None:
+    async def _listen(self, member: Member, cluster: Cluster, context: Context) -> None:
         """Handle messages until the node hangs up or has attached anew.
 
         Raises:
             MalformedMessage: a message makes no sense, or none came for `liveness_s`, or for longer
                 while the node's host and process still answered.
         """
-        liveness_s = self._timeouts.liveness_s
+        liveness_s, registry = self._timeouts.liveness_s, cluster.registry
         with lifeline(liveness_s, caller(context.peer())) as line:
 
             def waits_on(silent_s: float) -> bool:
-                self._registry.silent(member, silent_s)
+                registry.silent(member, silent_s)
                 return line.holds(silent_s)
 
             try:
                 async with patience(liveness_s, waits_on=waits_on) as silence:
-                    while (proto := await _read(context)) is not None and member in self._registry:
+                    while (proto := await _read(context)) is not None and member in registry:
                         silence.heard()
-                        self._registry.heard(member)
+                        registry.heard(member)
                         for message in FROM_NODE.unwrap_all(proto):
-                            self._receive(message, member)
+                            self._receive(message, member, cluster)
             except TimeoutError as error:
                 raise _heard_nothing(liveness_s) from error
 
-    def _receive(self, message: msgspec.Struct, member: Member) -> None:
+    def _receive(self, message: msgspec.Struct, member: Member, cluster: Cluster) -> None:
+        flow, registry = cluster.flow, cluster.registry
         match message:
             case TokenBatch():
-                self._flow.tokens(message, member)
+                flow.tokens(message, member)
             case LoadReport():
                 message.check()
-                self._registry.report(member, message)
+                registry.report(member, message)
                 if message.state is NodeState.DRAINING:
                     member.send(DrainSeen())
                 elif message.state is NodeState.SICK:
                     log.error("%s is sick: %s", member.node_id, message.reason)
             case PerfReport():
                 message.check()
-                self._registry.profiled(member, message)
+                registry.profiled(member, message)
             case LegFailed():
-                self._flow.leg_failed(message, member)
+                flow.leg_failed(message, member)
             case Claimed():
-                self._flow.claimed(message, member)
+                flow.claimed(message, member)
             case Prefetched():
-                self._flow.prefetched(message, member)
+                flow.prefetched(message, member)
             case KvEvents():
-                self._flow.kv_events(message, member)
+                flow.kv_events(message, member)
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
-    def _check(self, hello: NodeHello) -> None:
-        """Check that a node may be a member. Raises a PdserveError that says why not."""
+    def _checked(self, hello: NodeHello) -> Cluster:
+        """Return the cluster of a node that may be a member.
+
+        Raises a PdserveError that says why it may not.
+        """
         check_protocol(hello.protocol, hello.node_id)
         hello.layout.check()
         check_key(hello.introduction_key)
-        self._check_id(hello)
-        self._check_way(hello)
-        self._check_model(hello)
-        self._revisions.check(hello)
+        cluster = self._cluster_of(hello)
+        _check_id(hello, cluster.registry)
+        self._check_way(hello, cluster.registry)
+        cluster.revisions.check(hello)
+        return cluster
 
-    def _check_id(self, hello: NodeHello) -> None:
-        """Check that no other process has this node id.
+    def _cluster_of(self, hello: NodeHello) -> Cluster:
+        """Return the cluster of a node's model. Raises ConfigError: it is not served here."""
+        for cluster in self._clusters:
+            if cluster.model_id == hello.model_id:
+                return cluster
+        served = ", ".join(repr(cluster.model_id) for cluster in self._clusters)
+        raise ConfigError(
+            f"{hello.node_id} serves {hello.model_id!r}, this coordinator {served}: start both "
+            "with the same --model"
+        )
 
-        A restarted node is refused too while its former process drains, or is not yet known to be
-        dead, and tries again. If the newer one won, two processes that are given the same id by
-        mistake would replace each other for ever, and each time end requests.
-
-        Raises:
-            NodeIdTaken: another process is attached under it.
-        """
-        member = self._registry.find(hello.node_id)
-        if member is not None and member.hello.incarnation != hello.incarnation:
-            raise NodeIdTaken(
-                f"a node with the id {hello.node_id!r} is attached already, at "
-                f"{member.hello.session_address}: give each node its own node_id (a restarted "
-                "node is let in as soon as its former process is gone)"
-            )
-
-    def _check_way(self, hello: NodeHello) -> None:
+    def _check_way(self, hello: NodeHello, registry: Registry) -> None:
         """Check that the node does not come by a second address of this coordinator.
 
         Each stream would replace the other for ever. A stream that the node has given up is
@@ -185,19 +205,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         Raises:
             AlreadyAttached: it is a member by a stream that it knows of.
         """
-        member = self._registry.find(hello.node_id)
+        member = registry.find(hello.node_id)
         if member is not None and self._welcome.incarnation in hello.attached_to:
             raise AlreadyAttached(
                 f"{hello.node_id} is attached to this coordinator already, by another of its "
                 "addresses: one is enough"
-            )
-
-    def _check_model(self, hello: NodeHello) -> None:
-        """Check that the node serves our model. Raises ConfigError."""
-        if hello.model_id != self._model_id:
-            raise ConfigError(
-                f"{hello.node_id} serves {hello.model_id!r}, this coordinator "
-                f"{self._model_id!r}: start both with the same --model"
             )
 
     async def _hello(self, context: Context) -> NodeHello:
@@ -214,6 +226,25 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 return await _read(context)
         except TimeoutError as error:
             raise _heard_nothing(within_s) from error
+
+
+def _check_id(hello: NodeHello, registry: Registry) -> None:
+    """Check that no other process has this node id.
+
+    A restarted node is refused too while its former process drains, or is not yet known to be
+    dead, and tries again. If the newer one won, two processes that are given the same id by
+    mistake would replace each other for ever, and each time end requests.
+
+    Raises:
+        NodeIdTaken: another process is attached under it.
+    """
+    member = registry.find(hello.node_id)
+    if member is not None and member.hello.incarnation != hello.incarnation:
+        raise NodeIdTaken(
+            f"a node with the id {hello.node_id!r} is attached already, at "
+            f"{member.hello.session_address}: give each node its own node_id (a restarted "
+            "node is let in as soon as its former process is gone)"
+        )
 
 
 async def _read(context: Context) -> NodeMessages | None:

@@ -15,7 +15,13 @@ from msgspec import UNSET
 
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.chat_format import ChatFormat
-from coordinator.api.answer.formats import AnswerFormat, PromptsShown, UsageShown, usage_shown
+from coordinator.api.answer.formats import (
+    AnswerFormat,
+    AnswerHead,
+    PromptsShown,
+    UsageShown,
+    usage_shown,
+)
 from coordinator.api.answer.logprobs import TokenNames
 from coordinator.api.answer.run import answer
 from coordinator.api.context import CONTEXT, ApiContext
@@ -28,12 +34,14 @@ from coordinator.api.read.chat import ChatRequest, checked
 from coordinator.api.read.terms import ServiceTerms, service_terms, tier
 from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
+from coordinator.models.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
     """A planned chat, whatever its answers will look like."""
 
+    model: Model
     prompt: Sequence[int]
     parts: PartsPlan
     requests: list[GenerationRequest]  # one per choice
@@ -49,6 +57,7 @@ class ChatPlan:
     ) -> CallPlan:
         """Return the call whose answers are encoded by `answer_format`."""
         return CallPlan(
+            model=self.model,
             requests=self.requests,
             num_per_prompt=len(self.requests),
             text=self.text,
@@ -69,11 +78,11 @@ async def _planned(request: web.Request) -> CallPlan:
     context = request.app[CONTEXT]
     trace = admit_keyed(request, context)
     body = checked(await read_request(request, ChatRequest, context.config))
-    context.check_model(body.model)
+    model = context.models.find(body.model)
     terms = service_terms(body, request.headers, context, trace)
     usage, echoed = usage_shown(body), echoed_text(body)
     answer_id = f"chatcmpl-{trace.unique}"
-    plan = await plan_chat(body, context, terms, answer_id)
+    plan = await plan_chat(body, model, context, terms, answer_id)
     prompts = PromptsShown(
         token_ids=[plan.prompt],
         num_choices=body.n or 1,
@@ -81,8 +90,10 @@ async def _planned(request: web.Request) -> CallPlan:
         tells_ids=bool(body.return_token_ids),
     )
     chat_format = ChatFormat(
-        context.head(answer_id, body.model, UNSET if body.service_tier is None else tier(body)),
-        TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
+        AnswerHead.now(
+            answer_id, body.model, model, UNSET if body.service_tier is None else tier(body)
+        ),
+        TokenNames(model.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
         plan.parts,
         prompts,
         shows_logprobs=bool(body.logprobs),
@@ -93,15 +104,15 @@ async def _planned(request: web.Request) -> CallPlan:
 
 
 async def plan_chat(
-    body: ChatRequest, context: ApiContext, terms: ServiceTerms, answer_id: str
+    body: ChatRequest, model: Model, context: ApiContext, terms: ServiceTerms, answer_id: str
 ) -> ChatPlan:
     """Plan a chat that has been read, before anything runs. Raises RequestError."""
-    tokenizer, asker, num_choices = context.tokenizer, terms.asker, body.n or 1
-    prompt = await chat_prompt(body, context, asker)
-    parts = await plan_parts(body, prompt.token_ids, context, terms)
+    asker, num_choices = terms.asker, body.n or 1
+    prompt = await chat_prompt(body, model, asker)
+    parts = await plan_parts(body, prompt.token_ids, model, context.config, terms)
     shared = await sampling_params(
         body,
-        tokenizer,
+        model.tokenizer,
         asker,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -116,6 +127,7 @@ async def plan_chat(
     )
     now_s = context.clock.now()
     return ChatPlan(
+        model=model,
         prompt=prompt.token_ids,
         parts=parts,
         requests=generations(

@@ -30,6 +30,7 @@ from coordinator.api.read.fields import MAX_CHOICES, GenerationFields, NumLogpro
 from coordinator.api.read.terms import ServiceTerms, service_terms
 from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
+from coordinator.models.model import Model
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams
@@ -65,7 +66,6 @@ async def _read_plan(request: web.Request) -> CallPlan:
     context = request.app[CONTEXT]
     trace = admit_keyed(request, context)
     body = await read_request(request, CompletionRequest, context.config)
-    context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
     return await _plan(body, context, trace, terms)
 
@@ -74,21 +74,22 @@ async def _plan(
     body: CompletionRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
 ) -> CallPlan:
     """Validate the request and plan the call, before anything runs. Raises RequestError."""
-    usage = usage_shown(body)
+    usage, model = usage_shown(body), context.models.find(body.model)
     _check_prompt_options(body)
-    max_model_len = context.max_model_len()
+    max_model_len = model.max_model_len()
     given = _PARAMETER.split(body.prompt, max_model_len)
     num_shown, num_per_prompt = body.n or 1, _num_generated(body, len(given))
-    prompts = await _prompts(given, body, context, terms.asker, max_model_len)
+    prompts = await _prompts(given, body, model, terms.asker, max_model_len)
     shared = await sampling_params(
         body,
-        context.tokenizer,
+        model.tokenizer,
         terms.asker,
         logprobs=_num_logprobs(body),
         prompt_logprobs=_num_prompt_logprobs(body),
-        grammar=await text_grammar(body, context, terms.slo.tenant),
+        grammar=await text_grammar(body, model, terms.slo.tenant),
     )
-    head, now_s = context.head(f"cmpl-{trace.unique}", body.model), context.clock.now()
+    head = AnswerHead.now(f"cmpl-{trace.unique}", body.model, model)
+    now_s = context.clock.now()
     requests: list[GenerationRequest] = []
     for i, prompt in enumerate(prompts):
         seed = terms.draw("seed", i) if body.seed is None else body.seed
@@ -96,11 +97,12 @@ async def _plan(
         answer_id, ids = f"{head.id}-{i}", prompt.token_ids
         requests += generations(answer_id, ids, first, terms, now_s, num_per_prompt)
     return CallPlan(
+        model=model,
         requests=requests,
         num_per_prompt=num_per_prompt,
         num_shown=num_shown if num_per_prompt > num_shown else None,
         text=_text_options(body, given),
-        format=_format(body, context, head, prompts, usage),
+        format=_format(body, model, head, prompts, usage),
         is_streaming=bool(body.stream),
         counts_along=usage is UsageShown.EVERYWHERE,
         echoes_prompt=bool(body.echo),
@@ -109,7 +111,7 @@ async def _plan(
 
 def _format(
     body: CompletionRequest,
-    context: ApiContext,
+    model: Model,
     head: AnswerHead,
     prompts: Sequence[FittedPrompt],
     usage: UsageShown,
@@ -120,7 +122,7 @@ def _format(
         num_top=body.prompt_logprobs,
         tells_ids=bool(body.return_token_ids),
     )
-    names = TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids))
+    names = TokenNames(model.tokenizer, are_ids=bool(body.return_tokens_as_token_ids))
     listed = _num_listed(body)
     return CompletionFormat(head, names, shown, num_logprobs=listed, usage_shown=usage)
 
@@ -188,14 +190,14 @@ def _adds_special_tokens(body: CompletionRequest) -> bool:
 async def _prompts(
     given: Sequence[Given],
     body: CompletionRequest,
-    context: ApiContext,
+    model: Model,
     asker: Asker,
     max_model_len: int,
 ) -> list[FittedPrompt]:
     """Return the prompts, truncated if so requested. Raises RequestError."""
     prompts = await _PARAMETER.encode(
         given,
-        context.tokenizer,
+        model.tokenizer,
         asker,
         add_special_tokens=_adds_special_tokens(body),
         max_model_len=max_model_len,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.text.parts import ToolFormat
 from pdserve.errors import ConfigError
 from pdserve.settings.timeouts import IDLE_S
 
@@ -40,6 +39,4 @@ class ApiConfig:
     cors_origins: tuple[str, ...] = ()  # origins of pages that may use the server; "*" = any
     retry_after_s: int = 1  # Retry-After of a refused request, when no wait is predicted
     deadline_s: float = 0.0  # for requests that set no time-out themselves; 0 = none
-    tool_format: ToolFormat | None = None  # None = derived from the model's chat template
     splits_reasoning: bool = False  # text between <think> and </think> is reasoning_content
-    system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

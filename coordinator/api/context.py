@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
 
-from coordinator.api.answer.formats import AnswerFormat, AnswerHead
+from coordinator.api.answer.formats import AnswerFormat
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
@@ -18,15 +16,10 @@ from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.running_tasks import RunningTasks
-from coordinator.embedding_model import EmbeddingModel
-from coordinator.generation import Generator
+from coordinator.models.catalog import Catalog
 from coordinator.tenants import Admitted, Tenants
-from coordinator.text import Tokenizer
-from coordinator.text.grammars import GrammarChecker
-from coordinator.text.parts import ToolFormat
 from coordinator.tracing.call_span import CallSpan
 from pdserve.clock import Clock
-from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
 from pdserve.slo import ServiceClasses
 
@@ -37,49 +30,19 @@ BeginSpan: TypeAlias = Callable[[Mapping[str, str]], CallSpan | None]
 class ApiContext:
     """Shared dependencies of the endpoints; one per application."""
 
-    generator: Generator
-    tokenizer: Tokenizer
-    model_names: tuple[str, ...]  # the first is the model's own name
-    created: int  # seconds since 1970
-    system_fingerprint: str
+    models: Catalog
     config: ApiConfig
     observer: Observer
     metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
-    tool_format: ToolFormat | None  # in which the model writes tool calls; None: not known
-    grammars: GrammarChecker
     clock: Clock
     write_turns: WriteTurns
     long_turns: WriteTurns  # of pieces of long work
-    embedding_model: EmbeddingModel
     bodies: BodyBudget
     known_keys: KnownKeys
     begin_span: BeginSpan  # of a call, if it is recorded
     tasks: RunningTasks = field(default_factory=RunningTasks)
-
-    def check_model(self, name: str) -> None:
-        """Check that `name` is a name of the served model. Raises ModelNotFound."""
-        if name not in self.model_names:
-            raise ModelNotFound(
-                f"there is no model {name[:128]!r}; this server has {', '.join(self.model_names)}",
-                "model",
-            )
-
-    def head(self, answer_id: str, model: str, service_tier: str | UnsetType = UNSET) -> AnswerHead:
-        """Return the fields that every chunk of an answer repeats; it is created now."""
-        created = int(time.time())
-        return AnswerHead(answer_id, created, model, self.system_fingerprint, service_tier)
-
-    def max_model_len(self) -> int:
-        """Return the maximum number of tokens, prompt plus output, of a request.
-
-        Raises NoNodeAvailable if no node has attached yet.
-        """
-        max_model_len = self.generator.max_model_len
-        if max_model_len is None:
-            raise NoNodeAvailable("no node has attached yet; try again later")
-        return max_model_len
 
 
 @dataclass(slots=True, kw_only=True)

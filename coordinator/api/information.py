@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
-from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.context import CONTEXT
+from coordinator.models.catalog import Catalog
 from pdserve import __version__
 
 
@@ -35,17 +36,14 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models: list all names of the served model."""
-    context = request.app[CONTEXT]
-    return json_answer(ModelList(data=[_model(context, name) for name in context.model_names]))
+    """GET /v1/models: list all names of the served models."""
+    models = request.app[CONTEXT].models
+    return json_answer(ModelList(data=[_described(models, name) for name in models.names]))
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
-    context = request.app[CONTEXT]
-    name = request.match_info["model"]
-    context.check_model(name)
-    return json_answer(_model(context, name))
+    return json_answer(_described(request.app[CONTEXT].models, request.match_info["model"]))
 
 
 async def version(request: web.Request) -> web.Response:
@@ -58,7 +56,7 @@ async def health(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     if context.tasks.is_draining:
         return json_answer(Health("draining"), status=503)
-    if not context.generator.is_ready():
+    if not context.models.is_ready():
         return json_answer(Health("not ready"), status=503)
     return json_answer(Health("ok"))
 
@@ -75,16 +73,18 @@ async def targets(request: web.Request) -> web.Response:
     return json_answer(
         [
             Targets([node.metrics_address], {"node": node.node_id, "role": node.role})
-            for node in request.app[CONTEXT].generator.status().nodes
+            for node in request.app[CONTEXT].models.default.generator.status().nodes
         ]
     )
 
 
 async def status(request: web.Request) -> web.Response:
     """GET /status: return the state of the cluster, for people and scripts."""
-    return json_answer(request.app[CONTEXT].generator.status())
+    return json_answer(request.app[CONTEXT].models.default.generator.status())
 
 
-def _model(context: ApiContext, name: str) -> Model:
-    max_model_len = context.generator.max_model_len
-    return Model(id=name, created=context.created, root=name, max_model_len=max_model_len)
+def _described(models: Catalog, name: str) -> Model:
+    """Return what there is to tell of the model of this name. Raises ModelNotFound."""
+    model = models.find(name)
+    most = model.generator.max_model_len
+    return Model(id=name, created=model.created, root=name, max_model_len=most)

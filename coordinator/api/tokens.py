@@ -11,13 +11,14 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.context import CONTEXT, TRACE, RequestTrace
 from coordinator.api.prompt.chat import encode_chat
 from coordinator.api.prompt.fit import check_num_chars
 from coordinator.api.read.body import convert_request, read_object, read_request
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
 from coordinator.api.read.fields import TokenId
 from coordinator.api.server import callers
+from coordinator.models.model import Model
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
@@ -74,17 +75,16 @@ async def tokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
     body = await read_request(request, TokenizeRequest, context.config)
-    if body.model is not None:
-        context.check_model(body.model)
+    model = context.models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
     asker = counting(request[TRACE])
-    token_ids = await _token_ids(body, context, asker)
-    strings = context.tokenizer.vocabulary_strings
+    token_ids = await _token_ids(body, model, asker)
+    strings = model.tokenizer.vocabulary_strings
     strs = await strings(token_ids, asker) if body.return_token_strs else None
     answer = TokenizeAnswer(
         count=len(token_ids),
-        max_model_len=context.max_model_len(),
+        max_model_len=model.max_model_len(),
         tokens=token_ids,
         token_strs=strs,
     )
@@ -96,7 +96,9 @@ async def detokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
     values = await read_object(request, context.config)
-    given, most = values.get("tokens"), context.max_model_len()
+    name, given = values.get("model"), values.get("tokens")
+    model = context.models.find(name if isinstance(name, str) else None)
+    most = model.max_model_len()
     if isinstance(given, list) and len(given) > most:  # before they are looked at
         raise ContextLengthExceeded(
             f"'tokens' has {len(given)} items, but this model's maximum context length is {most} "
@@ -104,24 +106,22 @@ async def detokenize(request: web.Request) -> web.Response:
             "tokens",
         )
     body = convert_request(values, DetokenizeRequest)
-    if body.model is not None:
-        context.check_model(body.model)
-    context.tokenizer.check_ids(body.tokens, "tokens")
-    text = await context.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
+    model.tokenizer.check_ids(body.tokens, "tokens")
+    text = await model.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
     return json_answer(DetokenizeAnswer(prompt=text))
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
     """GET /tokenizer_info: return the special tokens and the chat template."""
-    context = request.app[CONTEXT]
-    named, template = context.tokenizer.named_special_tokens, context.tokenizer.chat_template
+    model = request.app[CONTEXT].models.default
+    named, template = model.tokenizer.named_special_tokens, model.tokenizer.chat_template
     answer = TokenizerInfo(
         bos_token=named.get("bos_token"),
         eos_token=named.get("eos_token"),
         pad_token=named.get("pad_token"),
         unk_token=named.get("unk_token"),
         chat_template=None if template is None else template.source,
-        model_max_length=context.max_model_len(),
+        model_max_length=model.max_model_len(),
     )
     return json_answer(answer)
 
@@ -134,12 +134,12 @@ def counting(trace: RequestTrace) -> Asker:
     return Asker(f"{trace.payer} counts")
 
 
-async def _token_ids(body: TokenizeRequest, context: ApiContext, asker: Asker) -> list[int]:
+async def _token_ids(body: TokenizeRequest, model: Model, asker: Asker) -> list[int]:
     if body.prompt is not None:
-        check_num_chars(len(body.prompt), context.tokenizer, context.max_model_len(), "prompt")
+        check_num_chars(len(body.prompt), model.tokenizer, model.max_model_len(), "prompt")
         adds = body.add_special_tokens is not False
         texts = [body.prompt]
-        (token_ids,) = await context.tokenizer.encode_texts(texts, asker, add_special_tokens=adds)
+        (token_ids,) = await model.tokenizer.encode_texts(texts, asker, add_special_tokens=adds)
         return token_ids
     assert body.messages is not None
     chat_request = ChatRequest(
@@ -151,4 +151,4 @@ async def _token_ids(body: TokenizeRequest, context: ApiContext, asker: Asker) -
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return await encode_chat(chat_request, context, asker, may_be_empty=True)
+    return await encode_chat(chat_request, model, asker, may_be_empty=True)

@@ -18,6 +18,7 @@ from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import InputItem, ResponseRequest
+from coordinator.models.model import Model
 from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, pack
 from coordinator.stateful.storage.store import STORE, ResponseStore, response_of
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, check_length
@@ -38,7 +39,7 @@ class Asked:
     """What one call asks for."""
 
     body: ResponseRequest
-    model: str
+    model: Model
     store: ResponseStore  # of what it continues, and of its own response
     conversation: StoredConversation | None
     earlier: Sequence[PackedItem]  # items of the conversation that is continued
@@ -92,9 +93,8 @@ def asked_by(
     order = msgspec.json.encode(values) if values.get("background") is True else b""
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
-    model = context.model_names[0] if body.model is None else body.model
-    context.check_model(model)
-    body = structs.replace(body, model=model)
+    model = context.models.find(body.model)
+    body = structs.replace(body, model=model.name if body.model is None else body.model)
     _check_input(body)
     _check_background(body)
     owner = trace.owner
@@ -115,7 +115,7 @@ def asked_by(
         num_bytes = earlier_bytes + items_bytes(new)
         check_length(len(earlier) + len(new), num_bytes, "input")
         if body.truncation != "auto":
-            _check_fits(num_bytes, context)
+            _check_fits(num_bytes, model)
     return Asked(
         body=body,
         model=model,
@@ -147,12 +147,12 @@ def new_items(
     return pack(items_of(given, param, trace.unique, called, find))
 
 
-def _check_fits(num_bytes: int, context: ApiContext) -> None:
+def _check_fits(num_bytes: int, model: Model) -> None:
     """Refuse a conversation that cannot fit into the context, before it is read.
 
     Raises ContextLengthExceeded.
     """
-    max_model_len = context.generator.max_model_len
+    max_model_len = model.generator.max_model_len
     if max_model_len is not None and num_bytes > _MOST_BYTES_PER_TOKEN * max_model_len + _FEW_BYTES:
         raise ContextLengthExceeded(
             f"this model's maximum context length is {max_model_len} tokens, but the conversation "

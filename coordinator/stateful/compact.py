@@ -46,7 +46,7 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
     answer_id = RESPONSE_ID.format(trace.unique)
 
     with in_our_words():
-        plan = await plan_chat(asked.chat(asked.items), context, terms, answer_id)
+        plan = await plan_chat(asked.chat(asked.items), asked.model, context, terms, answer_id)
     return await answer(request, context, plan.call(CompactFormat(answer_id, plan.parts.make)))
 
 

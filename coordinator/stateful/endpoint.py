@@ -56,10 +56,10 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     asker = counting(trace)
 
     async def count(items: Sequence[KeptItem]) -> int:
-        num_tokens = len(await encode_chat(asked.chat(items), context, asker))
+        num_tokens = len(await encode_chat(asked.chat(items), asked.model, asker))
         if asked.body.truncation == "auto":
             limit = asked.body.max_output_tokens
-            num_left(num_tokens, limit, context.max_model_len())
+            num_left(num_tokens, limit, asked.model.max_model_len())
         return num_tokens
 
     with in_our_words():

@@ -65,13 +65,13 @@ async def plan_response(
     keeper.stored.order = order
 
     async def plan_for(items: Sequence[KeptItem]) -> ChatPlan:
-        return await plan_chat(asked.chat(items), context, terms, response.id)
+        return await plan_chat(asked.chat(items), asked.model, context, terms, response.id)
 
     with in_our_words():
         plan = await as_fitted(asked, plan_for)
     response_format = ItemsFormat(
         response,
-        context.tokenizer,
+        asked.model.tokenizer,
         plan.parts,
         keeper.keep,
         frame,
@@ -120,7 +120,7 @@ def _begun(asked: Asked, response_id: str, created_at: int) -> Response:
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
-        model=asked.model,
+        model=asked.body.model or asked.model.name,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,

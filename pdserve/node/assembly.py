@@ -46,7 +46,7 @@ from pdserve.wire.security import Security
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelFacts:
     """What a node's parts know of its model."""
 
     identity: KvIdentity
@@ -56,7 +56,7 @@ class ServedModel:
     compiler: GrammarCompiler
 
     @classmethod
-    def of(cls, model: NodeModel) -> ServedModel:
+    def of(cls, model: NodeModel) -> ModelFacts:
         """As planned; its vocabulary is loaded later."""
         return cls(
             identity=KvIdentity(
@@ -83,7 +83,7 @@ class NoPolicy:
 def make_parts(
     config: NodeConfig,
     role: NodeRole,
-    model: ServedModel,
+    model: ModelFacts,
     memory: KvPool,
     tier_blocks: TierBlocks | None,
     state: Callable[[], NodeState],
@@ -194,7 +194,7 @@ def _make_engine(
     policy: PolicyConfig,
     pool: BlockPool,
     clock: Clock,
-    model: ServedModel,
+    model: ModelFacts,
     metrics: NodeMetrics,
     could_fetch: CouldFetch,
 ) -> Engine:

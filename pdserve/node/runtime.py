@@ -28,7 +28,7 @@ from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, NodeSick
-from pdserve.node.assembly import ServedModel, make_parts
+from pdserve.node.assembly import ModelFacts, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
@@ -157,7 +157,7 @@ class Node:
         self._memory = memory = make_kv_memory(config, role, model)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
         self.loading = Loading(config, cores, model, memory, ranks.others)
-        served, hosts = ServedModel.of(model), ranks.kv_hosts
+        served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
             config, role, served, memory, tier_blocks, lambda: self._state, hosts
         )

@@ -56,9 +56,9 @@ class CoordinatorProcess(Process):
             resume_s=timeouts.resume_s,
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
-        revisions = Revisions(self.registry, self.router.can_route, {})
+        self.model_id, self.revisions = "m", Revisions(self.registry, self.router.can_route, {})
         welcome = Welcome(coordinator_id=ADDRESS, incarnation="1", protocol=PROTOCOL)
-        service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
+        service = CoordinatorService([self], welcome, timeouts)
         self._server = Server(self._network)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
 

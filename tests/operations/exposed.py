@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import MagicMock
 
+from coordinator.models.files import read_model_files
 from coordinator.runtime import Coordinator
-from coordinator.served_model import load_served_model
 from coordinator.tenants import Tenants
 from decode_node.service import DecodeNode
 from pdserve.clock import SystemClock
@@ -45,10 +45,10 @@ async def exposed() -> dict[str, set[str]]:
 
 def _of_coordinator() -> dict[str, tuple[str, ...]]:
     config = CoordinatorConfig(routing=RoutingConfig(price=["decode=2"]))
-    model = load_served_model(config.checkpoint, config.answers.pooling)
+    files = read_model_files(config.checkpoint, config.answers.pooling)
     classes = parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS)
-    tenants = Tenants(None, None, model.name, SystemClock())
-    metrics = Coordinator(config, model, classes, tenants)._metrics
+    tenants = Tenants(None, None, files.name, SystemClock())
+    metrics = Coordinator(config, files, classes, tenants)._metrics
     metrics.watch_loop(MagicMock())
     return metrics.labels
 

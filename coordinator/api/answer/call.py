@@ -18,6 +18,7 @@ from coordinator.api.plan.generations import check_amounts
 from coordinator.api.plan.sampling import TextOptions
 from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
+from coordinator.models.model import Model
 from pdserve.protocol import PromptLogprobs
 
 
@@ -25,6 +26,7 @@ from pdserve.protocol import PromptLogprobs
 class CallPlan:
     """Everything needed to answer a call, as its endpoint derived it from the request body."""
 
+    model: Model
     requests: list[GenerationRequest]  # one per choice, grouped by prompt
     num_per_prompt: int = 1  # choices generated per prompt
     num_shown: int | None = None  # likeliest choices returned per prompt; None: all
@@ -47,7 +49,7 @@ class Call:
         self._choices = [
             Choice(
                 index,
-                context.tokenizer,
+                plan.model.tokenizer,
                 plan.text,
                 request.prompt.token_ids if plan.echoes_prompt else None,
             )
@@ -87,13 +89,13 @@ class Call:
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
         self._trace.num_prompt_tokens = sum(r.prompt.num_tokens for r in prompts)
-        max_answers, echoes = self._context.generator.max_inflight, self._plan.echoes_prompt
-        check_amounts(requests, num_per_prompt, max_answers, echoes=echoes)
+        generator, echoes = self._plan.model.generator, self._plan.echoes_prompt
+        check_amounts(requests, num_per_prompt, generator.max_inflight, echoes=echoes)
         callers.take_prompt(self._context, self._trace)
         try:
             for first in range(0, len(requests), num_per_prompt):
                 answers = requests[first : first + num_per_prompt]
-                self._generations += self._context.generator.start_siblings(answers)
+                self._generations += generator.start_siblings(answers)
         finally:
             if len(self._generations) < len(self._plan.requests):
                 self._account()

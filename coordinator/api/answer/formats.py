@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,6 +17,7 @@ from coordinator.api.answer.logprobs import TokenNames, completion_logprobs, pro
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.answer.whole_choice import WholeChoice
 from coordinator.api.read.fields import GenerationFields
+from coordinator.models.model import Model
 from pdserve.errors import InvalidRequest
 
 
@@ -28,6 +30,13 @@ class AnswerHead:
     model: str
     system_fingerprint: str
     service_tier: str | UnsetType = UNSET  # of a chat that asked for one
+
+    @classmethod
+    def now(
+        cls, answer_id: str, name: str, model: Model, service_tier: str | UnsetType = UNSET
+    ) -> AnswerHead:
+        """Return that of an answer which is created now, by `model` under this name."""
+        return cls(answer_id, int(time.time()), name, model.fingerprint, service_tier)
 
 
 class UsageShown(Enum):

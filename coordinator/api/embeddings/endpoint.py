@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.call import answer_headers
-from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.context import CONTEXT, RequestTrace
 from coordinator.api.embeddings.objects import (
     MAX_INPUTS,
     Embedding,
@@ -23,9 +23,10 @@ from coordinator.api.plan.generations import generations
 from coordinator.api.prompt.fit import truncated
 from coordinator.api.prompt.parameter import PromptParameter
 from coordinator.api.read.body import read_request
-from coordinator.api.read.terms import ServiceTerms, service_terms
+from coordinator.api.read.terms import service_terms
 from coordinator.api.server import callers
-from coordinator.generation import Generation, GenerationRequest
+from coordinator.generation import Generation
+from coordinator.models.model import Model
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 from pdserve.protocol import SamplingParams, TokenEvent
@@ -38,17 +39,20 @@ async def embeddings(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     trace = callers.admit(request, context)
     body = await read_request(request, EmbeddingRequest, context.config)
-    context.check_model(body.model)
-    context.embedding_model.check(body.dimensions)
+    model = context.models.find(body.model)
+    model.embedding.check(body.dimensions)
     terms = service_terms(body, request.headers, context, trace)
-    prompts = await _prompts(body, context, terms.asker)
+    prompts = await _prompts(body, model, terms.asker)
     trace.num_choices = len(prompts)
     trace.num_prompt_tokens = sum(map(len, prompts))
     callers.take_prompt(context, trace)
 
     def start(index: int) -> Generation:
-        embedder = _embedder(context, trace, terms, index, prompts[index])
-        return context.generator.start(embedder)
+        now_s = context.clock.now()  # this prompt may have waited for others of the call
+        sampling = SamplingParams(max_tokens=0, pooling=model.embedding.pooling)
+        answer_id, ids = f"embd-{trace.unique}-{index}", prompts[index]
+        (embedder,) = generations(answer_id, ids, sampling, terms, now_s)
+        return model.generator.start(embedder)
 
     async with PromptRun(start, len(prompts), context.clock, context.write_turns) as run:
         try:
@@ -57,21 +61,21 @@ async def embeddings(request: web.Request) -> web.Response:
             _account(trace, prompts, run)
     trace.finish_reason = "stop"
     return web.Response(
-        body=await asyncio.to_thread(_answer, body, context, trace, events),
+        body=await asyncio.to_thread(_answer, body, model, trace, events),
         content_type="application/json",
         headers=answer_headers(run.routes),
     )
 
 
-async def _prompts(body: EmbeddingRequest, context: ApiContext, asker: Asker) -> list[list[int]]:
+async def _prompts(body: EmbeddingRequest, model: Model, asker: Asker) -> list[list[int]]:
     """Return the inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
-    max_model_len = context.max_model_len()
+    max_model_len = model.max_model_len()
     inputs = _INPUT.split(body.input, max_model_len)
     if "" in inputs:
         raise InvalidRequest("'input' must not contain an empty string", "input")
     prompts = await _INPUT.encode(
         inputs,
-        context.tokenizer,
+        model.tokenizer,
         asker,
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
@@ -88,15 +92,6 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext, asker: Asker) ->
     return prompts
 
 
-def _embedder(
-    context: ApiContext, trace: RequestTrace, terms: ServiceTerms, index: int, token_ids: list[int]
-) -> GenerationRequest:
-    now_s = context.clock.now()  # this prompt may have waited for others of the call
-    sampling = SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling)
-    (embedder,) = generations(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
-    return embedder
-
-
 def _account(trace: RequestTrace, prompts: Sequence[Sequence[int]], run: PromptRun) -> None:
     """Count the prompts that were sent to nodes, also those of a failed call."""
     sent = [
@@ -107,7 +102,7 @@ def _account(trace: RequestTrace, prompts: Sequence[Sequence[int]], run: PromptR
 
 
 def _answer(
-    body: EmbeddingRequest, context: ApiContext, trace: RequestTrace, events: Sequence[TokenEvent]
+    body: EmbeddingRequest, model: Model, trace: RequestTrace, events: Sequence[TokenEvent]
 ) -> bytes:
     """Return the answer as JSON.
 
@@ -116,7 +111,7 @@ def _answer(
     """
     data = []
     for index, event in enumerate(events):
-        vector = context.embedding_model.finished(event.embedding, body.dimensions)
+        vector = model.embedding.finished(event.embedding, body.dimensions)
         is_base64 = body.encoding_format == "base64"
         shown = base64.b64encode(vector.tobytes()).decode("ascii") if is_base64 else vector.tolist()
         data.append(msgspec.Raw(msgspec.json.encode(Embedding(index=index, embedding=shown))))

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.api.context import ApiContext
 from coordinator.api.read.chat import ChatRequest, NamedTool
 from coordinator.api.read.fields import GenerationFields, StructuredOutputs
 from coordinator.api.read.json_text import JsonReader
+from coordinator.models.model import Model
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import (
     AnswerGrammar,
@@ -37,16 +37,16 @@ _NAMES = {
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-async def text_grammar(body: GenerationFields, context: ApiContext, tenant: str) -> str:
+async def text_grammar(body: GenerationFields, model: Model, tenant: str) -> str:
     """Return the grammar of a text completion; "": any text. Raises InvalidRequest."""
-    return await _checked(_wanted_output(body), None, None, context, tenant)
+    return await _checked(_wanted_output(body), None, None, model, tenant)
 
 
 async def chat_grammar(
     body: ChatRequest,
     tool_format: ToolFormat | None,
     thinking: Thinking | None,
-    context: ApiContext,
+    model: Model,
     tenant: str,
 ) -> str:
     """Return the grammar of an answer to a chat; "": any text.
@@ -59,8 +59,8 @@ async def chat_grammar(
         output = None
     calls = None
     if tool_format is not None:
-        calls = _call_grammar(body, tool_format, context.tokenizer, has_output=output is not None)
-    return await _checked(output, calls, thinking, context, tenant)
+        calls = _call_grammar(body, tool_format, model.tokenizer, has_output=output is not None)
+    return await _checked(output, calls, thinking, model, tenant)
 
 
 def _call_grammar(
@@ -94,7 +94,7 @@ async def _checked(
     output: Output | None,
     calls: CallGrammar | None,
     thinking: Thinking | None,
-    context: ApiContext,
+    model: Model,
     tenant: str,
 ) -> str:
     if output is None and calls is None:
@@ -102,7 +102,7 @@ async def _checked(
     _check_size(output, calls)
     param = "tools" if output is None else output.param
     answer = AnswerGrammar(output, calls, thinking)
-    return await context.grammars.checked(answer.text, param, tenant)
+    return await model.grammars.checked(answer.text, param, tenant)
 
 
 def _check_size(output: Output | None, calls: CallGrammar | None) -> None:

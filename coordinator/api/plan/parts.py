@@ -7,10 +7,11 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.api.context import ApiContext
+from coordinator.api.config import ApiConfig
 from coordinator.api.plan.grammar import chat_grammar
 from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.terms import ServiceTerms
+from coordinator.models.model import Model
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import Thinking
 from coordinator.text.parts import AnswerParts, CallPiece, ToolFormat
@@ -35,11 +36,11 @@ class PartsPlan:
 
 
 async def plan_parts(
-    body: ChatRequest, prompt: Sequence[int], context: ApiContext, terms: ServiceTerms
+    body: ChatRequest, prompt: Sequence[int], model: Model, config: ApiConfig, terms: ServiceTerms
 ) -> PartsPlan:
     """Return the parts plan of a call with this rendered prompt. Raises InvalidRequest."""
-    tokenizer, splits_reasoning = context.tokenizer, context.config.splits_reasoning
-    tool_format = context.tool_format if body.tools and body.tool_choice != "none" else None
+    tokenizer, splits_reasoning = model.tokenizer, config.splits_reasoning
+    tool_format = model.tool_format if body.tools and body.tool_choice != "none" else None
     max_calls = 1 if body.parallel_tool_calls is False else None
     is_call = tool_format is not None and body.must_call
     has_begun = splits_reasoning and _ends_with_mark(prompt, tokenizer)
@@ -85,7 +86,7 @@ async def plan_parts(
         content_start,
         make_id,
         frozenset(i for i in kept if i is not None),
-        await chat_grammar(body, tool_format, thinking, context, terms.slo.tenant),
+        await chat_grammar(body, tool_format, thinking, model, terms.slo.tenant),
         shows_reasoning=is_apart and is_shown,
         shows_function_call=bool(body.functions),
     )

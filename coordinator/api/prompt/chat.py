@@ -9,10 +9,10 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
-from coordinator.api.context import ApiContext
 from coordinator.api.prompt.fit import FittedPrompt, check_num_chars, fitted
 from coordinator.api.read.chat import ChatRequest, Message, ToolCall
 from coordinator.api.read.json_text import JsonReader
+from coordinator.models.model import Model
 from coordinator.text import TemplateInput
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
@@ -23,17 +23,17 @@ _ENCODER = msgspec.msgpack.Encoder()
 _TEMPLATE_ROLES = {"developer": "system"}
 
 
-async def chat_prompt(body: ChatRequest, context: ApiContext, asker: Asker) -> FittedPrompt:
+async def chat_prompt(body: ChatRequest, model: Model, asker: Asker) -> FittedPrompt:
     """Return the prompt, which leaves as many tokens as are asked for. Raises RequestError."""
-    max_model_len = context.max_model_len()
+    max_model_len = model.max_model_len()
     most = max_model_len if body.truncate_prompt_tokens is None else None
-    token_ids = await encode_chat(body, context, asker, max_tokens=most)
+    token_ids = await encode_chat(body, model, asker, max_tokens=most)
     return fitted(token_ids, body, body.requested_tokens, max_model_len)
 
 
 async def encode_chat(
     body: ChatRequest,
-    context: ApiContext,
+    model: Model,
     asker: Asker,
     *,
     max_tokens: int | None = None,
@@ -43,10 +43,10 @@ async def encode_chat(
 
     More than `max_tokens` may be refused. Raises RequestError.
     """
-    _check_tools(body, context)
+    _check_tools(body, model)
     chat = _template_input(body)
-    check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
-    token_ids = await context.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
+    check_num_chars(chat.num_chars, model.tokenizer, model.max_model_len(), "messages")
+    token_ids = await model.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
     if not token_ids and not may_be_empty:
         raise InvalidRequest(
             "the chat template turns 'messages' into an empty prompt; at least one token is needed",
@@ -81,14 +81,14 @@ def echoed_text(request: ChatRequest) -> str:
     return text
 
 
-def _check_tools(body: ChatRequest, context: ApiContext) -> None:
+def _check_tools(body: ChatRequest, model: Model) -> None:
     """Check that the model supports the request's tools. Raises InvalidRequest."""
-    template = context.tokenizer.chat_template
+    template = model.tokenizer.chat_template
     if not body.tools or body.tool_choice == "none" or template is None:
         return
     if "tools" not in template.source:
         raise InvalidRequest("this model's chat template does not support tools", "tools")
-    if context.tool_format is None:
+    if model.tool_format is None:
         raise InvalidRequest(
             "the server does not recognise the form in which this model writes tool calls; whoever "
             "runs it can name the form with --tool-format",

@@ -14,7 +14,7 @@ from pdserve.engine.grammar import GrammarCompiler
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
-from pdserve.node.assembly import ServedModel, make_parts
+from pdserve.node.assembly import ModelFacts, make_parts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.protocol import NodeRole, NodeState
@@ -42,7 +42,7 @@ def made_parts(
 ) -> NodeParts:
     """The parts of a ready node; whoever asked for them closes `puller`, `exporter`, `memory`."""
     config = replace(config, node_id=node_id, transports=list(transports))
-    model = ServedModel(
+    model = ModelFacts(
         identity=KvIdentity("m", "r", layout),
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,

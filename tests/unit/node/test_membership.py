@@ -74,9 +74,9 @@ class Coordinator:
         admission = Admission(WaitingLine[RunningRequest](8))
         self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
-        revisions = Revisions(self.registry, router.can_route, {})
+        self.model_id, self.revisions = "m", Revisions(self.registry, router.can_route, {})
         welcome = Welcome(coordinator_id="c", incarnation=incarnation, protocol=PROTOCOL)
-        service = CoordinatorService(self.registry, self.flow, revisions, "m", welcome, timeouts)
+        service = CoordinatorService([self], welcome, timeouts)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
         self.port = 0
 

@@ -12,6 +12,8 @@ import numpy as np
 import tokenizers
 
 from coordinator.generation import GenerationRequest, Listener, Route
+from coordinator.models.catalog import Catalog
+from coordinator.models.model import make_model
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
@@ -246,3 +248,8 @@ def node_status(node_id: str, role: RoleName) -> NodeStatus:
         waiting_requests=0,
         step_time_ms=0.0,
     )
+
+
+def tiny_catalog() -> Catalog:
+    """One model, which a fake generates."""
+    return Catalog([make_model(FakeGenerator(), tiny_tokenizer(), [MODEL])])

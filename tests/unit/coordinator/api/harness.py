@@ -15,11 +15,14 @@ import openai
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.embedding_model import EmbeddingModel
+from coordinator.models.catalog import Catalog
+from coordinator.models.embedding import EmbeddingModel
+from coordinator.models.model import make_model
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
+from coordinator.text.parts import ToolFormat
 from pdserve.slo import ServiceClasses
 from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
 
@@ -86,20 +89,25 @@ async def served(
     classes: ServiceClasses | None = None,
     store: ResponseStore | None = None,
     https_dir: Path | None = None,
+    tool_format: ToolFormat | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
     generator = generator or FakeGenerator()
     observer = RecordingObserver()
-    app = create_app(
+    model = make_model(
         generator,
         tokenizer or tiny_tokenizer(),
         [MODEL, "alias"],
+        tool_format=tool_format,
+        embedding=embedding_model,
+    )
+    app = create_app(
+        Catalog([model]),
         config=ApiConfig(**config),
         observer=observer,
         metrics=_metrics,
         tenants=tenants,
-        embedding_model=embedding_model,
         classes=classes,
     )
     add_stateful_routes(app, store)

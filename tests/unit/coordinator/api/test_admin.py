@@ -17,7 +17,7 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeRole, NodeState, SetRole
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_tokenizer
+from tests.unit.coordinator.api.fakes import tiny_catalog
 from tests.unit.coordinator.members import RecordingOutbox, join, report, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -50,7 +50,7 @@ def registry() -> Iterator[Registry]:
 
 @asynccontextmanager
 async def served(registry: Registry) -> AsyncIterator[aiohttp.ClientSession]:
-    app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
+    app = create_app(tiny_catalog())
     changes = RoleChanges(registry, "disaggregated", CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})
     add_admin_routes(app, changes, Drains(registry, "disaggregated"), revisions)

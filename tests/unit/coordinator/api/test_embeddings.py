@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from coordinator.api.embeddings.run import AT_ONCE
-from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest
+from coordinator.models.embedding import EmbeddingModel
 from pdserve.errors import NodeLost, Overloaded
 from pdserve.pooling import Pooling
 from tests.unit.coordinator.api.fakes import (

@@ -31,7 +31,7 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_tokenizer
+from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_catalog
 
 
 def paths_of(app: web.Application) -> set[tuple[str, str]]:
@@ -46,7 +46,7 @@ def paths_of(app: web.Application) -> set[tuple[str, str]]:
 
 def app(*, with_page: bool = True) -> web.Application:
     """As the coordinator makes it, without nodes."""
-    made = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
+    made = create_app(tiny_catalog())
     add_stateful_routes(made)
     registry, mode = Registry(), "disaggregated"
     changes = RoleChanges(registry, mode, CoordinatorMetrics())

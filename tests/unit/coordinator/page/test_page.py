@@ -30,7 +30,11 @@ from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.protocol import Slo
 from pdserve.protocol.status import ClusterStatus
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, node_status, tiny_tokenizer
+from tests.unit.coordinator.api.fakes import (
+    MODEL,
+    node_status,
+    tiny_catalog,
+)
 
 
 def status() -> ClusterStatus:
@@ -175,7 +179,7 @@ async def served(
     tenants: Tenants | None = None,
     told: Callable[[], ClusterStatus] = status,
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL], tenants=tenants)
+    app = create_app(tiny_catalog(), tenants=tenants)
     live = Live(told, history)
     add_page_routes(app, live)
     timeout = aiohttp.ClientTimeout(total=30)

@@ -11,11 +11,12 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.server import server
+from coordinator.models.model import make_model
 from pdserve.errors import ConfigError
 from tests.unit.coordinator.api.fakes import (
-    MODEL,
     FakeGenerator,
     says,
+    tiny_catalog,
     tiny_tokenizer,
     waits_for,
 )
@@ -217,7 +218,7 @@ async def test_garbage_is_harmless(raw: bytes, caplog: pytest.LogCaptureFixture)
 
 async def test_a_taken_port_is_a_configuration_error() -> None:
     async with served() as api:
-        app = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
+        app = create_app(tiny_catalog())
         with pytest.raises(ConfigError, match="cannot listen"):
             await HttpServer(app, port=api.server.port).start()
 
@@ -233,4 +234,4 @@ async def test_a_large_body_within_the_limit() -> None:
 
 def test_a_model_needs_a_name() -> None:
     with pytest.raises(ValueError, match="name"):
-        create_app(FakeGenerator(), tiny_tokenizer(), [])
+        make_model(FakeGenerator(), tiny_tokenizer(), [])

@@ -1,11 +1,11 @@
-"""The model that a coordinator serves: its names and its small files, without the weights."""
+"""The small files of a model, without its weights: what a coordinator reads of a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 
-from coordinator.embedding_model import EmbeddingModel, embedding_model
+from coordinator.models.embedding import EmbeddingModel, embedding_model
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.errors import TokenizerError
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What a coordinator has to know of the model."""
+class ModelFiles:
+    """What they tell."""
 
     model_id: str  # the checkpoint's; every node has to serve the same
     name: str  # what clients call it
@@ -26,7 +26,7 @@ class ServedModel:
     embedding: EmbeddingModel
 
 
-def load_served_model(config: CheckpointConfig, pooling: PoolingName) -> ServedModel:
+def read_model_files(config: CheckpointConfig, pooling: PoolingName) -> ModelFiles:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
 
     Raises:
@@ -40,7 +40,7 @@ def load_served_model(config: CheckpointConfig, pooling: PoolingName) -> ServedM
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids)
     _check_vocabulary(tokenizer, checkpoint)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
-    return ServedModel(
+    return ModelFiles(
         model_id=checkpoint.model_id,
         name=config.served_model_name or own_name,
         tokenizer=tokenizer,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.embedding_model import EmbeddingModel, embedding_model
+from coordinator.models.embedding import EmbeddingModel, embedding_model
 from pdserve.errors import InvalidRequest, ModelError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.pooling import Pooling

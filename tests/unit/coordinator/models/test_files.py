@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator.served_model import ServedModel, load_served_model
+from coordinator.models.files import ModelFiles, read_model_files
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.errors import InvalidRequest, TokenizerError
 from pdserve.settings.config import CheckpointConfig
@@ -25,8 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path) -> ServedModel:
-    return load_served_model(CheckpointConfig(model=str(folder)), "auto")
+def load(folder: Path) -> ModelFiles:
+    return read_model_files(CheckpointConfig(model=str(folder)), "auto")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:

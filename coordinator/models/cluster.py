@@ -1,0 +1,107 @@
+"""Who computes for a model: its nodes, its requests, and what decides about both.
+
+Each model has a router, a registry, a flow and pools of its own, so nothing here asks which model a
+request is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from coordinator.admission import Admission, WaitingLine
+from coordinator.admission.measured_promises import MeasuredPromises
+from coordinator.models.files import ModelFiles
+from coordinator.nodes.absent import Absent
+from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.revisions import Revisions
+from coordinator.nodes.shares import Shares
+from coordinator.pools.pools import Pools
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.requests.flow import Flow
+from coordinator.requests.journey import Journey
+from coordinator.requests.running import RunningRequest
+from coordinator.routing import Router
+from pdserve.clock import Clock
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol.status import CoordinatorStatus
+from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.values import parse_shares
+from pdserve.slo import AUTO, ServiceClasses
+
+
+class ModelCluster:
+    """The nodes of one model, and the requests that run on them."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        files: ModelFiles,
+        classes: ServiceClasses,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+        incarnation: str,
+        *,
+        share_quotas: Callable[[int], None],
+        on_ended: Callable[[Journey, PromptHashes], None],
+        describe_process: Callable[[], CoordinatorStatus],
+    ) -> None:
+        """
+        Args:
+            incarnation: the coordinator's: one of several leads, and changes pools.
+            share_quotas: is told how many coordinators share these nodes.
+            on_ended: gets the journey and the prompt of each request that has ended.
+            describe_process: what there is to tell of the coordinator, beside its requests.
+        """
+        self.model_id: Final = files.model_id
+        self.registry: Final = Registry()
+        self.absent: Final = Absent(self.registry)
+        self.ready: Final = asyncio.Event()  # once a request could be served
+        if config.routing.slo_classes == [AUTO]:
+            MeasuredPromises(self.registry, classes)
+        admission = self._make_admission(config, classes, share_quotas)
+        router = Router(self.registry, config.mode, config.routing.router)
+        self.revisions: Final = Revisions(
+            self.registry, router.can_route, parse_shares(config.routing.revision_shares)
+        )
+        self.flow: Final = Flow(
+            self.registry,
+            router,
+            admission,
+            metrics,
+            model=files.name,
+            request_s=config.timeouts.request_s,
+            resume_s=config.timeouts.resume_s,
+            revision_of=self.revisions.choose,
+            on_ended=on_ended,
+            describe_process=describe_process,
+            waits_for_nodes=config.routing.sleep_after_s > 0,
+        )
+        self.pools: Final = Pools(
+            config, self.registry, router, admission, metrics, incarnation, clock
+        )
+        self.registry.on_changed(self._look_ready)
+
+    def _make_admission(
+        self,
+        config: CoordinatorConfig,
+        classes: ServiceClasses,
+        share_quotas: Callable[[int], None],
+    ) -> Admission[RunningRequest]:
+        line = WaitingLine[RunningRequest](config.routing.max_waiting)
+
+        def share_line(number: int) -> None:
+            line.max_waiting = max(1, config.routing.max_waiting // number)
+
+        Shares(self.registry, (share_line, share_quotas))
+        return Admission(
+            line,
+            max_inflight=config.max_inflight,
+            refuses=config.routing.admission,
+            lowest_priority=classes.lowest.priority,
+        )
+
+    def _look_ready(self, _: Member) -> None:
+        if self.flow.is_ready():
+            self.ready.set()
