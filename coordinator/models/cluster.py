@@ -45,6 +45,7 @@ class ModelCluster:
         *,
         share_quotas: Callable[[int], None],
         on_ended: Callable[[Journey, PromptHashes], None],
+        on_load: Callable[[int, int], None],
         describe_process: Callable[[], CoordinatorStatus],
     ) -> None:
         """
@@ -52,6 +53,7 @@ class ModelCluster:
             incarnation: the coordinator's: one of several leads, and changes pools.
             share_quotas: is told how many coordinators share these nodes.
             on_ended: gets the journey and the prompt of each request that has ended.
+            on_load: gets how many requests there are, and how many of them wait, as that changes.
             describe_process: what there is to tell of the coordinator, beside its requests.
         """
         self.model_id: Final = files.model_id
@@ -75,6 +77,7 @@ class ModelCluster:
             resume_s=config.timeouts.resume_s,
             revision_of=self.revisions.choose,
             on_ended=on_ended,
+            on_load=on_load,
             describe_process=describe_process,
             waits_for_nodes=config.routing.sleep_after_s > 0,
         )
