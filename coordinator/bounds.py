@@ -23,6 +23,7 @@ from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.read.idempotency import KNOWN_S, MAX_KEY_CHARS, MAX_KEYS
 from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
 from coordinator.api.server.connection import MAX_HEAD_BYTES
+from coordinator.api.server.outbox import PIECE_BYTES, SHORT_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.pages import MAX_BYTES as MAX_PAGE_BYTES
@@ -130,6 +131,14 @@ BOUNDS = (
         "encoded in pieces, between which others have their turn",
         "-",
         "400",
+    ),
+    Bound(
+        "Bytes of answers that are not read",
+        f"{3 * PIECE_BYTES // 2**10} KiB of a stream, which is made as it is read; other bodies as "
+        f"they are; {SHORT_BYTES // 2**10} KiB count for nothing",
+        _mib(_API.max_unread_bytes // 2),
+        _mib(_API.max_unread_bytes),
+        f"the slowest readers of who has most are disconnected, others wait {WAIT_S:g} s, then 503",
     ),
     Bound(
         "Stored responses and conversations",

@@ -31,6 +31,7 @@ class ApiConfig:
 
     max_body_bytes: int = 16 * 2**20
     max_buffered_bytes: int = 128 * 2**20  # of all bodies until their calls are planned
+    max_unread_bytes: int = 32 * 2**20  # of answers, made and not read by their clients
     body_timeout_s: float = 60.0  # for reading one request's body
     idle_timeout_s: float = IDLE_S  # of a connection: also the time to send a request's headers
     max_connections: int = 8192  # of clients; fewer if the process's file limit is lower

@@ -15,6 +15,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
+from coordinator.api.server.outbox import Outbox
 from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.models.catalog import Catalog
 from coordinator.tenants import Admitted, Tenants
@@ -53,6 +54,7 @@ class RequestTrace:
     request_id: str  # the client's, if it sent a valid one
     received_s: float
     address: str = ""  # the client's
+    outbox: Outbox | None = None  # of its connection; None: it is not a server's
     body: Body | None = None  # the memory that its body holds; None: not read yet
     span: CallSpan | None = None  # None: the call is not recorded
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
@@ -94,6 +96,7 @@ class RequestTrace:
             request_id=self.request_id,
             received_s=self.received_s,
             address=self.address,
+            outbox=self.outbox,
             caller=self.caller,
         )
 
@@ -123,6 +126,13 @@ class RequestTrace:
             span=self.span,
             tenant=self.owner,
         )
+
+
+def outbox_of(request: web.Request) -> Outbox:
+    """Return the way out of the connection on which a request came."""
+    outbox = request[TRACE].outbox
+    assert outbox is not None, "it is served by an HttpServer"
+    return outbox
 
 
 CONTEXT = web.AppKey("CONTEXT", ApiContext)

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream, framed
-from coordinator.api.context import CONTEXT
+from coordinator.api.context import CONTEXT, outbox_of
 from coordinator.api.openapi.operation import EVENTS, Operation
 from coordinator.api.routes import add_routes
 from coordinator.prefixes.hashes import PromptHashes
@@ -83,7 +83,7 @@ class Recordings:
         context = request.app[CONTEXT]
         if len(self._running) >= MOST_RECORDINGS:
             raise Overloaded(f"{MOST_RECORDINGS} clients record already: end one of them")
-        stream = SseStream(request, context.config.stall_timeout_s)
+        stream = SseStream(outbox_of(request))
         started = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
         header = TraceHeader(block_tokens=BLOCK_TOKENS, model=self._model, started=started)
         recording = _Recording(self._clock.now())

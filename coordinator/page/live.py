@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream, framed
-from coordinator.api.context import CONTEXT
+from coordinator.api.context import CONTEXT, outbox_of
 from coordinator.page.counts import GROWTH
 from coordinator.page.history import PERIOD_S, History
 from coordinator.page.told import News, Period
@@ -57,7 +57,7 @@ class Live:
         context = request.app[CONTEXT]
         if len(self._viewers) >= MOST_VIEWERS:
             raise Overloaded(f"{MOST_VIEWERS} pages watch this coordinator already: close one")
-        stream = SseStream(request, context.config.stall_timeout_s)
+        stream = SseStream(outbox_of(request))
         news: asyncio.Queue[bytes] = asyncio.Queue()
         self._viewers.add(news)
         try:

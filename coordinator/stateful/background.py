@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from coordinator.api.answer.call import Call
-from coordinator.api.answer.run import new_events
+from coordinator.api.answer.run import send_new
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.server.callers import CLIENT_GONE, conclude
 from coordinator.api.server.errors import describe
@@ -66,10 +66,13 @@ class BackgroundRun:
 
     async def _follow(self, call: Call) -> None:
         is_first = True
+
+        async def tell(events: Sequence[bytes]) -> None:
+            self._tell(events, is_step=is_first)
+
         while not call.is_finished:
             await call.wait()
-            events = await new_events(call, self._plan, is_first=is_first)
-            self._tell(events, is_step=is_first)
+            await send_new(call, self._plan, tell, is_first=is_first)
             is_first = False
 
     def _over(self, call: Call, making: asyncio.Task[None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.context import CONTEXT, TRACE, outbox_of
 from coordinator.api.read.body import convert_request, read_object, read_request
 from coordinator.api.responses.input_items import check_items
 from coordinator.api.responses.objects import Conversation, DeletedConversation
@@ -20,7 +20,7 @@ from coordinator.api.responses.requests import (
     NewItems,
 )
 from coordinator.stateful.asked import look, new_items
-from coordinator.stateful.pages import check_include, page_of, whole_page
+from coordinator.stateful.pages import check_include, show_page, whole_page
 from coordinator.stateful.storage.packed_items import PackedItem
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation
@@ -84,13 +84,15 @@ async def add_items(request: web.Request) -> web.Response:
 
 async def list_items(request: web.Request) -> web.Response:
     """Return a page of a conversation's items, newest first by default."""
-    return json_answer(page_of((await _stored(request)).items, request.query))
+    return await show_page(request, (await _stored(request)).items)
 
 
 async def get_item(request: web.Request) -> web.Response:
     """Return one item of a conversation."""
     check_include(request.query)
-    return json_answer((await _stored(request)).find(request.match_info["item"]).item)
+    found = (await _stored(request)).find(request.match_info["item"])
+    await outbox_of(request).reserve(len(found.packed))
+    return json_answer(found.item)
 
 
 async def delete_item(request: web.Request) -> web.Response:

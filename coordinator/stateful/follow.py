@@ -7,14 +7,15 @@ import asyncio
 from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream
-from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.context import CONTEXT, ApiContext, outbox_of
+from coordinator.api.server.outbox import PIECE_BYTES
 from coordinator.stateful.storage.stored import EventLog
 
 
 async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:
     """Stream all events from number `first` on, including future ones, until the log is closed."""
     context = request.app[CONTEXT]
-    stream = SseStream(request, context.config.stall_timeout_s)
+    stream = SseStream(outbox_of(request))
     await stream.open(request, {})
     follower = _Follower(context, log, stream, first)
     try:
@@ -44,7 +45,7 @@ class _Follower:
         keep_alive_s = self._context.config.keep_alive_s
         sent_s = clock.now()
         while True:
-            if events := log.events[self._num_sent :]:
+            if events := self._next_events():
                 self._num_sent += len(events)
                 await self._stream.send(events)
                 sent_s = clock.now()
@@ -55,3 +56,12 @@ class _Follower:
                 sent_s = clock.now()
             else:
                 await log.changed(sent_s + keep_alive_s - clock.now())
+
+    def _next_events(self) -> list[bytes]:
+        """Return events to be sent at once: one at least, and no more than are a page."""
+        events, num_bytes = self._log.events, 0
+        for end in range(self._num_sent, len(events)):
+            num_bytes += len(events[end])
+            if num_bytes > PIECE_BYTES and end > self._num_sent:
+                return events[self._num_sent : end]
+        return events[self._num_sent :]

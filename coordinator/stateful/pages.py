@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from aiohttp import web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import outbox_of
 from coordinator.api.responses.objects import ItemList
 from coordinator.api.responses.requests import Includable
 from coordinator.stateful.storage.packed_items import PackedItem
@@ -17,8 +21,20 @@ INCLUDE = ("include", "include[]")  # SDKs use either name
 _INCLUDABLE = frozenset(get_args(Includable))
 
 
-def page_of(kept: Sequence[PackedItem], query: Mapping[str, str]) -> ItemList:
-    """Return the page that the query selects, newest first by default. Raises InvalidRequest."""
+async def show_page(request: web.Request, kept: Sequence[PackedItem]) -> web.Response:
+    """Return the page that the query selects, newest first by default; waits for space for it.
+
+    Raises InvalidRequest or BuffersFull.
+    """
+    items, has_more = _selected(kept, request.query)
+    await outbox_of(request).reserve(sum(len(item.packed) for item in items))
+    return json_answer(whole_page(items, has_more=has_more))
+
+
+def _selected(
+    kept: Sequence[PackedItem], query: Mapping[str, str]
+) -> tuple[list[PackedItem], bool]:
+    """Return the items of a page, and whether there are more. Raises InvalidRequest."""
     check_include(query)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -34,7 +50,7 @@ def page_of(kept: Sequence[PackedItem], query: Mapping[str, str]) -> ItemList:
             )
         items = items[begin:]
     page = _within_bytes(items[: _limit(query.get("limit"))])
-    return whole_page(page, has_more=len(items) > len(page))
+    return page, len(items) > len(page)
 
 
 def whole_page(items: Sequence[PackedItem], *, has_more: bool = False) -> ItemList:

@@ -8,7 +8,7 @@ from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import TRACE
 from coordinator.api.responses.objects import DeletedResponse
 from coordinator.stateful.follow import follow
-from coordinator.stateful.pages import check_include, page_of, whole_number
+from coordinator.stateful.pages import check_include, show_page, whole_number
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import StoredResponse
 from pdserve.errors import InvalidRequest
@@ -64,7 +64,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 async def list_input_items(request: web.Request) -> web.Response:
     """Return a page of the conversation that the response answers, newest first by default."""
     stored = await _stored(request)
-    return json_answer(page_of(stored.items[: stored.num_input_items], request.query))
+    return await show_page(request, stored.items[: stored.num_input_items])
 
 
 async def _stored(request: web.Request) -> StoredResponse:

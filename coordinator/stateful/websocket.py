@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from coordinator.api.answer.call import Call
-from coordinator.api.answer.run import new_events
+from coordinator.api.answer.run import send_new
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.read.body_budget import FULL, SLOW
 from coordinator.api.read.json_text import JsonReader
@@ -81,6 +82,7 @@ class _Session:
         self._inbox = SocketInbox(socket, request.transport, context.config, self._held)
         assert isinstance(request.protocol, Connection)
         self._inbox.listen(request.protocol)
+        self._outbox = request.protocol.outbox
         self._latest: StoredResponse | None = None  # the latest response, unless it is to be stored
 
     async def run(self) -> None:
@@ -180,7 +182,7 @@ class _Session:
                 await call.wait()
                 is_first = not trace.is_streaming
                 trace.is_streaming = True
-                await self._send(await new_events(call, planned.call, is_first=is_first))
+                await send_new(call, planned.call, self._send, is_first=is_first)
 
     def _keep(self, planned: Planned) -> None:
         """Keep a response that is not to be stored, so that the next call can continue it.
@@ -206,12 +208,12 @@ class _Session:
 
     async def _send(self, messages: Sequence[bytes]) -> None:
         """Send messages. Raises ConnectionResetError when the client stops reading."""
-        try:
-            async with asyncio.timeout(self._context.config.stall_timeout_s):
-                for message in messages:
-                    await self._socket.send_str(message.decode())
-        except TimeoutError as error:
-            raise ConnectionResetError("the client stopped reading") from error
+        for message in messages:
+            if self._outbox.is_short(len(message)):
+                await self._socket.send_str(message.decode())
+            else:
+                send = partial(self._socket.send_str, message.decode())
+                await self._outbox.send_one(send, len(message))
 
     async def _refuse(self, reply: ErrorReply) -> None:
         await self._send([refusal(reply)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -11,7 +11,7 @@ from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.event_ids import EventIds
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import PIECE, SCORED
-from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, outbox_of
 
 
 async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
@@ -24,7 +24,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     with Call(context, trace, plan) as call:
         if not plan.is_streaming:
             return await _whole(call, plan)
-        trace.stream = SseStream(request, context.config.stall_timeout_s)
+        trace.stream = SseStream(outbox_of(request))
         trace.format = plan.format
         return await _streamed(request, call, plan, trace.stream, ids)
 
@@ -69,24 +69,28 @@ async def _streamed(
 async def _send(
     request: web.Request, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None
 ) -> bool:
-    """Send all new events in one write; return whether there were any."""
+    """Send all new events, few in one write; return whether there were any."""
     is_first = not stream.is_open
     if is_first:
         await stream.open(request, call.headers)
-    events = await new_events(call, plan, ids, is_first=is_first)
-    if events:
-        await stream.send(events)
-    return bool(events)
+    return await send_new(call, plan, stream.send, ids, is_first=is_first)
 
 
-async def new_events(
-    call: Call, plan: CallPlan, ids: EventIds | None = None, *, is_first: bool
-) -> list[bytes]:
-    """Return the events that were not returned before; `is_first` adds the opening events.
+async def send_new(
+    call: Call,
+    plan: CallPlan,
+    send: Callable[[list[bytes]], Awaitable[None]],
+    ids: EventIds | None = None,
+    *,
+    is_first: bool,
+) -> bool:
+    """Send the events that were not sent before, and return whether there were any.
 
-    With `ids` they get ids, and those that the client has are left out.
+    `is_first` adds the opening events. Events of many tokens are sent while they are made. With
+    `ids` they get ids, and those that the client has are left out.
     """
     events: list[bytes] = []
+    sent = num_made = 0
 
     def add(choice: int, made: Sequence[bytes]) -> None:
         events.extend(made if ids is None else ids.unseen(choice, made))
@@ -98,12 +102,19 @@ async def new_events(
     usage = call.usage if plan.counts_along else None
     for delta in call.take():
         add(delta.index, plan.format.chunk(delta, usage))
+        num_made += _amount(delta)
         await call.long_work.did(_amount(delta))
+        if num_made >= PIECE:
+            sent, num_made = sent + len(events), 0
+            await send(events)
+            events = []
     if call.is_finished:
         add(0, plan.format.closing(call.usage))  # all choices are over: the order is certain
         if plan.saved is not None:
             await plan.saved()
-    return events
+    if events:
+        await send(events)
+    return bool(sent or events)
 
 
 def _amount(delta: ChoiceDelta) -> int:

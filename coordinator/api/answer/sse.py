@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
+
+from coordinator.api.server.outbox import Outbox
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
-_UNBLOCKED_BYTES = 16 * 1024  # unsent bytes below which a write does not block
 _KEEP_ALIVE = b": keep-alive\n\n"
 DONE_DATA = "[DONE]"  # data of the last event of most streams
 _MARK = "\0text\0"  # stands for the text of a template
@@ -30,15 +30,14 @@ class SseStream:
     """One stream of events to one client.
 
     Nothing is sent before `open`, so that a request that fails earlier can still get an error
-    status. Writes wait for the client to read; if it reads nothing for `stall_timeout_s`, the
-    connection is aborted and ConnectionResetError is raised.
+    status. Writes wait for the client to read; if it reads nothing for too long, the connection is
+    aborted and ConnectionResetError is raised.
     """
 
-    def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         # Do not store the request: it refers to its stream, and a reference cycle would leave
         # everything that the call holds to the garbage collector.
-        self._transport = request.transport
-        self._stall_timeout_s = stall_timeout_s
+        self._outbox = outbox
         self._response = web.StreamResponse(headers=_HEADERS)
 
     @property
@@ -66,26 +65,13 @@ class SseStream:
 
     async def close(self) -> None:
         """End the response."""
-        await self._in_time(self._response.write_eof())
+        await self._outbox.in_time(self._response.write_eof())
 
     async def _write(self, text: bytes) -> None:
-        writing = self._response.write(text)
-        await (writing if self._is_short(text) else self._in_time(writing))
-
-    def _is_short(self, text: bytes) -> bool:
-        """Return whether the write cannot block, so that it needs no timeout."""
-        if self._transport is None or self._transport.is_closing():
-            return False
-        return self._transport.get_write_buffer_size() + len(text) < _UNBLOCKED_BYTES
-
-    async def _in_time(self, sending: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await sending
-        except TimeoutError as error:
-            if self._transport is not None:
-                self._transport.abort()
-            raise ConnectionResetError("the client stopped reading") from error
+        if self._outbox.is_short(len(text)):
+            await self._response.write(text)
+        else:
+            await self._outbox.send(self._response.write, text)
 
 
 class TextTemplate:

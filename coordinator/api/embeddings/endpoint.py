@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.call import answer_headers
-from coordinator.api.context import CONTEXT, RequestTrace
+from coordinator.api.context import CONTEXT, RequestTrace, outbox_of
 from coordinator.api.embeddings.objects import (
     MAX_INPUTS,
     Embedding,
@@ -31,6 +31,7 @@ from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 from pdserve.protocol import SamplingParams, TokenEvent
 
+_CHARS_PER_BYTE = 6  # of a vector: a number of four bytes has about 22 characters
 _INPUT = PromptParameter("input", MAX_INPUTS)
 
 
@@ -60,6 +61,7 @@ async def embeddings(request: web.Request) -> web.Response:
         finally:
             _account(trace, prompts, run)
     trace.finish_reason = "stop"
+    await outbox_of(request).reserve(_CHARS_PER_BYTE * sum(len(e.embedding) for e in events))
     return web.Response(
         body=await asyncio.to_thread(_answer, body, model, trace, events),
         content_type="application/json",

@@ -33,6 +33,7 @@ class Body:
         self.is_waiting = self.was_ended = False
         self.progress_s = budget.clock.now()
         self._num_since = 0  # bytes since then
+        self._measure: Callable[[], int] | None = None
 
     async def take(self, num_bytes: int) -> None:
         """Count bytes that have arrived. Raises BuffersFull: no space, or the sender was slow."""
@@ -54,10 +55,19 @@ class Body:
         """Count bytes for which there is space, or give some back where negative."""
         num_bytes = max(num_bytes, -self.num_bytes)
         self.num_bytes += num_bytes
-        self._num_since += max(0, num_bytes)
+        self._num_since += abs(num_bytes)
         if self._num_since >= _PROGRESS_BYTES:
             self.progress_s, self._num_since = self._budget.clock.now(), 0
         self._budget.count(self, num_bytes)
+
+    def measured_by(self, measure: Callable[[], int]) -> None:
+        """Let `measure` say what it holds, whenever others need space."""
+        self._measure = measure
+
+    def recount(self) -> None:
+        """Count what it holds by now, if that is measured; may be more than there is space for."""
+        if self._measure is not None and not self.was_ended:
+            self.add(self._measure() - self.num_bytes)
 
     def may_end(self, end: Callable[[], None]) -> None:
         """Have `end` called if the sender is slow and others need the space."""
@@ -76,7 +86,7 @@ class Body:
 
     def release(self) -> None:
         """Give everything back. May be called again."""
-        self._end = None
+        self._end = self._measure = None
         self.add(-self.num_bytes)
 
     @property
@@ -86,10 +96,17 @@ class Body:
 
 
 class BodyBudget:
-    """The bytes that all bodies hold together. Used on one event loop."""
+    """The bytes that all bodies hold together. Used on one event loop.
 
-    def __init__(self, total_bytes: int, clock: Clock) -> None:
+    `full` says so to who is refused; `spares` others that are not slow, however much they hold.
+    """
+
+    def __init__(
+        self, total_bytes: int, clock: Clock, full: str = FULL, *, spares: bool = False
+    ) -> None:
         self.clock = clock
+        self._full = full
+        self._spares = spares
         self._total_bytes = total_bytes
         self.share_bytes = total_bytes // 2
         self._num_bytes: Counter[str] = Counter()  # by payer; none without bytes
@@ -110,6 +127,9 @@ class BodyBudget:
         """Whether there is space, after slow senders have been ended if need be."""
         if self._fits(body, num_bytes):
             return True
+        self._recount()
+        if self._fits(body, num_bytes):
+            return True
         for slow in self._slow(body, num_bytes):
             slow.end()
             if self._fits(body, num_bytes):
@@ -127,7 +147,7 @@ class BodyBudget:
         except TimeoutError:
             # By now, others may be slow; and the space may have been given in this very moment.
             if space.cancelled() and not body.try_take(num_bytes):
-                raise BuffersFull(FULL) from None
+                raise BuffersFull(self._full) from None
         finally:
             body.is_waiting = False
             self._waiting.pop(space, None)
@@ -142,6 +162,11 @@ class BodyBudget:
             del self._bodies[body.payer], self._num_bytes[body.payer]
         if num_bytes < 0:
             self._pass_on()
+
+    def _recount(self) -> None:
+        for bodies in list(self._bodies.values()):
+            for body in list(bodies):
+                body.recount()
 
     def _pass_on(self) -> None:
         for space, (body, num_bytes) in list(self._waiting.items()):
@@ -162,7 +187,7 @@ class BodyBudget:
         if self._num_bytes[body.payer] + num_bytes > self.share_bytes:
             most = body.payer
         now_s = self.clock.now()
-        least_s = SLOW_S if most == body.payer else 0.0
+        least_s = SLOW_S if self._spares or most == body.payer else 0.0
         found = [
             other
             for other in self._bodies.get(most, ())

@@ -11,14 +11,18 @@ import logging
 import math
 import uuid
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http import WebSocketReader
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.config import ApiConfig
+from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.server.errors import describe, describe_http, describe_protocol
+from coordinator.api.server.outbox import Outbox
 from coordinator.api.server.places import Places
+from pdserve.errors import BuffersFull
 
 READ_BYTES = 2**16  # buffered of a request that nobody reads yet; up to twice as much arrives
 MAX_HEAD_BYTES = 2**16  # of a request's line and headers, which aiohttp bounds only one by one
@@ -29,7 +33,7 @@ _SLOWEST_BYTES_PER_S = 1024  # slowest rate at which a client may read an answer
 class Connection(web.RequestHandler):
     """aiohttp's protocol object for one connection, with the limits and error format of the API."""
 
-    __slots__ = ("_config", "_count_frames", "_head_bytes", "_places")
+    __slots__ = ("_config", "_count_frames", "_head_bytes", "_places", "_unread", "outbox")
 
     def __init__(
         self,
@@ -37,8 +41,9 @@ class Connection(web.RequestHandler):
         config: ApiConfig,
         logger: logging.Logger,
         places: Places,
+        unread: BodyBudget,
     ) -> None:
-        """Without a place in `places`, the client is turned away."""
+        """Without a place in `places`, the client is turned away; `unread`: see `Outbox`."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -50,12 +55,15 @@ class Connection(web.RequestHandler):
         )
         self._config = config
         self._places = places
+        self._unread = unread
         self._head_bytes = 0  # of the request that is to come next
         self._count_frames: Callable[[bytes], bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         peer = transport.get_extra_info("peername") or ("",)
+        stall_timeout_s, way_out = self._config.stall_timeout_s, cast(asyncio.Transport, transport)
+        self.outbox = Outbox(way_out, self._unread, str(peer[0]), stall_timeout_s)
         if self._places.take(self, str(peer[0])):
             super().connection_made(transport)
         else:
@@ -65,7 +73,13 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
         self._places.leave(self)
+        self.outbox.close()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.outbox.drained()
+        super().resume_writing()
 
     def turn_away(self) -> None:
         """See `Guest`."""
@@ -75,6 +89,7 @@ class Connection(web.RequestHandler):
     def identify(self, tenant: str) -> None:
         """Note whose key a request has. Raises Overloaded."""
         self._places.identify(self, tenant)
+        self.outbox.identify(tenant)
 
     def count_frames(self, count: Callable[[bytes], bool]) -> None:
         """Call `count` with what arrives of a WebSocket before it is parsed.
@@ -123,7 +138,8 @@ class Connection(web.RequestHandler):
         if isinstance(exc, HttpProcessingError):
             reply = describe_protocol(exc)
         else:
-            self.log_exception("request %s failed", request_id, exc_info=exc)
+            if not isinstance(exc, BuffersFull):
+                self.log_exception("request %s failed", request_id, exc_info=exc)
             reply = describe(exc or RuntimeError(), request_id, self._config.retry_after_s)
         response = reply.response()
         response.headers["x-request-id"] = request_id
@@ -141,9 +157,15 @@ class Connection(web.RequestHandler):
             resp = describe_http(resp, request).response()
         reader = _ReaderWatch(self, self._config.stall_timeout_s)
         try:
+            if isinstance(resp, web.Response) and not resp.prepared:
+                try:
+                    await self.outbox.fit(resp)
+                except BuffersFull as error:
+                    resp = self.handle_error(request, exc=error)
             return await super().finish_response(request, resp, start_time)
         finally:
             reader.stop()
+            self.outbox.end_of_answer()
 
 
 class _ReaderWatch:
@@ -163,7 +185,7 @@ class _ReaderWatch:
         transport = self._connection.transport
         if transport is None:
             return
-        left_bytes = transport.get_write_buffer_size()
+        left_bytes = self._connection.outbox.num_unread
         if left_bytes > self._most_bytes:
             transport.abort()
             return

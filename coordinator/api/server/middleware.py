@@ -28,6 +28,8 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     context = request.app[CONTEXT]
     trace = _new_trace(request, context)
     request[TRACE] = trace
+    if isinstance(request.protocol, Connection):
+        trace.outbox = request.protocol.outbox
     retry_after_s = context.config.retry_after_s
     with context.tasks.entered():
         try:

@@ -11,8 +11,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.context import CONTEXT
+from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.https import Https
+from coordinator.api.server.outbox import FULL
 from coordinator.api.server.places import Places
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
@@ -52,6 +54,8 @@ class HttpServer:
             self._config.max_connections, max(1, file_limit() - OTHER_FILES)
         )
         self._places = Places(self._max_connections, need_keys=app[CONTEXT].tenants.need_keys)
+        clock, most = app[CONTEXT].clock, self._config.max_unread_bytes
+        self._unread = BodyBudget(most, clock, FULL, spares=True)
         self._https = https_dir and Https(https_dir, self._places, self._connection)
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
@@ -108,7 +112,8 @@ class HttpServer:
 
     def _connection(self) -> Connection:
         assert self._runner.server is not None
-        return Connection(self._runner.server, self._config, _protocol_log, self._places)
+        server, config = self._runner.server, self._config
+        return Connection(server, config, _protocol_log, self._places, self._unread)
 
     async def _close_connections(self) -> None:
         if self._is_closed:

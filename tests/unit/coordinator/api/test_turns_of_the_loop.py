@@ -113,6 +113,7 @@ def tool(num: int) -> dict[str, Any]:
 
 MARGIN = 64  # for the rest of a body
 IDS = [7] * ((MAX_ITEMS - MARGIN) // MAX_INPUTS - 1)
+MANY = (MAX_ITEMS - MARGIN) // CONTEXT
 TEXT = "Hello world, this is a small test. " * (CONTEXT // 16)
 LARGE = "x" * (ApiConfig().max_body_bytes - 1024)
 PARTS = [{"type": "input_text", "text": "x"}] * 1000
@@ -137,7 +138,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "allowed ids": chat(allowed_token_ids=[7] * MAX_ALLOWED_IDS),
     "answers": chat(n=MAX_CHOICES),
     "choices": chat(structured_outputs={"choice": [f"a{i}" for i in range(MAX_ANSWERS)]}),
-    "prompts of ids": ("/v1/completions", {"prompt": [[7] * (CONTEXT - 16)] * 31}),
+    "prompts of ids": ("/v1/completions", {"prompt": [[7] * (CONTEXT - 16)] * MANY}),
     "too many ids": ("/v1/completions", {"prompt": [[7] * (MAX_ITEMS - MARGIN)]}),
     "prompts": ("/v1/completions", {"prompt": [TEXT] * 2}),
     "inputs of ids": ("/v1/embeddings", {"input": [IDS] * MAX_INPUTS}),
