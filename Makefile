@@ -11,7 +11,7 @@ PROTO_OUT ?= .
 PYTEST_FLAGS ?= -n 2 --no-loadscope-reorder --durations=20
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+INSTALL := $(BIN)/python tools/install.py
 # The inputs of the installed native extension.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 ENV := $(VENV)/.env-stamp
@@ -80,10 +80,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(ENV): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) --editable .
+	$(INSTALL) . $(PIP_FLAGS)
 	@touch $@
 
 $(ENV_TEST): $(SOURCES) | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[test]'
-	-$(PIP_INSTALL) --no-deps --ignore-requires-python helm-sdkpy==0.1.32 # says 3.12, runs on 3.11
+	$(INSTALL) '.[test]' $(PIP_FLAGS)
+	-$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --ignore-requires-python helm-sdkpy==0.1.32 # says 3.12, runs on 3.11
 	@touch $(ENV) $@

@@ -195,7 +195,10 @@ class Exporter:
             await self.close()
             raise
         for offer in self.offers:
-            log.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
+            if offer.unavailable:
+                log.info("%s is not offered: %s", offer.name, offer.unavailable)
+            else:
+                log.info("%s is offered", offer.name)
 
     async def _offer(
         self,

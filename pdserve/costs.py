@@ -66,7 +66,7 @@ class TokenCosts(msgspec.Struct, frozen=True, kw_only=True):
     far as anybody can tell it apart from the rest, so it costs what memory it takes: here nothing.
     """
 
-    per_hour: float
+    per_hour: float  # of the nodes
     idle_share: float  # of the cost per hour
     per_million_uncached: float | None  # input tokens; None: there are none
     per_million_cached: float | None

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from math import nan
 from typing import Final
 
+from msgspec.structs import replace
+
 from coordinator.api.observer import RequestSummary
 from coordinator.nodes.registry import Member
 from pdserve.clock import Clock
@@ -38,6 +40,7 @@ class Costs:
         self._members = members
         self._clock = clock
         self._looked_s = clock.now()
+        self._per_hour = 0.0  # of the nodes that there were at the last look
         self._calls = _NOTHING  # that ended since the last look
         self._work: deque[tuple[float, Work]] = deque()  # (its end, what was done until then)
 
@@ -51,7 +54,7 @@ class Costs:
         )
         metrics.watch(
             "cost_per_hour",
-            "Cost of an hour of the nodes, by the last minutes",
+            "Cost of an hour of the nodes that there are",
             lambda: costs.per_hour if (costs := self.now()) else nan,
         )
         metrics.watch(
@@ -79,11 +82,13 @@ class Costs:
         """Count what the nodes have cost since the last look."""
         now_s = self._clock.now()
         seconds = now_s - self._looked_s
-        paid = busy = prompts = 0.0
+        paid = busy = prompts = self._per_hour = 0.0
         for member in self._members:
             is_prefill = member.role is NodeRole.PREFILL
             price = self._prices.prefill if is_prefill else self._prices.decode
-            cost = price * seconds / 3600 / member.load.num_coordinators
+            price /= member.load.num_coordinators
+            self._per_hour += price
+            cost = price * seconds / 3600
             paid += cost
             busy += cost * member.load.busy_share
             prompts += cost * min(member.load.prompt_share, member.load.busy_share)
@@ -102,8 +107,10 @@ class Costs:
             self._work.popleft()
 
     def now(self) -> TokenCosts | None:
-        """Return the costs of the last minutes; None before there are any."""
+        """Return the costs of the last minutes, and per hour of now; None before there are any."""
         total = _NOTHING
         for _, work in self._work:
             total = total.plus(work)
-        return TokenCosts.of(total) if total.seconds else None
+        if not total.seconds:
+            return None
+        return replace(TokenCosts.of(total), per_hour=self._per_hour)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,9 +23,13 @@ from pdserve.protocol.status import ClusterStatus, NodeStatus
 _TICK_S = 0.5
 _MIN_UNSTABLE_SHARE = 0.01  # of prompt tokens, from which on it is printed
 _STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta", "sick": "bold red"}
-_PADDING = (0, 1, 0, 0)  # narrow, so that all columns but the last fit into 80 characters
-# The last two are predictions of the router: for a new prompt, and with one more stream.
-_COLUMNS = ("free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT")
+_PADDING = (0, 1, 0, 0)
+_PIPE_WIDTH = 200
+# The last two numbers are predictions of the router: for a new prompt, and with one more stream.
+_COLUMNS = (
+    "free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT", "session",
+)  # fmt: skip
+_DISPENSABLE = ("session", "pinned", "cached", "queue", "queued", "wait")  # in a narrow terminal
 
 
 def run(url: str, trust: Trust = True, *, watch: bool, as_json: bool) -> int:
@@ -33,7 +38,8 @@ def run(url: str, trust: Trust = True, *, watch: bool, as_json: bool) -> int:
     Raises:
         ClusterError: no answer. (With `watch`, it is shown instead, and the request repeated.)
     """
-    console = Console()
+    # A pipe has no width, and rich would take it to have that of a small terminal.
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_watch(url, trust, console))
@@ -55,7 +61,7 @@ def render(status: ClusterStatus) -> RenderableType:
     if status.coordinators > 1:
         head.append(f"  one of {status.coordinators} coordinators")
     pools: list[RenderableType] = [
-        _table(f"{role} nodes (free of all blocks; times in ms)", nodes)
+        _NodeTable(f"{role} nodes (free of all blocks; times in ms)", nodes)
         for role in ("prefill", "decode")
         if (nodes := [node for node in status.nodes if node.role == role])
     ]
@@ -81,7 +87,9 @@ def _requests(status: ClusterStatus) -> Iterator[Text]:
             f"{kind.replace('_', ' ')} {cost:.4g}" for kind, cost in costs.per_million.items()
         ]
         tokens = f"  a million tokens: {', '.join(per_million)}" if per_million else ""
-        yield Text(f"costs {costs.per_hour:.4g} an hour, {costs.idle_share:.0%} of it idle{tokens}")
+        part = " for this coordinator's part" if status.coordinators > 1 else ""
+        idle = f"{costs.idle_share:.0%} of it idle"
+        yield Text(f"costs {costs.per_hour:.4g} an hour{part}, {idle}{tokens}")
     prefixes = status.prefixes
     if prefixes.cached_share:
         yield Text(f"{prefixes.cached_share:.0%} of prompt tokens were in a prefix cache")
@@ -132,16 +140,38 @@ async def _watch(url: str, trust: Trust, console: Console) -> None:
             await asyncio.sleep(_TICK_S)
 
 
-def _table(title: str, nodes: Iterable[NodeStatus]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=_PADDING)
-    table.add_column("node", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("session", overflow="ellipsis")  # truncated first in a narrow terminal
-    for node in sorted(nodes, key=lambda node: node.node_id):
-        table.add_row(*_cells(node))
-    return table
+class _NodeTable:
+    """The nodes of a pool, with as many columns as fit."""
+
+    def __init__(self, title: str, nodes: Iterable[NodeStatus]) -> None:
+        self._title = title
+        self._nodes = sorted(nodes, key=lambda node: node.node_id)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        for number in range(len(_DISPENSABLE) + 1):
+            table = self._without(_DISPENSABLE[:number])
+            if console.measure(table, options=options.update(width=_PIPE_WIDTH)).maximum <= (
+                options.max_width
+            ):
+                break
+        yield table
+
+    def _without(self, left_out: Sequence[str]) -> Table:
+        table = Table(
+            title=self._title, title_justify="left", title_style="bold", box=None, padding=_PADDING
+        )
+        shown = [column for column in _COLUMNS if column not in left_out]
+        table.add_column("node", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for column in shown:
+            table.add_column(
+                column, justify="left" if column == "session" else "right", no_wrap=True
+            )
+        for node in self._nodes:
+            numbers = dict(zip(_COLUMNS, _numbers(node), strict=True))
+            table.add_row(node.node_id, _state(node), *(numbers[column] for column in shown))
+        return table
 
 
 def _links(nodes: Iterable[NodeStatus]) -> Table:
@@ -158,13 +188,18 @@ def _links(nodes: Iterable[NodeStatus]) -> Table:
     return table
 
 
-def _cells(node: NodeStatus) -> list[RenderableType]:
-    state = Text(node.state, _STATE_STYLES[node.state])
+def _state(node: NodeStatus) -> Text:
     if node.is_standby:
-        state = Text("standby", "blue")
-    elif node.state == "loading":
+        return Text("standby", "blue")
+    state = Text(node.state, _STATE_STYLES[node.state])
+    if node.state == "loading":
         state.append(f" {node.loading_progress:.0%}")
-    numbers = (
+    return state
+
+
+def _numbers(node: NodeStatus) -> list[str]:
+    """A cell for each of _COLUMNS."""
+    counts = (
         node.cached_blocks,
         node.pinned_blocks,
         node.queued_tokens,
@@ -172,10 +207,8 @@ def _cells(node: NodeStatus) -> list[RenderableType]:
         node.waiting_requests,
     )
     return [
-        node.node_id,
-        state,
         f"{node.free_blocks}/{node.num_blocks}",
-        *(str(number) for number in numbers),
+        *map(str, counts),
         f"{node.step_time_ms:.1f}",
         f"{node.predicted_queue_ms:.0f}",
         f"{node.predicted_tpot_ms:.1f}",

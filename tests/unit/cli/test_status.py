@@ -79,6 +79,33 @@ def test_all_numbers_fit_into_eighty_characters():
         assert number in console.file.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 140])
+def test_no_column_is_cut_in_a_narrow_terminal(width):
+    """Those that matter least are left out instead."""
+    large = msgspec.structs.replace(
+        node("prefill-12", "loading", 1.0),
+        num_blocks=163_840,
+        free_blocks=163_840,
+        queued_tokens=120_000,
+        predicted_queue_ms=12_345.0,
+    )
+    console = Console(width=width, file=io.StringIO())
+    console.print(status_command.render(msgspec.structs.replace(STATUS, nodes=[large])))
+    text = console.file.getvalue()
+    assert "…" not in text
+    for cell in ("prefill-12", "loading 100%", "163840/163840", "12.3", "23.4"):
+        assert cell in text
+    assert ("127.0.0.1:5000" in text) == (width >= 100)
+
+
+async def test_a_pipe_gets_all_columns():
+    async with serving(200, msgspec.json.encode(STATUS)) as url:
+        command = [sys.executable, "-m", "pdserve.cli", "status", "--url", url]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+    assert out.decode().count("127.0.0.1:5000") == 3
+
+
 def test_links_are_shown_with_the_reason_for_their_transport():
     reason = "shm: another host"
     linked = msgspec.structs.replace(

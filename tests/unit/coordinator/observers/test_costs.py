@@ -94,6 +94,20 @@ def test_what_is_long_ago_does_not_count() -> None:
     assert found.per_million_output == pytest.approx(1e6 * 7.2 * WINDOW_S / 3600 / 10)
 
 
+def test_an_hour_costs_what_the_nodes_of_now_cost() -> None:
+    """Not what those of the last minutes did on average."""
+    clock = ManualClock()
+    nodes: list[Any] = []
+    costs = Costs(PRICES, nodes, clock)
+    passed(costs, clock, 100)
+    nodes.append(member(NodeRole.DECODE, 0.0, 0.0))
+    passed(costs, clock, 10)
+    found = costs.now()
+    assert found is not None
+    assert found.per_hour == pytest.approx(3.6)
+    assert found.idle_share == 1.0
+
+
 def test_coordinators_share_what_nodes_cost() -> None:
     clock = ManualClock()
     costs = Costs(PRICES, [member(NodeRole.DECODE, 1.0, 0.0, coordinators=2)], clock)
