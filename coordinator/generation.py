@@ -55,6 +55,7 @@ class Route:
 
     prefill_node: str | None  # None = prefilled locally by the decode node
     decode_node: str | None  # None = only one token is wanted
+    revision: str = ""  # of the model that they serve
 
     @property
     def was_dispatched(self) -> bool:

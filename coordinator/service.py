@@ -186,14 +186,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return cluster
 
     def _cluster_of(self, hello: NodeHello) -> Cluster:
-        """Return the cluster of a node's model. Raises ConfigError: it is not served here."""
+        """Return the cluster of a node's model: by its name, or where its revision has a share.
+
+        Raises:
+            ConfigError: it is not served here.
+        """
         for cluster in self._clusters:
             if cluster.model_id == hello.model_id:
                 return cluster
+        sharing = [one for one in self._clusters if one.revisions.share(hello.revision) is not None]
+        if len(sharing) == 1:
+            return sharing[0]
         served = ", ".join(repr(cluster.model_id) for cluster in self._clusters)
         raise ConfigError(
             f"{hello.node_id} serves {hello.model_id!r}, this coordinator {served}: start both "
-            "with the same --model"
+            "with the same --model or, if these are other weights of the same model, give their "
+            f"revision {hello.revision[:8]} a share (pdserve revisions)"
         )
 
     def _check_way(self, hello: NodeHello, registry: Registry) -> None:

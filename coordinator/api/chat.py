@@ -52,6 +52,7 @@ class ChatPlan:
         self,
         answer_format: AnswerFormat,
         *,
+        head: AnswerHead | None = None,
         counts_along: bool = False,
         saved: Callable[[], Awaitable[None]] | None = None,
     ) -> CallPlan:
@@ -62,6 +63,7 @@ class ChatPlan:
             num_per_prompt=len(self.requests),
             text=self.text,
             format=answer_format,
+            head=head,
             is_streaming=self.is_streaming,
             counts_along=counts_along,
             saved=saved,
@@ -89,10 +91,10 @@ async def _planned(request: web.Request) -> CallPlan:
         num_top=body.prompt_logprobs,
         tells_ids=bool(body.return_token_ids),
     )
+    service_tier = UNSET if body.service_tier is None else tier(body)
+    head = AnswerHead.now(answer_id, body.model, model, service_tier)
     chat_format = ChatFormat(
-        AnswerHead.now(
-            answer_id, body.model, model, UNSET if body.service_tier is None else tier(body)
-        ),
+        head,
         TokenNames(model.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
         plan.parts,
         prompts,
@@ -100,7 +102,7 @@ async def _planned(request: web.Request) -> CallPlan:
         usage_shown=usage,
         echoed=echoed,
     )
-    return plan.call(chat_format, counts_along=usage is UsageShown.EVERYWHERE)
+    return plan.call(chat_format, head=head, counts_along=usage is UsageShown.EVERYWHERE)
 
 
 async def plan_chat(

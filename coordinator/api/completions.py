@@ -103,6 +103,7 @@ async def _plan(
         num_shown=num_shown if num_per_prompt > num_shown else None,
         text=_text_options(body, given),
         format=_format(body, model, head, prompts, usage),
+        head=head,
         is_streaming=bool(body.stream),
         counts_along=usage is UsageShown.EVERYWHERE,
         echoes_prompt=bool(body.echo),

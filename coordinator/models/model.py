@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
+from coordinator.models.fingerprint import Fingerprint
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.parts import ToolFormat
-from pdserve import __version__
 from pdserve.errors import NoNodeAvailable
 
 
@@ -22,7 +21,7 @@ class Model:
 
     names: tuple[str, ...]  # by which clients call it; the first is its own
     created: int  # seconds since 1970
-    fingerprint: str  # `system_fingerprint` of its answers
+    fingerprint: Fingerprint  # of its answers
     tokenizer: Tokenizer
     tool_format: ToolFormat | None  # in which it writes tool calls; None: not known
     grammars: GrammarChecker
@@ -67,15 +66,10 @@ def make_model(
     return Model(
         names=tuple(names),
         created=int(time.time()),
-        fingerprint=_fingerprint(names[0]),
+        fingerprint=Fingerprint(names[0]),
         tokenizer=tokenizer,
         tool_format=tool_format or tokenizer.tool_format,
         grammars=GrammarChecker(tokenizer),
         embedding=embedding or EmbeddingModel(),
         generator=generator,
     )
-
-
-def _fingerprint(name: str) -> str:
-    digest = hashlib.sha256(f"{name}\n{__version__}".encode())
-    return f"fp_{digest.hexdigest()[:10]}"

@@ -148,9 +148,11 @@ class RunningRequest:
         """The nodes that the request runs on; both None while it waits in line."""
         prefill = self.dispatch.prefill if self.dispatch else None
         decode = self.dispatch.decode if self.dispatch else None
+        node = decode or prefill
         return Route(
             prefill_node=prefill.node_id if prefill else None,
             decode_node=decode.node_id if decode else None,
+            revision=node.hello.revision if node else "",
         )
 
     @property

@@ -11,7 +11,7 @@ from types import TracebackType
 from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent, one_by_one
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
-from coordinator.api.answer.formats import AnswerFormat
+from coordinator.api.answer.formats import AnswerFormat, AnswerHead
 from coordinator.api.answer.write_turns import PIECE, LongWork
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.plan.generations import check_amounts
@@ -32,6 +32,7 @@ class CallPlan:
     num_shown: int | None = None  # likeliest choices returned per prompt; None: all
     text: TextOptions
     format: AnswerFormat
+    head: AnswerHead | None = None  # of answers that say which revision computes them
     is_streaming: bool
     counts_along: bool = False  # each event of a stream carries the token counts so far
     echoes_prompt: bool = False
@@ -133,6 +134,12 @@ class Call:
         """Response headers that name the nodes serving the call, as known now."""
         routes = [generation.route for generation in self._generations]
         return answer_headers(routes)
+
+    def name_revision(self) -> None:
+        """Have the answer say which revision serves it, once that is known."""
+        head = self._plan.head
+        if head is not None and not head.revision:
+            head.revision = next((g.route.revision for g in self._generations), "")
 
     @property
     def usage(self) -> Usage:

@@ -17,19 +17,26 @@ from coordinator.api.answer.logprobs import TokenNames, completion_logprobs, pro
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.answer.whole_choice import WholeChoice
 from coordinator.api.read.fields import GenerationFields
+from coordinator.models.fingerprint import Fingerprint
 from coordinator.models.model import Model
 from pdserve.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerHead:
     """Fields that every chunk of an answer repeats."""
 
     id: str
     created: int  # seconds since 1970
     model: str
-    system_fingerprint: str
+    fingerprint: Fingerprint
     service_tier: str | UnsetType = UNSET  # of a chat that asked for one
+    revision: str = ""  # of the nodes that serve it; empty: not known yet
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What computes it."""
+        return self.fingerprint.of(self.revision)
 
     @classmethod
     def now(

@@ -39,6 +39,7 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
             for delta in call.take():
                 plan.format.take_in(delta)
                 await call.long_work.did(_amount(delta))
+    call.name_revision()
     body = plan.format.whole(call.usage)
     if plan.saved is not None:
         await plan.saved()
@@ -91,6 +92,7 @@ async def send_new(
     """
     events: list[bytes] = []
     sent = num_made = 0
+    call.name_revision()
 
     def add(choice: int, made: Sequence[bytes]) -> None:
         events.extend(made if ids is None else ids.unseen(choice, made))

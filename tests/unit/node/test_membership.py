@@ -341,6 +341,17 @@ async def test_a_node_with_another_model_is_refused(
     assert re.search(message, refused[theirs.node_id]), "and it is told to those who ask"
 
 
+async def test_a_revision_with_a_share_may_be_in_a_folder_of_any_name(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.revisions.set({"4f0c": 1.0})
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(hello(model_id="m2", revision="4f0c1234")))
+        await stream.read()
+        assert coordinator.num_members == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 
-from coordinator.generation import GenerationRequest
+from coordinator.generation import GenerationRequest, Route
 from pdserve.protocol import FinishReason
 from tests.unit.coordinator.api.fakes import (
     EOS,
@@ -323,3 +325,20 @@ async def test_tokens_can_be_counted_along(kind: str) -> None:
     assert counts[0] < counts[-1]
     assert usages[-1] == events[-1]["usage"]
     assert events[-1]["choices"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_fingerprint_names_the_revision(stream: bool) -> None:
+    """In every chunk, and of two revisions it differs also where their beginnings are the same."""
+    told: dict[str, set[str]] = {}
+    for revision in ("4f0c12345-a", "4f0c12345-b"):
+        async with served() as api:
+            api.generator.route = Route("prefill-0", "decode-0", revision)
+            for ask in (api.chat, partial(api.complete, prompt="Hi")):
+                async with ask(stream=stream) as response:
+                    raw = await response.read()
+                found = set(re.findall(rb'"system_fingerprint":"([^"]*)"', raw))
+                told.setdefault(revision, set()).update(name.decode() for name in found)
+    assert [len(names) for names in told.values()] == [1, 1]
+    assert all(name.startswith("fp_4f0c1234_") for names in told.values() for name in names)
+    assert len(set.union(*told.values())) == 2

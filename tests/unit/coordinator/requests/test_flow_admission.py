@@ -169,7 +169,7 @@ async def test_what_waits_is_on_no_node_until_there_is_room(nodes: Nodes) -> Non
     report(nodes.registry, nodes.decode, NodeRole.DECODE)
     await settled()
     assert nodes.dispatched() == ["r"]
-    assert running.route == Route("p", "d")
+    assert running.route == Route("p", "d", "r")
     assert (nodes.flow.status().inflight, nodes.flow.status().waiting) == (1, 0)
     assert nodes.value('pdserve_slo_waited_seconds_sum{slo_class="batch"}') == 3.0
     nodes.finish("r")
