@@ -39,6 +39,12 @@ class Turns:
                 self.pass_on()
             raise
 
+    def try_take(self) -> bool:
+        """Take a turn if one is free."""
+        is_free = self._num_free > 0
+        self._num_free -= is_free
+        return is_free
+
     def pass_on(self) -> None:
         """End a turn: it goes to the next caller who still waits."""
         while self._waiting:

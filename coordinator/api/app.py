@@ -9,6 +9,7 @@ from aiohttp import web
 from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
+from coordinator.api.embeddings.places import PromptPlaces
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
 from coordinator.api.openapi.operations import OPERATIONS
@@ -56,6 +57,7 @@ def create_app(
         clock=clock,
         write_turns=WriteTurns(clock),
         long_turns=WriteTurns(clock, num_per_turn=1),
+        prompt_places=PromptPlaces(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),
         known_keys=KnownKeys(clock),
         begin_span=begin_span,

@@ -12,6 +12,7 @@ from coordinator.api.answer.formats import AnswerFormat
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
+from coordinator.api.embeddings.places import PromptPlaces
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
@@ -41,6 +42,7 @@ class ApiContext:
     write_turns: WriteTurns
     long_turns: WriteTurns  # of pieces of long work
     bodies: BodyBudget
+    prompt_places: PromptPlaces
     known_keys: KnownKeys
     begin_span: BeginSpan  # of a call, if it is recorded
     tasks: RunningTasks = field(default_factory=RunningTasks)

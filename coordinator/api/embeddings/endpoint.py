@@ -55,7 +55,7 @@ async def embeddings(request: web.Request) -> web.Response:
         (embedder,) = generations(answer_id, ids, sampling, terms, now_s)
         return model.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts), context.clock, context.write_turns) as run:
+    async with PromptRun(start, len(prompts), context, trace) as run:
         try:
             events = await run.events()
         finally:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from coordinator.api.answer.arrivals import Arrivals
-from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.answer.write_turns import PIECE, LongWork
+from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.generation import Generation, Route
-from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
 
-AT_ONCE = 64  # prompts of one call that run or are queued at the same time
+_START: Final = PIECE // 4  # what it is to start a prompt, as long work counts
 
 
 class PromptRun:
@@ -23,14 +24,22 @@ class PromptRun:
     """
 
     def __init__(
-        self, start: Callable[[int], Generation], num_prompts: int, clock: Clock, turns: WriteTurns
+        self,
+        start: Callable[[int], Generation],
+        num_prompts: int,
+        context: ApiContext,
+        trace: RequestTrace,
     ) -> None:
         """`start` starts the prompt of the given index."""
         self._start = start
         self._num_prompts = num_prompts
+        self._places = context.prompt_places
+        self._payer, self._call = trace.payer, trace.unique
+        self._long_work = LongWork(context.long_turns)
         self.found: dict[int, TokenEvent] = {}  # prompt index |-> its only event, so far
         self._generations: list[Generation] = []  # started so far, in order of prompts
-        self._arrivals = Arrivals((), clock, turns)
+        self._num_places = 0  # that the call has
+        self._arrivals = Arrivals((), context.clock, context.write_turns)
 
     async def __aenter__(self) -> PromptRun:
         return self
@@ -44,6 +53,8 @@ class PromptRun:
         self._arrivals.close()
         for generation in self._generations:
             generation.cancel("the call failed, or its client is gone")
+        while self._num_places:
+            self._give_back()
 
     @property
     def routes(self) -> list[Route]:
@@ -58,21 +69,37 @@ class PromptRun:
         """
         found = self.found
         while len(found) < self._num_prompts:
-            self._start_more(num_found=len(found))
+            await self._start_more()
             for arrival in await self._arrivals.take():
                 if not arrival.event.embedding:
                     raise PdserveError("a prompt ended without an embedding")
                 found[arrival.index] = arrival.event
+                self._give_back()
         return [found[index] for index in range(self._num_prompts)]
 
-    def _start_more(self, num_found: int) -> None:
+    async def _start_more(self) -> None:
+        """Start prompts for as long as there are places; wait for one if none runs."""
         begun = self._generations
-        while len(begun) < min(self._num_prompts, num_found + AT_ONCE):
+        while len(begun) < self._num_prompts and await self._has_place():
             try:
                 generation = self._start(len(begun))
             except Overloaded:
-                if len(begun) == num_found:
+                self._give_back()
+                if len(begun) == len(self.found):
                     raise
                 return
             begun.append(generation)
             self._arrivals.add(generation)
+            await self._long_work.did(_START)
+
+    async def _has_place(self) -> bool:
+        if self._num_places == 0:
+            await self._places.take(self._payer, self._call)
+        elif not self._places.try_take(self._payer):
+            return False
+        self._num_places += 1
+        return True
+
+    def _give_back(self) -> None:
+        self._num_places -= 1
+        self._places.give_back(self._payer)

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from coordinator.api.embeddings.run import AT_ONCE
+from coordinator.api.embeddings.places import AT_ONCE
 from coordinator.generation import GenerationRequest
 from coordinator.models.embedding import EmbeddingModel
 from pdserve.errors import NodeLost, Overloaded
@@ -161,15 +161,40 @@ async def test_many_inputs_run_a_few_at_a_time_and_come_in_order() -> None:
     inputs = [[i % 400, 7] for i in range(3 * AT_ONCE)]
     async with served(generator) as api:
         call = asyncio.ensure_future(api.embed(input=inputs))
-        async with asyncio.timeout(10):
-            await generator.started.wait()
-            assert len(generator.generations) == AT_ONCE
-            gate.set()
-            async with await call as response:
-                data = (await response.json())["data"]
+        await until_started(generator, AT_ONCE)
+        gate.set()
+        async with await call as response:
+            data = (await response.json())["data"]
     assert len(generator.generations) == len(inputs)
     for one, prompt in zip(data, inputs, strict=True):
         assert one["embedding"] == pytest.approx(vector_of(prompt), rel=1e-6)
+
+
+async def test_calls_of_one_payer_share_its_places_and_take_turns() -> None:
+    gate = asyncio.Event()
+    generator = FakeGenerator(lambda request: [Pause(until=gate), Tokens([])])
+    async with served(generator) as api:
+        calls = [
+            asyncio.ensure_future(api.embed(input=[[call, 7]] * 2 * AT_ONCE)) for call in range(4)
+        ]
+        await until_started(generator, AT_ONCE)
+        gate.set()
+        for call in calls:
+            async with await call as response:
+                assert response.status == 200
+    order = [g.request.prompt.token_ids[0] for g in generator.generations]
+    last = [len(order) - order[::-1].index(call) for call in range(4)]
+    assert min(last) > len(order) // 2, "none has all of its turns before the others"
+
+
+async def until_started(generator: FakeGenerator, num: int) -> None:
+    """Wait until so many have begun, and for a while in which more would."""
+    async with asyncio.timeout(10):
+        while len(generator.generations) < num:
+            await asyncio.sleep(0.001)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+    assert len(generator.generations) == num
 
 
 class NarrowGenerator(FakeGenerator):
