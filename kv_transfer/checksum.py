@@ -1,23 +1,25 @@
 """Checksums of KV that do not depend on the layout of either side.
 
-There is one per source block and KV head, over the block's part of the ticket: layer by layer, K
-then V, token by token. So a puller can verify them in its own pool even if its blocks have another
-size, and a tensor-parallel rank can verify those of its own heads. Checksums detect wrong bytes of
-any origin; generations detect blocks that were reused. They are off by default, since each side
-reads all bytes once more with its CPU. Pools on GPUs neither create nor verify them.
+There is one per source block and KV head, over the block's part of the ticket: layer by layer,
+plane by plane, token by token. So a puller can verify them in its own pool even if its blocks have
+another size, and a tensor-parallel rank can verify those of its own heads. Checksums detect wrong
+bytes of any origin; generations detect blocks that were reused. They are off by default, since each
+side reads all bytes once more with its CPU. Pools on GPUs neither create nor verify them.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.box import BlockRun, KvBox, Rows
 from kv_transfer.spans.plan import token_runs
 from kv_transfer.ticket import Ticket
 from pdserve import _native
 from pdserve.errors import CorruptTransfer
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout, need
 
 
 def checksums(
@@ -30,24 +32,22 @@ def checksums(
     """
     run.check_covers(box)
     layout = run.layout
-    row_bytes = layout.head_dim * layout.dtype.itemsize
+    rows = Rows.of(layout, box)
     starts, lengths = token_runs(box.begin, box.end, layout.block_size, source_block_size)
     block = run.block_ids[starts // layout.block_size - run.first_block] * layout.block_bytes
-    slot = starts % layout.block_size * row_bytes
-    layers = np.array([box.first_layer, box.end_layer]) - layout.first_layer
-    halves = np.arange(*(2 * layers), dtype=np.int64)
-    heads = np.arange(box.num_heads, dtype=np.int64) + box.first_head - layout.first_kv_head
-    # [num_heads, num_halves], the rows of a block
-    rows = (halves * layout.num_kv_heads + heads[:, None]) * layout.head_bytes
+    # [num_layers, num_planes, num_heads, num_runs]
+    places = (
+        rows.offsets[..., None] + block + starts % layout.block_size * rows.slot_bytes[..., None]
+    )
+    widths = np.broadcast_to(lengths * rows.slot_bytes[..., None], places.shape)
+    # [num_heads, num_layers, num_planes, num_runs, 2]
+    ranges = np.moveaxis(np.stack([places, widths], axis=-1), 2, 0)
+    unit_bytes = math.gcd(*(plane.row_bytes for plane in layout.planes))
     sums = []
     owner = starts // source_block_size
-    for source_block in range(box.begin // source_block_size, -(-box.end // source_block_size)):
-        runs = owner == source_block
-        # [num_heads, num_halves, num_runs]
-        offsets = rows[:, :, None] + (block + slot)[runs]
-        nbytes = np.broadcast_to(lengths[runs] * row_bytes, offsets.shape)
-        ranges = np.stack([offsets.ravel(), nbytes.ravel()], axis=1)
-        sums.append(_native.checksum_ranges(region, ranges, row_bytes, box.num_heads))
+    for source_block in need.block_range(box.begin, box.end, source_block_size):
+        own = np.ascontiguousarray(ranges[:, :, :, owner == source_block]).reshape(-1, 2)
+        sums.append(_native.checksum_ranges(region, own, unit_bytes, box.num_heads))
     return np.stack(sums)
 
 
@@ -62,16 +62,17 @@ def check_arrived(
         CorruptTransfer: names the block and the KV head.
     """
     size = source.block_size
-    begin = box.begin if box.begin == ticket.first_token else -(-box.begin // size) * size
-    end = box.end if box.end == ticket.end_token else box.end // size * size
+    whole = need.full_range(box.begin, box.end, size)
+    begin = box.begin if box.begin == ticket.first_token else whole.start * size
+    end = box.end if box.end == ticket.end_token else whole.stop * size
     whole_layers = (box.first_layer, box.end_layer) == (ticket.first_layer, ticket.end_layer)
     if not ticket.checksums or begin >= end or not whole_layers:
         return
     part = KvBox(begin, end, box.first_layer, box.end_layer, box.first_head, box.end_head)
     found = checksums(region, run, part, size)
-    first = begin // size - ticket.first_block(size)
-    heads = slice(box.first_head - source.first_kv_head, box.end_head - source.first_kv_head)
-    table = np.array(ticket.checksums, dtype=np.uint64).reshape(-1, source.num_kv_heads)
+    first = need.full_blocks(begin, size) - ticket.first_block(size)
+    heads = slice(box.first_head - source.heads.start, box.end_head - source.heads.start)
+    table = np.array(ticket.checksums, dtype=np.uint64).reshape(-1, len(source.heads))
     wrong = np.argwhere(found != table[first : first + len(found), heads])
     if len(wrong):
         index, head = wrong[0].tolist()

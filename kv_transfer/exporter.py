@@ -38,7 +38,7 @@ from pdserve.errors import (
     TransportUnavailable,
 )
 from pdserve.introduction import is_introduced, new_key
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout, need
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
 from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
 
@@ -163,7 +163,7 @@ class Exporter:
     @property
     def max_ticket_blocks(self) -> int:
         """The most blocks of one ticket; more KV takes several tickets."""
-        return max_blocks(self.layout.num_kv_heads if self._with_checksums else 0)
+        return max_blocks(len(self.layout.heads) if self._with_checksums else 0)
 
     async def start(self, host: str, advertised_host: str = "", port: int = 0) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
@@ -369,7 +369,7 @@ class Exporter:
         box = whole_box(self.layout, first_token, first_token + num_tokens)
         box = msgspec.structs.replace(box, first_layer=layers.start, end_layer=layers.stop)
         block_size = self.layout.block_size
-        run = BlockRun(self.layout, ids, first_token // block_size)
+        run = BlockRun(self.layout, ids, self.layout.full_blocks(first_token))
         sums: list[int] = checksums(cpu_pool(self.pool).flat, run, box, block_size).ravel().tolist()
         return sums
 
@@ -377,12 +377,11 @@ class Exporter:
         self, first_token: int, num_tokens: int, block_ids: Sequence[int]
     ) -> NDArray[np.int64]:
         ids = np.array(block_ids, dtype=np.int64)
-        block_size = self.layout.block_size
-        expected = -(-(first_token + num_tokens) // block_size) - first_token // block_size
+        end_token = first_token + num_tokens
+        expected = len(need.block_range(first_token, end_token, self.layout.block_size))
         if first_token < 0 or num_tokens <= 0 or len(ids) != expected:
             raise ValueError(
-                f"tokens {first_token}..{first_token + num_tokens} take {expected} blocks, "
-                f"given {len(ids)}"
+                f"tokens {first_token}..{end_token} take {expected} blocks, given {len(ids)}"
             )
         if ids.min() < 0 or ids.max() >= self.pool.num_blocks:
             raise ValueError(f"block ids {block_ids} are not all in 0..{self.pool.num_blocks}")

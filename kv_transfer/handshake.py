@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kv_transfer.memory import KvPool
 from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class Puller:
         block_table: Sequence[int],
     ) -> _Pulled:
         """Pull a non-empty box, of the heads of one strand."""
-        room = len(block_table) * self._identity.layout.block_size
+        room = self._identity.layout.tokens_in(len(block_table))
         if box.end > room:
             raise TicketInvalid(
                 f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
@@ -280,7 +280,7 @@ class Puller:
         num_bytes, read_s = 0, 0.0
         for part in split_box(layout, destination.layout, box):
             block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
-            source = BlockRun(layout, block_ids, part.begin // layout.block_size)
+            source = BlockRun(layout, block_ids, layout.full_blocks(part.begin))
             spans = await self._plan(source, destination, part)
             read = Read(sealed, part, block_ids, generations, spans, part.num_bytes(layout), pool)
             started_s = time.perf_counter()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kv_transfer.spans.box import KvBox
 from pdserve.clock import Clock
 from pdserve.errors import StaleIncarnation, TicketInvalid
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout, need
 
 MAX_TICKET_BYTES = 2 << 20  # see `max_blocks`
 MAC_BYTES = 32
@@ -63,14 +63,15 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
     def first_block(self, block_size: int) -> int:
         """Index of `block_ids[0]` among the request's blocks."""
-        return self.first_token // block_size
+        return need.full_blocks(self.first_token, block_size)
 
     def blocks_between(
         self, begin: int, end: int, block_size: int
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """(block ids, generations) of the blocks that hold tokens [begin, end)."""
         origin = self.first_block(block_size)
-        part = slice(begin // block_size - origin, -(-end // block_size) - origin)
+        blocks = need.block_range(begin, end, block_size)
+        part = slice(blocks.start - origin, blocks.stop - origin)
         return (
             np.array(self.block_ids[part], dtype=np.int64),
             np.array(self.generations[part], dtype=np.uint64),
@@ -88,13 +89,13 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             or box.end > self.end_token
             or box.first_layer < max(self.first_layer, layout.first_layer)
             or box.end_layer > min(self.end_layer, layout.end_layer)
-            or box.first_head < layout.first_kv_head
-            or box.end_head > layout.end_kv_head
+            or box.first_head < layout.heads.start
+            or box.end_head > layout.heads.stop
         ):
             raise TicketInvalid(
                 f"{box} is not in the ticket's tokens {self.first_token}..{self.end_token}, "
                 f"layers {self.first_layer}..{self.end_layer}, heads "
-                f"{layout.first_kv_head}..{layout.end_kv_head}"
+                f"{layout.heads.start}..{layout.heads.stop}"
             )
 
     def check(self, num_blocks: int, layout: KvLayout) -> None:
@@ -104,7 +105,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             TicketInvalid: they do not.
         """
         block_size = layout.block_size
-        expected = -(-self.end_token // block_size) - self.first_block(block_size)
+        expected = len(need.block_range(self.first_token, self.end_token, block_size))
         if self.num_tokens == 0 or not len(self.block_ids) == len(self.generations) == expected:
             raise TicketInvalid(
                 f"tokens {self.first_token}..{self.end_token} take {expected} blocks of "
@@ -119,10 +120,10 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             raise TicketInvalid(
                 f"layers {self.first_layer}..{self.end_layer} are not some of {layout.num_layers}"
             )
-        if self.checksums and len(self.checksums) != expected * layout.num_kv_heads:
+        if self.checksums and len(self.checksums) != expected * len(layout.heads):
             raise TicketInvalid(
                 f"{len(self.checksums)} checksums do not fit {expected} blocks of "
-                f"{layout.num_kv_heads} KV heads"
+                f"{len(layout.heads)} KV heads"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, TransportReach
 from pdserve.protocol.version import PROTOCOL
 

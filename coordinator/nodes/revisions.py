@@ -16,7 +16,7 @@ from zlib import crc32
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from pdserve.errors import ConfigError, InvalidRequest
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import NodeHello
 
 log = logging.getLogger(__name__)

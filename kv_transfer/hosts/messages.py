@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
 

@@ -22,7 +22,7 @@ from kv_transfer.spans.shards import choose_shards, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Transport
 from pdserve.errors import PeerLost
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from pdserve.simulated_link import SimulatedLink
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Final
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
+
+_MAX_ROWS: Final = 256  # that are remembered: every pull asks for the same ones
 
 
 class KvBox(msgspec.Struct, frozen=True):
@@ -36,17 +41,40 @@ class KvBox(msgspec.Struct, frozen=True):
     def num_bytes(self, layout: KvLayout) -> int:
         """Bytes of the box, in any layout of the same model."""
         num_rows = (self.end_layer - self.first_layer) * self.num_heads
-        row_bytes = layout.head_dim * layout.dtype.itemsize
-        return 2 * num_rows * row_bytes * (self.end - self.begin)
+        return num_rows * layout.head_bytes * (self.end - self.begin)
 
 
 def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
     """The box of everything that a pool of this layout has of tokens [begin, end)."""
-    layers, heads = (
-        (layout.first_layer, layout.end_layer),
-        (layout.first_kv_head, layout.end_kv_head),
-    )
-    return KvBox(begin, end, *layers, *heads)
+    layers, heads = layout.layers, layout.heads
+    return KvBox(begin, end, layers.start, layers.stop, heads.start, heads.stop)
+
+
+class Rows(msgspec.Struct, frozen=True, eq=False):
+    """The rows of a box in a block of some layout: one for each layer, plane and head.
+
+    A row holds what one head has of the block's tokens, one slot after the other.
+    """
+
+    offsets: NDArray[np.int64]  # in the block: [num_layers, num_planes, num_heads]
+    slot_bytes: NDArray[np.int64]  # of one token: [num_planes, 1]
+
+    @classmethod
+    def of(cls, layout: KvLayout, box: KvBox) -> Rows:
+        """The rows of a box that the layout has."""
+        layers = range(box.first_layer, box.end_layer)
+        return _rows(layout, layers, range(box.first_head, box.end_head))
+
+
+@lru_cache(_MAX_ROWS)
+def _rows(layout: KvLayout, layers: range, heads: range) -> Rows:
+    slot_bytes = np.array([[plane.row_bytes] for plane in layout.planes], dtype=np.int64)
+    row_bytes = slot_bytes * layout.block_size
+    begins = np.cumsum(row_bytes, axis=0) - row_bytes  # of the planes, if there were one head
+    own_heads = np.arange(heads.start, heads.stop, dtype=np.int64) - layout.heads.start
+    own_layers = np.arange(layers.start, layers.stop, dtype=np.int64) - layout.layers.start
+    in_layer = begins * len(layout.heads) + own_heads * row_bytes
+    return Rows(own_layers[:, None, None] * layout.layer_bytes + in_layer, slot_bytes)
 
 
 class BlockRun(msgspec.Struct, frozen=True, eq=False):
@@ -62,19 +90,20 @@ class BlockRun(msgspec.Struct, frozen=True, eq=False):
     def check_covers(self, box: KvBox) -> None:
         """Check that the blocks hold the whole box. Raises ValueError."""
         layout = self.layout
+        layers, heads = layout.layers, layout.heads
         first = self.first_block * layout.block_size
         last = first + len(self.block_ids) * layout.block_size
         if box.begin < first or box.end > last:
             raise ValueError(
                 f"tokens {box.begin}..{box.end} are not all in blocks for {first}..{last}"
             )
-        if box.first_layer < layout.first_layer or box.end_layer > layout.end_layer:
+        if box.first_layer < layers.start or box.end_layer > layers.stop:
             raise ValueError(
                 f"layers {box.first_layer}..{box.end_layer} are not all in "
-                f"{layout.first_layer}..{layout.end_layer}"
+                f"{layers.start}..{layers.stop}"
             )
-        if box.first_head < layout.first_kv_head or box.end_head > layout.end_kv_head:
+        if box.first_head < heads.start or box.end_head > heads.stop:
             raise ValueError(
                 f"KV heads {box.first_head}..{box.end_head} are not all in "
-                f"{layout.first_kv_head}..{layout.end_kv_head}"
+                f"{heads.start}..{heads.stop}"
             )

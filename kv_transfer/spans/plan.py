@@ -4,8 +4,8 @@
     tokens               0 1 2 3 4 5 6 7 8 9 ...       a box: tokens x layers x KV heads
     destination blocks  |     b30       |     b31      block_size 8
 
-The tokens are cut into *runs* at the block borders of both sides. Inside a block, K and V of a
-layer are head-major, so a run is one span per *row* (layer, K or V, head). If the run fills a block
+The tokens are cut into *runs* at the block borders of both sides. Inside a block, the planes of a
+layer are head-major, so a run is one span per *row* (layer, plane, head). If the run fills a block
 on both sides, the rows of all heads are contiguous; if both sides have the same heads as well, so
 are those of all layers, and the block is copied as a whole. Adjacent spans are joined at the end.
 """
@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.box import BlockRun, KvBox, Rows
 from kv_transfer.spans.shards import check_compatible
 from pdserve import _native
 from pdserve.errors import LayoutMismatch
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 Spans = NDArray[np.int64]
 
@@ -85,7 +85,7 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
             f"({destination.layout.describe()}) takes {num_rows} single rows, more than "
             f"{_MAX_ROWS}: take fewer tokens at a time (split_box)"
         )
-    if source.layout == destination.layout and box.num_heads == source.layout.num_kv_heads:
+    if source.layout == destination.layout and box.num_heads == len(source.layout.heads):
         parts = _cut_at_whole_blocks(source.layout.block_size, box)
         return _joined([_in_one_layout(source, destination, part) for part in parts])
     return _coalesce(_rows_of_runs(source, destination, box))
@@ -119,15 +119,16 @@ def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
     if _moves_whole_blocks(source, destination, box):
         return (box.end - box.begin) // source.block_size
     num_layers = box.end_layer - box.first_layer
-    narrow = 2 * num_layers * box.num_heads
+    wide = num_layers * len(source.planes)
+    narrow = wide * box.num_heads
     if source.block_size != destination.block_size:  # no run fills a block on both sides
         sizes = (source.block_size, destination.block_size)
         return (1 + sum(box.end // size - box.begin // size for size in sizes)) * narrow
     size = source.block_size
-    same_heads = box.num_heads == source.num_kv_heads == destination.num_kv_heads
+    same_heads = _have_just(box, source, destination)
     num_parts = (box.begin % size != 0) + (box.end % size != 0)
     num_whole = max(0, box.end // size - -(-box.begin // size))
-    return num_parts * narrow + num_whole * (1 if same_heads else 2 * num_layers)
+    return num_parts * narrow + num_whole * (1 if same_heads else wide)
 
 
 def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
@@ -142,6 +143,11 @@ def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> 
     )
 
 
+def _have_just(box: KvBox, *layouts: KvLayout) -> bool:
+    """Whether these layouts have the box's heads, and no others."""
+    return all(box.num_heads == len(layout.heads) for layout in layouts)
+
+
 def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
     layout = source.layout
     first, end = box.begin // layout.block_size, box.end // layout.block_size
@@ -150,7 +156,7 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         source.block_ids[first - source.first_block : end - source.first_block],
         destination.block_ids[first - destination.first_block : end - destination.first_block],
         layout.num_layers * layer_bytes,
-        (box.first_layer - layout.first_layer) * layer_bytes,
+        (box.first_layer - layout.layers.start) * layer_bytes,
         (box.end_layer - box.first_layer) * layer_bytes,
     )
 
@@ -168,15 +174,13 @@ def _in_one_layout(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans
     first_block, first_slot = divmod(box.begin, layout.block_size)
     if first_slot == box.end % layout.block_size == 0:
         return _whole_blocks(source, destination, box)
-    rows_per_layer, slot_bytes = 2 * box.num_heads, layout.head_bytes // layout.block_size
-    first, end = box.first_layer - layout.first_layer, box.end_layer - layout.first_layer
-    rows = np.arange(rows_per_layer * first, rows_per_layer * end)
-    spans = np.empty((len(rows), 3), dtype=np.int64)
+    rows = Rows.of(layout, box)
+    spans = np.empty((*rows.offsets.shape, 3), dtype=np.int64)
     for side, run in enumerate((source, destination)):
         begin = run.block_ids[first_block - run.first_block] * layout.block_bytes
-        spans[:, side] = rows * layout.head_bytes + (begin + first_slot * slot_bytes)
-    spans[:, 2] = (box.end - box.begin) * slot_bytes
-    return spans
+        spans[..., side] = rows.offsets + first_slot * rows.slot_bytes + begin
+    spans[..., 2] = (box.end - box.begin) * rows.slot_bytes
+    return spans.reshape(-1, 3)
 
 
 def _joined(pieces: Sequence[Spans]) -> Spans:
@@ -201,10 +205,10 @@ def _rows_of_runs(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
     _, to_block, to_slot = _locate(destination, starts)
     fills = (lengths == source.layout.block_size) & (lengths == destination.layout.block_size)
     pieces = []
-    for runs, rows in _row_groups(source.layout, destination.layout, box, fills):
-        from_row = rows.source + (from_slot * rows.slot_bytes)[runs, None]
-        to_row = rows.destination + (to_slot * rows.slot_bytes)[runs, None]
-        nbytes = np.broadcast_to((lengths * rows.token_bytes)[runs, None], from_row.shape)
+    for runs, rows in _groups(source.layout, destination.layout, box, fills):
+        from_row = rows.source + from_slot[runs, None] * rows.slot_bytes
+        to_row = rows.destination + to_slot[runs, None] * rows.slot_bytes
+        nbytes = lengths[runs, None] * rows.token_bytes
         piece = (
             order[runs, None] + from_row,
             from_block[runs, None] + from_row,
@@ -217,40 +221,32 @@ def _rows_of_runs(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows that each run of a group copies: offsets in a block on both sides, and widths."""
+class _Copies:
+    """What each run of a group copies: offsets in a block on both sides, and widths."""
 
-    source: NDArray[np.int64]  # [num_rows]
-    destination: NDArray[np.int64]  # [num_rows]
-    token_bytes: int  # bytes of one token in one row
-    slot_bytes: int  # distance between slots of a row; 0 for rows that are copied whole
+    source: NDArray[np.int64]  # [num_copies]
+    destination: NDArray[np.int64]  # [num_copies]
+    token_bytes: NDArray[np.int64]  # [num_copies], of one token
+    slot_bytes: NDArray[np.int64]  # [num_copies], between slots; 0 where rows are copied whole
 
 
-def _row_groups(
+def _groups(
     source: KvLayout, destination: KvLayout, box: KvBox, fills: NDArray[np.bool_]
-) -> list[tuple[NDArray[np.bool_], _Rows]]:
-    """Groups of runs: (mask of the runs, their rows). Runs that fill a block have wider rows."""
-    row_bytes = source.head_dim * source.dtype.itemsize
-    layers = np.arange(box.first_layer, box.end_layer, dtype=np.int64)
-    same_heads = box.num_heads == source.num_kv_heads == destination.num_kv_heads
-
-    def halves(layout: KvLayout) -> NDArray[np.int64]:
-        """Offsets of the box's first head, in K and V of each layer."""
-        head = box.first_head - layout.first_kv_head
-        both = 2 * (layers - layout.first_layer)[:, None] + np.arange(2)
-        return (both.ravel() * layout.num_kv_heads + head) * layout.head_bytes
-
-    def heads(layout: KvLayout) -> NDArray[np.int64]:
-        within = np.arange(box.num_heads, dtype=np.int64) * layout.head_bytes
-        return (halves(layout)[:, None] + within).ravel()
-
-    if same_heads:
-        width = 2 * len(layers) * box.num_heads * row_bytes
-        wide = _Rows(halves(source)[:1], halves(destination)[:1], width, 0)
+) -> list[tuple[NDArray[np.bool_], _Copies]]:
+    """Groups of runs: (mask of the runs, their copies). Runs that fill a block have wider ones."""
+    ours, theirs = Rows.of(source, box), Rows.of(destination, box)
+    each = np.broadcast_to(ours.slot_bytes, ours.offsets.shape)
+    if _have_just(box, source, destination):
+        whole = each.sum(keepdims=True)
+        wide = _copies(ours.offsets[:1, :1, :1], theirs.offsets[:1, :1, :1], whole, 0 * whole)
     else:
-        wide = _Rows(halves(source), halves(destination), box.num_heads * row_bytes, 0)
-    narrow = _Rows(heads(source), heads(destination), row_bytes, row_bytes)
-    return [(fills, wide), (~fills, narrow)]
+        heads = each.sum(axis=2, keepdims=True)
+        wide = _copies(ours.offsets[:, :, :1], theirs.offsets[:, :, :1], heads, 0 * heads)
+    return [(fills, wide), (~fills, _copies(ours.offsets, theirs.offsets, each, each))]
+
+
+def _copies(*columns: NDArray[np.int64]) -> _Copies:
+    return _Copies(*(column.ravel() for column in columns))
 
 
 def _locate(

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from pdserve.errors import LayoutMismatch
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 _MAX_PAIRS: Final = 256  # of layouts that are remembered: every pull asks for the same ones
 

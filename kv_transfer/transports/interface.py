@@ -23,7 +23,7 @@ from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.threads import CopyThreads
 from kv_transfer.ticket import Ticket
 from kv_transfer.transports.tls import NodeTls
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
 

@@ -273,7 +273,7 @@ class PullServer:
         layout, box = self._source.layout, request.box
         ticket.check_covers(box, layout)
         block_ids, generations = ticket.blocks_between(box.begin, box.end, layout.block_size)
-        run = BlockRun(layout, block_ids, box.begin // layout.block_size)
+        run = BlockRun(layout, block_ids, layout.full_blocks(box.begin))
         ranges = await self._plan(run, box)
         pull = VerifiedPull(ranges, block_ids, generations, int(ranges[:, 1].sum()))
         self._check(pull)

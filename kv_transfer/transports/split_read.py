@@ -9,7 +9,7 @@ import numpy as np
 
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.interface import Read
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 
 def split_read(read: Read, layout: KvLayout, num_parts: int) -> list[Read]:

@@ -20,7 +20,7 @@ from kv_transfer.transports.sockets import wait_readable
 from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
 from pdserve.errors import PeerLost
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
 _MAX_IDLE = 8  # connections kept for further reads

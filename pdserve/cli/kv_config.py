@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from pdserve.bench.checkpoints.shapes import SHAPES
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Size
 

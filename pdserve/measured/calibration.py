@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import CalibrationError, MalformedMessage
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 
 VERSION: Final = 2

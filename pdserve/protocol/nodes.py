@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 from math import inf
 
 from pdserve.errors import MalformedMessage
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol.message import Message
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol.message import Message
 from pdserve.protocol.requests import TokenLogprobs
 

@@ -14,7 +14,7 @@ from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from coordinator.routing.flowing import flows_from
 from coordinator.routing.forecast import BUCKET_S
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.reports.kv_events import TierEvents
 from pdserve.protocol import (
     KvTier,

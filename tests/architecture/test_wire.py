@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve import kv_layout, protocol
+from pdserve import kv, protocol
 from pdserve.errors import MalformedMessage
 from pdserve.wire import envelopes, messages_pb2
 from pdserve.wire.convert import Envelope
@@ -20,7 +20,7 @@ from tests.architecture.repository import ROOT, run
 INLINE = (protocol.Prompt,)
 STRUCTS = [
     value
-    for value in [*vars(protocol).values(), kv_layout.KvLayout]
+    for value in [*vars(protocol).values(), kv.KvLayout]
     if isinstance(value, type)
     and issubclass(value, msgspec.Struct)
     and value not in (msgspec.Struct, protocol.Message, *INLINE)

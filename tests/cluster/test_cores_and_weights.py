@@ -13,7 +13,7 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.weights.load import load_decoder
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client

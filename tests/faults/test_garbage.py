@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pdserve.cluster.plan import COORDINATOR
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, PullerHello, Settle, TokenBatch
 from pdserve.protocol.version import PROTOCOL
 from pdserve.wire.envelopes import FROM_NODE, FROM_PULLER

@@ -17,7 +17,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import ManualClock
 from pdserve.engine.kv.cache import KvCache
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=4, head_dim=64, block_size=16, dtype=KvDtype.BFLOAT16)

@@ -17,7 +17,7 @@ from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.tier import HostTier
 from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 if not torch.cuda.is_available():
     pytestmark = pytest.mark.skip(reason="needs an NVIDIA GPU")

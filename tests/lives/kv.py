@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coordinator.generation import GenerationRequest
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.request import SampledToken
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
 
 BLOCK = 4

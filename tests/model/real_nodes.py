@@ -22,7 +22,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import HandoffRecord, Prompt, SamplingParams
 from prefill_node.handoffs import Handoffs

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pdserve.errors import CalibrationError
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.measured.calibration import (
     Calibration,
     HeldOutErrors,

@@ -14,7 +14,7 @@ from secrets import token_hex
 
 from pdserve.bench.load.client import PLAIN_IDS
 from pdserve.introduction import new_key
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
 from pdserve.protocol import (

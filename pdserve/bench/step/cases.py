@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.perf_model import StepRow
 
 Phase = Literal["decode", "prefill"]

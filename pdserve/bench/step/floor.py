@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 
 from pdserve.engine.models.config import ModelConfig
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.perf_model import StepRow
 
 _LOGIT_BYTES = 4  # float32

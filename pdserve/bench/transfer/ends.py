@@ -53,7 +53,7 @@ from pdserve.errors import (
     TransferError,
     TransferTimeout,
 )
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 Role = Literal["exporter", "puller"]
 

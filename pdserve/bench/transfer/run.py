@@ -24,7 +24,7 @@ from pdserve.bench.transfer.pools import CPU
 from pdserve.bench.transfer.processes import start_ends
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.process.exit_codes import OK
 
 _PULL_S = 60.0

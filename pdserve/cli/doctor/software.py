@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pdserve
 from pdserve.cli.doctor.finding import Finding, Verdict
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 
 _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"

@@ -19,7 +19,7 @@ from pdserve import _native
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.clock import SystemClock
 from pdserve.errors import PdserveError
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 _TOPIC = "KV transports"
 _TRY_S = 10.0

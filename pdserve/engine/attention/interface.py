@@ -1,7 +1,7 @@
 """The interface between a model and the attention kernels.
 
 Implementations: `reference.py` (plain torch, any device, the oracle of the kernel tests), and those
-of `cuda/attention/catalog.py`. All read the KV pool in the layout of `pdserve.kv_layout`.
+of `cuda/attention/catalog.py`. All read the KV pool in the layout of `pdserve.kv.layout`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
     KvDtype.FLOAT32: torch.float32,

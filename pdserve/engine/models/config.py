@@ -15,7 +15,7 @@ from pdserve.engine.models.families import (
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
 from pdserve.errors import ModelError
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.end_tokens import end_tokens, token_ids
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pdserve.engine.ranks.shard import Shard
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):

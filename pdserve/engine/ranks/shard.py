@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import msgspec
 
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):

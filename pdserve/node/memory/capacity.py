@@ -10,7 +10,7 @@ from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import MalformedMessage, OutOfBlocks, StaleTicket
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.prefixes.exports import MAX_HASHES
 from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.parts import FetchParts, Prefix

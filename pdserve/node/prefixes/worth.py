@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pdserve.clock import Clock
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.prefixes.cost import Forecast, PullCosts, is_worth_pulling, patience_s
 from pdserve.settings.config import PrefixPull
 

@@ -9,7 +9,7 @@ import msgspec
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import PeerLost
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.device_hosts.messages import HostResult
 from pdserve.settings.config import AttentionName, Quantization
 

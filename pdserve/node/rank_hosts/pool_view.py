@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.rank_hosts.lacking import Ids
 
 Elements: TypeAlias = NDArray[Any]  # of as many bytes as those of the pool

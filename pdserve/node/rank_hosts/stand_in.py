@@ -9,7 +9,7 @@ from pdserve import _native
 from pdserve.engine.ranks.processes import RankProcesses
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.errors import PeerLost
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.rank_hosts.lacking import Ids
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView

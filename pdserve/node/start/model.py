@@ -31,7 +31,7 @@ from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes

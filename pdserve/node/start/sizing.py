@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.errors import ConfigError
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import parse_bytes

@@ -17,7 +17,7 @@ from pdserve.errors import (
     RequestCancelled,
     RequestEnded,
 )
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.roles import NodeParts, ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.client import Session, Sessions

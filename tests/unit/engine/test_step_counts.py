@@ -28,7 +28,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.shape import shape_of
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, TokenBatch
 from pdserve.settings.config import NodeConfig

@@ -13,7 +13,7 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from tests.unit.engine_model.harness import Node
 
 

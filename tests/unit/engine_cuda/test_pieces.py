@@ -23,7 +23,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.batch import Batch
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch

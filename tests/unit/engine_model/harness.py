@@ -16,7 +16,7 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from tests.native_attention import writing_attention
 from tests.plain_batch import build_batch

@@ -21,7 +21,7 @@ from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.steps.batch import Batch
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from tests.native_attention import writing_attention
 from tests.packed_weights import pack_weights
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pdserve.engine.request import Scheduled
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pdserve.engine.kv.cache import KvCache
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)
 CPU = torch.device("cpu")

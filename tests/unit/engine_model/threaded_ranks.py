@@ -26,7 +26,7 @@ from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.weights.load import load_torch_weights
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.unit.engine_model.harness import Node
 

@@ -26,7 +26,7 @@ from kv_transfer.transports.nccl.server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import ManualClock
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from tests import waits
 from tests.fake_gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL

@@ -21,7 +21,7 @@ from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.tls import NodeTls
 from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from pdserve.clock import ManualClock
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from tests.fake_transport import FakeNetwork
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans
 from kv_transfer.spans.shards import common_heads, common_layers
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 NUM_BLOCKS = 40
 

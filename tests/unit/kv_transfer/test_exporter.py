@@ -28,7 +28,7 @@ from pdserve.errors import (
     TicketInvalid,
 )
 from pdserve.introduction import introduce
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PullerHello, TransportOffer, TransportReach
 from pdserve.protocol.version import PROTOCOL
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool

@@ -32,7 +32,7 @@ from kv_transfer.uninterrupted import wait_ended
 from pdserve.addresses import split_address
 from pdserve.clock import ManualClock
 from pdserve.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
 
 MODEL = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)

@@ -13,7 +13,7 @@ from kv_transfer import threads
 from kv_transfer.spans import plan
 from kv_transfer.transports import tcp
 from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import LARGE, SMALL, TRANSPORTS, Pair, open_pair, tokens_of
 
 

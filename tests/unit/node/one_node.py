@@ -11,7 +11,7 @@ from pdserve.cli.node import SERVICES
 from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.steps.shape import shape_of
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.services import Services
 from pdserve.protocol import (
     DecodeLeg,

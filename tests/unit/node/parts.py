@@ -13,7 +13,7 @@ from pdserve.cli.node import SERVICES
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.node.assembly import ModelFacts, make_parts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services

@@ -13,7 +13,7 @@ from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP
 from pdserve.errors import PeerLost
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.device_hosts.messages import HostResult
 from pdserve.node.rank_hosts import door as door_module
 from pdserve.node.rank_hosts.door import MOST, Door, ServedNode

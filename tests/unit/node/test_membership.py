@@ -23,7 +23,7 @@ from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.errors import MalformedMessage, NodeLost
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.node import coordinator_link as link_module
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs

@@ -17,7 +17,7 @@ from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError, PeerLost
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.rank_hosts.lacking import KnownBlocks, slots_of_step
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView

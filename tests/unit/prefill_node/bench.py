@@ -12,7 +12,7 @@ from kv_transfer.memory import ExportedPool
 from pdserve.engine.interface import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, Prompt, SamplingParams
 from pdserve.settings.config import EngineConfig, HandoffConfig, NodeConfig

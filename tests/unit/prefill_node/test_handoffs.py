@@ -17,7 +17,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, TransferTimeout
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, Prompt, SamplingParams
 from prefill_node.handoffs import Handoffs

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pdserve.errors import CalibrationError
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.measured.samples import NodeKind, PullSample, StepSample
 from pdserve.node.profiling.fit import fit_costs

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import LayoutMismatch, MalformedMessage
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from pdserve.protocol import NodeAddress
 from pdserve.wire import messages_pb2
 from pdserve.wire.convert import Envelope, fill, read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.perf_model import StepRow
 
 

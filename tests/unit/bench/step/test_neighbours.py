@@ -19,7 +19,7 @@ from pdserve.bench.step.floor import StepWork
 from pdserve.bench.step.measurement import LEAST_ROUNDS, observe
 from pdserve.bench.step.neighbours import BusyProcesses, Rounds
 from pdserve.errors import ClusterError
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from tests.unit.bench.step.test_floor import tiny
 from tests.unit.bench.step.test_step import FakeBench
 

@@ -27,7 +27,7 @@ from pdserve.bench.step.yardsticks import (
     StreamingRead,
     largest_cache_bytes,
 )
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
 from tests.unit.bench.step.test_floor import tiny
 

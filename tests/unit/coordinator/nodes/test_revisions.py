@@ -12,7 +12,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from pdserve.errors import ConfigError, InvalidRequest
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.protocol import NodeRole, Prompt, SamplingParams
 from tests.hellos import LAYOUT, node_hello
 from tests.unit.coordinator.members import join

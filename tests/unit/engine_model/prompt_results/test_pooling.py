@@ -13,7 +13,7 @@ import torch
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import UnusableLogits
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.pooling import Pooling
 from tests.reference import Reference
 from tests.requests import make_request, work_of

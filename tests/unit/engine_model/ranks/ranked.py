@@ -25,7 +25,7 @@ from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.forked_rank import ForkedRank
 from tests.unit.engine_model.harness import Node

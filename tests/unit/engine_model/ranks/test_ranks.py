@@ -20,7 +20,7 @@ from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Scheduled
 from pdserve.errors import ConfigError, NodeSick
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.reference import Reference

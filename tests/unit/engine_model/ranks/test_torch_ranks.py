@@ -21,7 +21,7 @@ from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Scheduled
 from pdserve.engine.weights.load import load_torch_weights
 from pdserve.errors import NodeSick
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.native_attention import writing_attention

@@ -21,7 +21,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import ManualClock
 from pdserve.errors import LayoutMismatch, PeerLost, TransferTimeout
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from tests.unit.kv_transfer.pairs import SMALL, make_pool
 

@@ -23,7 +23,7 @@ from pdserve.clock import ManualClock
 from pdserve.cluster.ports import ReservedPort
 from pdserve.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
 from pdserve.introduction import introduce
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PullerHello, TransportOffer
 from pdserve.protocol.version import PROTOCOL, READS_PARTS
 from tests.fake_gpus import FakeHost

@@ -20,7 +20,7 @@ from kv_transfer.spans.plan import (
 )
 from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
 from tests.unit.kv_transfer.random_plans import NUM_BLOCKS, Plan, copied, in_box, plans
 
@@ -152,7 +152,7 @@ def test_the_heads_of_a_whole_block_are_one_span_a_layer_and_half() -> None:
     source = BlockRun(SMALL, np.array([3]))
     destination = BlockRun(SMALL.shard(1, 2), np.array([0]))
     spans = plan_spans(source, destination, KvBox(0, 4, 0, 2, 1, 2))
-    head = SMALL.head_bytes
+    head = SMALL.planes[0].row_bytes * SMALL.block_size
     first = 3 * SMALL.block_bytes
     assert spans.tolist() == [[first + (2 * n + 1) * head, n * head, head] for n in range(4)]
 

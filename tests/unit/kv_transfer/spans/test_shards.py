@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.spans.shards import check_compatible, choose_shards, common_layers
 from pdserve.errors import LayoutMismatch
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 
 
 def model_of(num_heads: int, block_size: int = 4) -> KvLayout:

@@ -30,7 +30,7 @@ from kv_transfer.transports.tcp_server import TcpServer
 from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, TransferError
-from pdserve.kv_layout import KvLayout
+from pdserve.kv import KvLayout
 from tests.unit.kv_transfer.gpu_pairs import nccl, open_gpu_pair
 from tests.unit.kv_transfer.pairs import (
     LARGE,

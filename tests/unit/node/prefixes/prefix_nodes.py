@@ -20,7 +20,7 @@ from kv_transfer.transports.catalog import KINDS
 from pdserve.clock import SystemClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.introduction import introduce
-from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher

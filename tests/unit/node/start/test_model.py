@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.handshake import KvIdentity
 from pdserve.errors import ConfigError, LayoutMismatch
-from pdserve.kv_layout import KvDtype
+from pdserve.kv import KvDtype
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
 from pdserve.settings.config import EngineConfig, NodeConfig

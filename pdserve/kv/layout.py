@@ -1,19 +1,26 @@
-"""The layout of a paged KV pool, and its arithmetic.
+"""The layout of a paged KV pool: its planes, in blocks.
 
-    kv_pool[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    kv_pool[num_blocks, num_layers, num_planes, num_heads, block_size] of rows
 
-A KV block is one contiguous region across all layers: K then V, head-major. So a block is copied as
-one span, a range of its layers as one span, and a range of heads as one span per layer and K/V.
+A KV block is one contiguous region across all layers: in each the rows of K, then those of V, each
+head-major. So a block is copied as one span, a range of its layers as one span, and a range of
+heads as one span per layer and plane.
+
+A layout is sent and compared as numbers of layers and heads. Its planes are made of them in one
+place (`planes`); everything else asks the planes, and knows no elements.
 """
 
 from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from pdserve.errors import KvBudgetTooSmall, LayoutMismatch
+from pdserve.kv.plane import Plane
 
 LAYOUT_VERSION = 2
 
@@ -23,7 +30,7 @@ _MAX_BLOCK_BYTES = 1 << 32
 
 
 class KvDtype(StrEnum):
-    """Element type of the KV cache (and of the model's activations)."""
+    """Element type of keys and values."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -140,33 +147,65 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
     @property
+    def layers(self) -> range:
+        """The layers of the model that this pool has."""
+        return _costs(self).layers
+
+    @property
+    def heads(self) -> range:
+        """The KV heads of the model that this pool has."""
+        return _costs(self).heads
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """Keys and values, in the order in which each layer of a block has them.
+
+        All of them have the same layers and heads.
+        """
+        return _costs(self).planes
+
+    @property
     def token_bytes(self) -> int:
-        """KV bytes of one token: 2 · layers · kv_heads · head_dim · itemsize."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """KV bytes of one token."""
+        return _costs(self).token_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """KV bytes of one token in one head of one layer."""
+        return _costs(self).head_bytes
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, across all layers."""
-        return self.token_bytes * self.block_size
-
-    @property
-    def head_bytes(self) -> int:
-        """Bytes of one head's K (or V) of one layer in one block: the smallest contiguous run."""
-        return self.block_size * self.head_dim * self.dtype.itemsize
+        return _costs(self).token_bytes * self.block_size
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer (K and V) of one block."""
-        return 2 * self.num_kv_heads * self.head_bytes
+        """Bytes of one layer of one block."""
+        return _costs(self).layer_bytes
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[num_layers, 2, num_kv_heads, block_size, head_dim]."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """[num_layers, num_planes, num_kv_heads, block_size, head_dim], of elements."""
+        return (
+            self.num_layers,
+            len(self.planes),
+            self.num_kv_heads,
+            self.block_size,
+            self.head_dim,
+        )
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens occupy; the last one may be partly filled."""
+        """See `need.blocks_for`."""
         return -(-num_tokens // self.block_size)
+
+    def full_blocks(self, num_tokens: int) -> int:
+        """See `need.full_blocks`."""
+        return num_tokens // self.block_size
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """See `need.tokens_in`."""
+        return num_blocks * self.block_size
 
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
         """How many blocks fit into a memory budget.
@@ -210,3 +249,24 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             del layout["first_layer"], layout["model_layers"]
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class _Costs(NamedTuple):
+    layers: range
+    heads: range
+    planes: tuple[Plane, ...]
+    token_bytes: int
+    head_bytes: int
+    layer_bytes: int
+
+
+@lru_cache(maxsize=256)  # every pull asks for those of the same few layouts
+def _costs(layout: KvLayout) -> _Costs:
+    layers = range(layout.first_layer, layout.end_layer)
+    heads = range(layout.first_kv_head, layout.end_kv_head)
+    row_bytes = layout.head_dim * layout.dtype.itemsize
+    planes = tuple(Plane(name, layers, heads, row_bytes) for name in ("k", "v"))
+    token_bytes = sum(plane.token_bytes for plane in planes)
+    head_bytes = sum(plane.row_bytes for plane in planes)
+    layer_bytes = sum(plane.layer_bytes for plane in planes) * layout.block_size
+    return _Costs(layers, heads, planes, token_bytes, head_bytes, layer_bytes)

@@ -1,0 +1,40 @@
+"""Tokens and the blocks that hold them: the only arithmetic of the two.
+
+    tokens   0 1 2 3 | 4 5 6 7 | 8 9        block_size 4
+    blocks      0         1       2         ten tokens need 3 blocks, and fill 2
+
+Only full blocks have a hash, and can be shared. Layouts and pools have these as methods: ask them
+where there is one.
+"""
+
+from __future__ import annotations
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks these tokens need; the last one may be partly filled."""
+    return -(-num_tokens // block_size)
+
+
+def full_blocks(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks these tokens fill."""
+    return num_tokens // block_size
+
+
+def full_tokens(num_tokens: int, block_size: int) -> int:
+    """Return how many of these tokens are in blocks that they fill."""
+    return num_tokens - num_tokens % block_size
+
+
+def tokens_in(num_blocks: int, block_size: int) -> int:
+    """Return how many tokens these blocks hold."""
+    return num_blocks * block_size
+
+
+def block_range(begin: int, end: int, block_size: int) -> range:
+    """Return the blocks in which the tokens [begin, end) are, if there are any."""
+    return range(begin // block_size, -(-end // block_size))
+
+
+def full_range(begin: int, end: int, block_size: int) -> range:
+    """Return the blocks that the tokens [begin, end) fill; it may be empty."""
+    return range(-(-begin // block_size), end // block_size)
