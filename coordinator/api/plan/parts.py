@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,11 @@ from coordinator.models.model import Model
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import Thinking
 from coordinator.text.parts import AnswerParts, CallPiece, ToolFormat
+from coordinator.text.parts.call_ids import mistral_id
 from coordinator.text.parts.reasoning import BEGIN, END, ContentStart, Reasoning
 
 _LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning mark
 _WRITTEN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # by the model
-_ID_CHARS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +98,3 @@ def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 def _id(drawn: int) -> str:
     return f"call_{drawn % 2**96:024x}"
-
-
-def mistral_id(drawn: int) -> str:
-    """Return an id of nine letters and digits: Mistral's templates accept no other."""
-    num_chars = len(_ID_CHARS)
-    return "".join(_ID_CHARS[drawn // num_chars**place % num_chars] for place in range(9))

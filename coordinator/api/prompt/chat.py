@@ -9,11 +9,13 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
+from coordinator.api.prompt.earlier_calls import template_call, template_id
 from coordinator.api.prompt.fit import FittedPrompt, check_num_chars, fitted
 from coordinator.api.read.chat import ChatRequest, Message, ToolCall
 from coordinator.api.read.json_text import JsonReader
 from coordinator.models.model import Model
 from coordinator.text import TemplateInput
+from coordinator.text.parts import ToolFormat
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 
@@ -44,7 +46,7 @@ async def encode_chat(
     More than `max_tokens` may be refused. Raises RequestError.
     """
     _check_tools(body, model)
-    chat = _template_input(body)
+    chat = _template_input(body, model.tool_format)
     check_num_chars(chat.num_chars, model.tokenizer, model.max_model_len(), "messages")
     token_ids = await model.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
     if not token_ids and not may_be_empty:
@@ -96,7 +98,7 @@ def _check_tools(body: ChatRequest, model: Model) -> None:
         )
 
 
-def _template_input(request: ChatRequest) -> TemplateInput:
+def _template_input(request: ChatRequest, tool_format: ToolFormat | None) -> TemplateInput:
     """Return the conversation to render with the chat template. Raises InvalidRequest."""
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
@@ -108,7 +110,7 @@ def _template_input(request: ChatRequest) -> TemplateInput:
     reader = JsonReader()
     return TemplateInput(
         messages=[
-            _template_message(message, f"messages[{i}]", reader)
+            _template_message(message, f"messages[{i}]", reader, tool_format)
             for i, message in enumerate(_with_calls_of_tools(request.messages))
         ],
         add_generation_prompt=not continues if prompts is None else prompts,
@@ -155,7 +157,9 @@ def _with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
     return told
 
 
-def _template_message(message: Message, where: str, reader: JsonReader) -> dict[str, Any]:
+def _template_message(
+    message: Message, where: str, reader: JsonReader, tool_format: ToolFormat | None
+) -> dict[str, Any]:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
             f"{where} has 'tool_calls', which are allowed only in messages of the assistant",
@@ -171,21 +175,13 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
     if thought is not None:  # templates read it by either name
         values |= {"reasoning_content": thought, "reasoning": thought}
     if message.tool_call_id is not None:
-        values["tool_call_id"] = message.tool_call_id
+        values["tool_call_id"] = template_id(message.tool_call_id, tool_format)
     if message.tool_calls:
-        calls = enumerate(message.tool_calls)
         values["tool_calls"] = [
-            _template_call(call, f"{where}.tool_calls[{i}]", reader) for i, call in calls
+            template_call(call, f"{where}.tool_calls[{i}]", reader, tool_format)
+            for i, call in enumerate(message.tool_calls)
         ]
     return values
-
-
-def _template_call(call: ToolCall, where: str, reader: JsonReader) -> dict[str, Any]:
-    """Return the call with its arguments as a mapping; the template formats them for the model."""
-    param = f"{where}.function.arguments"
-    arguments = reader.read_object(call.function.arguments, param)
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id or "", "type": "function", "function": function}
 
 
 def _text(message: Message, where: str, may_be_empty: bool) -> str:

@@ -31,6 +31,10 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
 _LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
 
 
+class NotJson(InvalidRequest):
+    """A text is no JSON."""
+
+
 class JsonReader:
     """Reads one text, or several texts of one request that share the limits."""
 
@@ -41,13 +45,6 @@ class JsonReader:
         """Return the decoded value. Raises InvalidRequest; its message calls the text `what`."""
         self._count(_native.json_shape(text), what, param)
         return _decoded(text, what, param)
-
-    def read_object(self, text: str, param: str) -> dict[str, Any]:
-        """Return a call's arguments; an empty text means none. Raises InvalidRequest."""
-        value = self.read(text.encode() or b"{}", param, param)
-        if not isinstance(value, dict):
-            raise InvalidRequest(f"{param} must be a JSON object", param)
-        return value
 
     async def read_long(self, text: bytes, what: str, held: Body) -> Any:
         """Like `read`, for a body; what it becomes is held, too. Raises BuffersFull besides.
@@ -101,7 +98,7 @@ def _decoded(text: bytes, what: str, param: str | None) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{what} {_fault(text, str(error))}", param) from error
+        raise NotJson(f"{what} {_fault(text, str(error))}", param) from error
 
 
 def _fault(text: bytes, reason: str) -> str:

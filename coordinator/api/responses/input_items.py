@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_PARTS
 from coordinator.api.read.json_text import JsonReader
 from coordinator.api.responses.compaction import summary_of
@@ -79,7 +80,9 @@ def items_of(
         where = f"{param}[{i}]"
         if one.kind == "item_reference":
             _check_is_new(one.id, referred, where)
-        item = _item(one, where, f"{unique}_in{i}", find, reader)
+        item = _item(one, where, f"{unique}_in{i}", find)
+        if one.kind == "function_call":  # they are read when a prompt is made of them
+            read_arguments(one.arguments or "", reader, f"{where}.arguments")
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
@@ -104,7 +107,7 @@ def _check_is_new(item_id: str | None, referred: set[str | None], where: str) ->
     referred.add(item_id)
 
 
-def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:
+def _item(item: InputItem, where: str, unique: str, find: Find) -> KeptItem:
     match item.kind:
         case "message":
             return _message(item, where, item.id or f"msg_{unique}")
@@ -116,7 +119,7 @@ def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonRead
                 id=item.id or f"fc_{unique}",
                 call_id=_needed(item.call_id, "call_id", where),
                 name=_needed(item.name, "name", where),
-                arguments=_arguments(item, where, reader),
+                arguments=_needed(item.arguments, "arguments", where),
                 status="completed",
             )
         case "function_call_output":
@@ -168,12 +171,6 @@ def _said(part: ItemPart, where: str) -> str:
     if part.type == "refusal":
         return _needed(part.refusal, "refusal", where)
     return _needed(part.text, "text", where)
-
-
-def _arguments(item: InputItem, where: str, reader: JsonReader) -> str:
-    arguments = _needed(item.arguments, "arguments", where)
-    reader.read_object(arguments, f"{where}.arguments")
-    return arguments
 
 
 def _text(text: ItemText | None, name: str, where: str) -> ItemText:

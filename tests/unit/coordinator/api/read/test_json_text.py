@@ -90,10 +90,10 @@ async def test_text_at_a_limit_is_read_and_beyond_it_refused(
 def test_texts_that_belong_together_share_the_limits() -> None:
     reader = JsonReader()
     half = "{" + ",".join(['"a":1'] * (MAX_MEMBERS // 2)) + "}"
-    reader.read_object(half, "a")
-    reader.read_object(half, "b")
+    reader.read(half.encode(), "a")
+    reader.read(half.encode(), "b")
     with pytest.raises(InvalidRequest, match="c has more") as raised:
-        reader.read_object('{"a":1}', "c")
+        reader.read(b'{"a":1}', "c", "c")
     assert raised.value.param == "c"
 
 

@@ -1,0 +1,68 @@
+"""Arguments of earlier tool calls as mappings, which chat templates want.
+
+What a limit cut off, or what is no object at all, is still what the model said: an answer that was
+given out is taken back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from coordinator.api.read.json_text import JsonReader, NotJson
+from pdserve.errors import InvalidRequest
+
+_WHOLE = "arguments"  # the name under which a text is shown that is no object
+_CLOSING = {"{": "}", "[": "]"}
+_TOKEN = re.compile(r"""[{}\[\],]|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # brackets, strings
+_PART_OF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
+
+
+def read_arguments(text: str, reader: JsonReader, param: str) -> dict[str, Any]:
+    """Return arguments as a mapping: as far as they go if they were cut off.
+
+    Raises InvalidRequest: they are whole, but larger than what is read.
+    """
+    if not text.strip():
+        return {}
+    whole, *cut = _candidates(text)
+    for candidate in (whole, *cut):
+        try:
+            value = reader.read(candidate.encode(), param, param)
+        except NotJson:
+            continue
+        except InvalidRequest:
+            if cut:
+                break
+            raise
+        if isinstance(value, dict):
+            return value
+        break
+    return {_WHOLE: text}
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """Iterate over the text and what is left of it if its end was cut off, the longest first."""
+    yield text
+    closing: list[str] = []
+    whole = ""  # brackets that a text lacks which ends before the last member
+    until = 0  # the end of that text
+    end = 0  # of the last token
+    for token in _TOKEN.finditer(text):
+        mark, end = token[0], token.end()
+        if mark in _CLOSING:
+            closing.append(_CLOSING[mark])
+        elif closing and mark == closing[-1]:
+            closing.pop()
+        if mark in ("{", "[", ","):
+            until, whole = end - (mark == ","), "".join(reversed(closing))
+    if not closing:
+        return
+    left = "".join(reversed(closing))
+    rest = text[end:]
+    if '"' in rest:  # a string that does not end
+        yield f'{text[:end]}{_PART_OF_ESCAPE.sub("", rest)}"{left}'
+    else:
+        yield text + left
+    yield text[:until] + whole
