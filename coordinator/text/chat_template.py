@@ -55,15 +55,19 @@ class TemplateInput:
 
 
 class ChatTemplate:
-    """A checkpoint's chat template, compiled."""
+    """A checkpoint's chat template, compiled; it may have another one for chats with tools."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
         self.source = source
+        self.tool_source = source if tool_source is None else tool_source
         self.special_tokens = dict(special_tokens or {})
-        try:
-            self._template = ChatEnvironment().from_string(source)
-        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
-            raise TokenizerError(f"the chat template cannot be compiled: {error}") from error
+        self._template = _compiled(self.source)
+        self._tool_template = _compiled(self.tool_source)
 
     def render(self, conversation: TemplateInput) -> str:
         """Return the text of the prompt, however long that takes (see template_process.py).
@@ -74,7 +78,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
             )
-        if conversation.documents and "documents" not in self.source:
+        source = self.tool_source if conversation.tools else self.source
+        if conversation.documents and "documents" not in source:
             raise InvalidRequest(
                 "this model's chat template does not support documents", "documents"
             )
@@ -101,8 +106,16 @@ class ChatTemplate:
             "documents": list(conversation.documents) or None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
+        template = self._tool_template if conversation.tools else self._template
         try:
-            return self._template.render(names)
+            return template.render(names)
         except _TEMPLATE_ERRORS as error:
             what = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template failed: {what}", "messages") from error
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return ChatEnvironment().from_string(source)
+    except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
+        raise TokenizerError(f"the chat template cannot be compiled: {error}") from error

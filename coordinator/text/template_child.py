@@ -21,7 +21,7 @@ def _serve() -> None:
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
     most = beginning.max_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    template = ChatTemplate(beginning.source, beginning.special_tokens)
+    template = ChatTemplate(beginning.source, beginning.special_tokens, beginning.tool_source)
     conversations = msgspec.json.Decoder(TemplateInput)
     tell(Rendered())
     answer_lines(lambda line: _rendered(template, conversations.decode(line)), beginning.cpu_s)

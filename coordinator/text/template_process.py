@@ -28,6 +28,7 @@ class Beginning(msgspec.Struct, frozen=True):
     """The first input line. It is answered with an empty `Rendered`; then come conversations."""
 
     source: str
+    tool_source: str
     special_tokens: dict[str, str]
     cpu_s: float  # CPU time limit per conversation, after which the process is killed
     max_memory_bytes: int
@@ -46,7 +47,11 @@ class TemplateProcess:
 
     def __init__(self, template: ChatTemplate, cpu_s: float = RENDER_CPU_S) -> None:
         self._beginning = Beginning(
-            template.source, template.special_tokens, cpu_s, MAX_MEMORY_BYTES
+            template.source,
+            template.tool_source,
+            template.special_tokens,
+            cpu_s,
+            MAX_MEMORY_BYTES,
         )
         self._process = LimitedProcess(
             "coordinator.text.template_child", "renders chats", _MAX_ANSWER_BYTES

@@ -16,7 +16,7 @@ from typing import TypeVar
 import tokenizers
 
 from coordinator.text.chat_template import ChatTemplate, TemplateInput
-from coordinator.text.checkpoint import load_chat_template
+from coordinator.text.checkpoint import DEFAULT, TOOL_USE, load_chat_templates
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
 from coordinator.text.template_process import TemplateProcess, encoded, text_of
@@ -66,9 +66,10 @@ class Tokenizer:
     def from_checkpoint(cls, folder: Path, num_ids: int | None = None) -> Tokenizer:
         """Load the text files of a checkpoint folder. Raises TokenizerError."""
         backend, config = read_tokenizer(folder)
-        source = load_chat_template(folder, config)
-        variables = config.named_special_tokens
-        template = ChatTemplate(source, variables) if source is not None else None
+        sources, template = load_chat_templates(folder, config), None
+        if sources:
+            variables = config.named_special_tokens
+            template = ChatTemplate(sources[DEFAULT], variables, sources.get(TOOL_USE))
         templates = None if template is None else TemplateProcess(template)
         return cls(backend, config, template, templates, num_ids)
 
@@ -123,7 +124,7 @@ class Tokenizer:
     @property
     def tool_format(self) -> ToolFormat | None:
         """The model's format of tool calls, detected from its chat template; None if unknown."""
-        return detect_tool_format(self.chat_template.source) if self.chat_template else None
+        return detect_tool_format(self.chat_template.tool_source) if self.chat_template else None
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token with this text; None if there is none."""

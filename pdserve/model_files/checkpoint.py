@@ -36,6 +36,7 @@ _SMALL_FILES = [
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "chat_template.json",
     "modules.json",
     "1_Pooling/config.json",

@@ -88,12 +88,13 @@ def _check_tools(body: ChatRequest, model: Model) -> None:
     template = model.tokenizer.chat_template
     if not body.tools or body.tool_choice == "none" or template is None:
         return
-    if "tools" not in template.source:
+    if "tools" not in template.tool_source:
         raise InvalidRequest("this model's chat template does not support tools", "tools")
     if model.tool_format is None:
         raise InvalidRequest(
-            "the server does not recognise the form in which this model writes tool calls; whoever "
-            "runs it can name the form with --tool-format",
+            "the server does not know the format in which this model writes tool calls; if it is "
+            "one of those that pdserve knows, whoever runs it can name it with "
+            "--set answers.tool_format=FORMAT",
             "tools",
         )
 

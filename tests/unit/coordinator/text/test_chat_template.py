@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
-from pdserve.errors import InvalidRequest
+from pdserve.errors import InvalidRequest, TokenizerError
 from tests.unit.coordinator.text import made_tokenizers as made
 
 MESSAGES = [
@@ -109,6 +109,49 @@ def test_template_from_config_or_file(as_list: bool, tmp_path: Path) -> None:
     template = Tokenizer.from_checkpoint(folder).chat_template
     assert template is not None
     assert template.render(conversation) == "file"
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+D, T = "default {{ tools is none }}", "tools {{ tools[0].function.name }}"
+NAMED = [{"name": "default", "template": D}, {"name": "tool_use", "template": T}]
+FOLDERS: list[tuple[Any, dict[str, str], str, str]] = [
+    # in the config, in files, without tools, with tools
+    (NAMED, {}, "default True", "tools f"),
+    ({"default": D, "tool_use": T}, {}, "default True", "tools f"),
+    (D, {"additional_chat_templates/tool_use.jinja": T}, "default True", "tools f"),
+    (
+        None,
+        {"chat_template.jinja": D, "additional_chat_templates/tool_use.jinja": T},
+        "default True",
+        "tools f",
+    ),
+    (NAMED, {"chat_template.jinja": "file"}, "file", "tools f"),
+    (NAMED, {"additional_chat_templates/rag.jinja": "-"}, "default True", "tools f"),
+    (D, {}, "default True", "default False"),
+    ([{"name": "other", "template": D}], {}, "default True", "default False"),
+]
+
+
+@pytest.mark.parametrize(("config", "files", "plain", "with_tools"), FOLDERS)
+async def test_a_template_for_tools_is_used_where_there_are_tools(
+    config: Any, files: dict[str, str], plain: str, with_tools: str, tmp_path: Path
+) -> None:
+    values = {} if config is None else {"chat_template": config}
+    folder = made.write_checkpoint(tmp_path, made.byte_level_json(), **values)
+    for name, source in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(source)
+    template = Tokenizer.from_checkpoint(folder).chat_template
+    assert template is not None
+    for tools, expected in (([], plain), (TOOLS, with_tools)):
+        assert template.render(TemplateInput(messages=MESSAGES, tools=tools)) == expected
+
+
+@pytest.mark.parametrize("config", [5, [D], [{"name": "x"}], {"default": 5}, {"a": D, "b": D}])
+def test_what_is_no_template_is_told_so(config: Any, tmp_path: Path) -> None:
+    folder = made.write_checkpoint(tmp_path, made.byte_level_json(), chat_template=config)
+    with pytest.raises(TokenizerError, match=r"chat.template"):
+        Tokenizer.from_checkpoint(folder)
 
 
 def test_special_tokens_given_as_objects(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ async def test_reasoning_is_left_out_or_in_if_the_client_wants_it(
 async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
     for template, said in (
         ("{{ messages }}", "does not support tools"),
-        ("{{ tools }}", "--tool-format"),
+        ("{{ tools }}", "--set answers.tool_format=FORMAT"),
     ):
         async with (
             served(None, tool_tokenizer(template)) as api,
