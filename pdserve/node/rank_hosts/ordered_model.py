@@ -106,5 +106,5 @@ def _kernels(order: HostOrder) -> KernelChoice:
             return KernelChoice(name, order.kernels)
     raise ConfigError(
         f"no build of the kernels that this CPU can run ({', '.join(variants)}) computes as the "
-        "node's does: start the node with --kernels, and one of these that its CPU can run, too"
+        "node's does: start the node with --set engine.kernels=NAME, one that its CPU can run, too"
     )
