@@ -7,6 +7,7 @@ import re
 import llguidance
 
 from pdserve.errors import GrammarFailed
+from pdserve.grammar.explaining import explain
 from pdserve.grammar.vocabulary import Vocabulary
 
 # Far more than hand-written grammars have. A higher limit would allow deeper recursion, and so
@@ -63,9 +64,4 @@ def new_matcher(vocabulary: Vocabulary, grammar: str) -> llguidance.LLMatcher:
 def check(matcher: llguidance.LLMatcher) -> None:
     """Raise GrammarFailed if the matcher is in an error state and cannot continue."""
     if matcher.is_error():
-        raise GrammarFailed(first_words(matcher.get_error()))
-
-
-def first_words(error: str) -> str:
-    """Return the library's error message without the dump of its parser state."""
-    return error.partition("<state>")[0].partition("<non-verbose/>")[0].strip()
+        raise GrammarFailed(explain(matcher.get_error()))

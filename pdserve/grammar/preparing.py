@@ -9,6 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from pdserve.errors import GrammarFailed
+from pdserve.grammar.locating import Search
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
@@ -20,7 +21,9 @@ class Prepared(Struct, frozen=True):
     """The result of preparing a grammar: either a usable grammar or a fault."""
 
     grammar: str = ""
-    fault: str = ""  # may be the library's message
+    fault: str = ""
+    part: str = ""  # the name of the grammar that has the fault, if it is known
+    pointer: str = ""  # into its JSON schema, likewise
 
 
 def prepare(vocabulary: Vocabulary, document: str) -> Prepared:
@@ -34,8 +37,12 @@ def prepare(vocabulary: Vocabulary, document: str) -> Prepared:
         grammar = _translated(document)
     except Exception as error:  # noqa: BLE001  the translator has no errors of its own
         return Prepared(fault=f"it is not valid GBNF: {error}")
-    fault = _size_fault(grammar) or _fault(vocabulary, grammar)
-    return Prepared(fault=fault) if fault else Prepared(grammar)
+    if fault := _size_fault(grammar):
+        return Prepared(fault=fault)
+    if fault := _fault(vocabulary, grammar):
+        part, pointer = Search(vocabulary, grammar).place()
+        return Prepared(fault=fault, part=part, pointer=pointer)
+    return Prepared(grammar)
 
 
 def _translated(document: str) -> str:

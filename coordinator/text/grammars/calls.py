@@ -51,6 +51,11 @@ class CallGrammar:
         """Return name |-> grammar of a tool's arguments. Raises InvalidRequest."""
         return {f"arguments_{i}": _arguments(tool) for i, tool in enumerate(self.tools)}
 
+    @property
+    def params(self) -> dict[str, str]:
+        """The names of `parts` |-> the parameters that they are of."""
+        return {f"arguments_{i}": tool.param for i, tool in enumerate(self.tools)}
+
     def _calls(self) -> list[str]:
         if self.tool_format is ToolFormat.LLAMA3:
             return [f"calls: {self._mark(LLAMA3.optional)}? {self._several('body', quoted('; '))}"]

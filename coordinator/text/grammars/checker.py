@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
-from coordinator.text.grammars.explain import explain
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
@@ -50,9 +50,16 @@ class GrammarChecker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._process.close()
 
-    async def checked(self, make: Callable[[], str], param: str, tenant: str) -> str:
+    async def checked(
+        self,
+        make: Callable[[], str],
+        param: str,
+        tenant: str,
+        params: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         """Return the checked grammar of the document that `make` returns; `make` runs in a thread.
 
+        `params`: the name of a grammar of the document |-> the request's parameter that it is of.
         Tenants take turns, so one tenant's slow grammars do not hold up those of others.
 
         Raises:
@@ -68,7 +75,8 @@ class GrammarChecker:
                 raise _unenforceable(param, error.message) from error
         self._remember(document, prepared)
         if prepared.fault:
-            raise _unenforceable(param, explain(prepared.fault))
+            where = f"in {prepared.pointer!r}, " if prepared.pointer else ""
+            raise _unenforceable(params.get(prepared.part, param), where + prepared.fault)
         return prepared.grammar
 
     async def _begin(self) -> None:
