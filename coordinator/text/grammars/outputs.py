@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import llguidance
 
-from coordinator.text.grammars.schemas import narrowed
+from coordinator.text.grammars.schemas import enforceable
 from pdserve.errors import InvalidRequest
 from pdserve.grammar.preparing import GBNF
 
@@ -19,6 +19,8 @@ Part: TypeAlias = dict[str, Any]  # one grammar of a document, in the library's 
 # Allowed once between two JSON tokens: what JSON printers write, indented or not. If any amount
 # were allowed, a model that has begun to write whitespace might never stop.
 _SPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
+# Not `u`: there must be one way to spell a key, or one that is listed could come as another one.
+_ESCAPES = 'nrbtf\\"'
 _OPTIONS = "x-guidance"  # where the library looks for its own options in a schema
 
 
@@ -61,9 +63,8 @@ def json_part(schema: Any, param: str) -> Part:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequest("no JSON value matches the schema 'false'", param)
-    if _OPTIONS in schema:
-        raise InvalidRequest(f"unsupported JSON schema keyword: {_OPTIONS!r}", param)
-    return {"json_schema": narrowed(schema) | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
+    options = {"whitespace_pattern": _SPACE, "json_allowed_escapes": _ESCAPES}
+    return {"json_schema": enforceable(schema, param) | {_OPTIONS: options}}
 
 
 def quoted(text: str) -> str:

@@ -1,133 +1,197 @@
-"""Narrows JSON schemas before they are enforced, where they allow more than their authors meant.
+"""Reads a client's JSON schema into one that the grammar library enforces to the letter.
 
-Every instance of the narrowed schema is also an instance of the client's. A schema that lists
-properties without excluding others allows any others, and integers are unbounded. A model that is
-constrained token by token makes use of that, and writes values that no program can use.
-
-First, what schema generators write out of habit, and no grammar could express, is left out.
+What says nothing of an instance is left out, with the keywords that schema generators write out of
+habit. What cannot be enforced exactly is refused, with its path and its keyword. Every instance of
+the schema that is made is also one of the client's: numbers, formats and unlisted properties are
+narrowed where authors meant less than they wrote (`numbers`, `formats`, `closing`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-MAX_INTEGER = 10**18 - 1  # programs can be expected to use 64 bits
-# Excludes what the library's own dates also allow: the year 0000, 29 February in any year.
-_LEAP = "(0[48]|[2468][048]|[13579][26])"
-_CALENDAR = (
-    "^((\\d{3}[1-9]|\\d{2}[1-9]\\d|\\d[1-9]\\d{2}|[1-9]\\d{3})"
-    "-((0[13-9]|1[0-2])-\\d{2}|02-([01]\\d|2[0-8]))"
-    f"|(\\d{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+from coordinator.text.grammars.closing import closed
+from coordinator.text.grammars.formats import narrow_format
+from coordinator.text.grammars.keywords import (
+    COUNTS,
+    ENFORCED,
+    LISTS,
+    REMARKS,
+    TYPES,
+    UNEVALUATED,
+    is_about,
+    is_any,
+    is_of,
+    types_of,
+    unsupported,
 )
-# The values of "format" that JSON Schema defines. Any other one is a remark that fits every value.
-_FORMATS = frozenset(
-    (
-        *("date-time", "date", "time", "duration", "email", "idn-email", "hostname"),
-        *("idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template", "iri"),
-        *("iri-reference", "uuid", "json-pointer", "relative-json-pointer", "regex"),
-    )
-)
-_REMARKS = frozenset(
-    (
-        *("title", "description", "default", "examples", "deprecated"),
-        *("readOnly", "writeOnly", "$comment"),
-    )
-)
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_VALUES = ("enum", "const")
-_COMBINE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if", "not")
-_SCHEMAS = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
+from coordinator.text.grammars.numbers import NumberRules, check_value, multiples_of
+from coordinator.text.grammars.patterns import looks_around, translated
+from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.references import References, definition
+
+_MAX_COUNT = 2**32 - 1
+_NO_SPELLING = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_COMBINE = ("allOf", "anyOf", "oneOf", "$ref")
 
 
-def narrowed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without unlisted properties, integers of 19 digits and impossible dates."""
-    schema = _simplified(schema)
-    if any("allOf" in node or _combines_a_reference(node) for node in _nodes(schema)):
-        return schema  # a property that one part does not list may be listed by another
-    made = _narrowed(schema, is_combined=False)
-    assert isinstance(made, dict)
-    return made
+def enforceable(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return what is enforced of a schema. Raises InvalidRequest, with the path and the keyword."""
+    return SchemaReader(schema, param).read()
 
 
-def _simplified(schema: Any) -> Any:
-    """Leave out formats that mean nothing, an `allOf` of one schema, and what cannot be enforced
-    if there is an alternative to it."""
-    if not isinstance(schema, dict):
-        return schema
-    made = _with_inner(schema, lambda _, inner: _simplified(inner))
-    if isinstance(made.get("format"), str) and made["format"] not in _FORMATS:
-        del made["format"]
-    if isinstance(made.get("anyOf"), list):
-        enforceable = [one for one in made["anyOf"] if not _looks_around(one)]
-        if any(one != {"type": "null"} for one in enforceable):  # else every answer would be null
-            made["anyOf"] = enforceable
-    parts = made.get("allOf")
-    is_alone = made.keys() - _REMARKS == {"allOf"}
-    if is_alone and isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict):
-        del made["allOf"]
-        made |= parts[0]
-    return made
+class SchemaReader:
+    """Reads one schema and what it refers to."""
+
+    def __init__(self, schema: dict[str, Any], param: str) -> None:
+        self._schema = schema
+        self._param = param
+        self._references = References(schema, param)
+        self._numbers = _number_rules(schema)
+        self._names: set[str] = set()  # of what has been referred to
+        self._pending: list[tuple[str, Any, Place]] = []
+
+    def read(self) -> dict[str, Any]:
+        """Return the whole schema. Raises InvalidRequest."""
+        made = self._node(self._schema, Place(self._param))
+        definitions: dict[str, Any] = {}
+        while self._pending:
+            name, schema, place = self._pending.pop()
+            definitions[name] = self._node(schema, place)
+        if made is False or made == {"anyOf": []}:
+            raise Place(self._param).refusal("anyOf", "leaves no value")
+        made = {} if made is True else made
+        return closed(made | {"$defs": definitions} if definitions else made)
+
+    # ---- one schema ----------------------------------------------------------------------------
+
+    def _node(self, schema: Any, place: Place, *, is_exclusive: bool = False) -> Any:
+        """Read one schema; `is_exclusive`: values of it must not fit another one."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            name = place.path[-1] if place.path else ""
+            raise place.refusal(name, "must be a schema: an object, or true or false")
+        _check_type(schema, place)
+        if names := unsupported(schema):
+            raise place.refusal(names, "has no grammar" if len(names) == 1 else "have no grammar")
+        types = types_of(schema)
+        made: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            is_said = value is not None or keyword == "const"  # some clients send what they lack
+            if keyword in ENFORCED and is_said and is_about(keyword, types):
+                if keyword in LISTS and (keyword != "items" or isinstance(value, list)):
+                    self._list(made, keyword, value, place, is_exclusive)
+                else:
+                    self._keyword(made, keyword, value, place, types)
+        for keyword, other in UNEVALUATED.items():  # alone, they are what their others are
+            if keyword in schema and other not in made and is_about(keyword, types):
+                made[other] = self._node(schema[keyword], place.at(keyword))
+        narrow_format(made, types, place)
+        self._numbers.narrow(made, types, place)
+        _check_counts(made, place)
+        return _alone(made)
+
+    def _keyword(
+        self,
+        made: dict[str, Any],
+        keyword: str,
+        value: Any,
+        place: Place,
+        types: frozenset[str] | None,
+    ) -> None:
+        """Read a keyword that does not hold a list of schemas."""
+        match keyword:
+            case "enum" | "const":
+                made[keyword] = _values(keyword, value, types, place)
+            case "$ref":
+                made[keyword] = self._reference(value, place)
+            case "pattern":
+                if value != "":
+                    made[keyword] = translated(value, keyword, place)
+            case "required":
+                made[keyword] = _names_in(value, place)
+            case "properties" | "patternProperties":
+                made[keyword] = self._mapping(keyword, value, place)
+            case "items" | "additionalItems" | "additionalProperties":
+                made[keyword] = self._node(value, place.at(keyword))
+            case _ if keyword in COUNTS:
+                count = _count(value, keyword, place)
+                if count or keyword.startswith("max"):
+                    made[keyword] = count
+            case _:
+                made[keyword] = value
+
+    def _list(
+        self, made: dict[str, Any], keyword: str, value: Any, place: Place, is_exclusive: bool
+    ) -> None:
+        if not isinstance(value, list) or not (value or keyword == "prefixItems"):
+            raise place.refusal(keyword, "must be a list of schemas")
+        must_differ = is_exclusive or keyword == "oneOf"
+        chosen = list(enumerate(value))
+        if keyword == "anyOf" and not must_differ:
+            chosen = _likely(chosen)
+        inside = place.at(keyword)
+        parts = [self._node(one, inside.at(i), is_exclusive=must_differ) for i, one in chosen]
+        if keyword == "allOf":
+            parts = [one for one in parts if not is_any(one)]
+        if keyword == "anyOf" and any(is_any(one) for one in parts):
+            return  # it says nothing
+        if parts:
+            made[keyword] = parts
+
+    def _mapping(self, keyword: str, value: Any, place: Place) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise place.refusal(keyword, "must be an object of schemas")
+        inside = place.at(keyword)
+        made = {name: self._node(one, inside.at(name)) for name, one in value.items()}
+        if keyword == "properties":
+            return made
+        return {translated(name, keyword, place): one for name, one in made.items()}
+
+    def _reference(self, reference: Any, place: Place) -> str:
+        target, at = self._references.target(reference, place)
+        name, ours = definition(at.path)
+        if name not in self._names:
+            self._names.add(name)
+            self._pending.append((name, target, at))
+        return ours
 
 
-def _looks_around(schema: Any) -> bool:
-    pattern = schema.get("pattern") if isinstance(schema, dict) else None
-    return isinstance(pattern, str) and _LOOK_AROUND.search(pattern) is not None
-
-
-def _narrowed(schema: Any, *, is_combined: bool) -> Any:
-    """Narrow one schema; `is_combined`: another schema applies to the same value."""
-    if not isinstance(schema, dict):
-        return schema
-    combines = is_combined or ("properties" in schema and any(name in schema for name in _COMBINE))
-    made = _with_inner(
-        schema,
-        lambda name, inner: _narrowed(inner, is_combined=combines and name in ("anyOf", "oneOf")),
-    )
-    if not combines and _lists_enough(made):
-        made.setdefault("additionalProperties", False)
-    if _is_integer(made) and not is_combined and not any(n in made for n in (*_BOUNDS, *_VALUES)):
-        made |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
-    if made.get("format") in ("date", "date-time") and not is_combined:
-        made.setdefault("pattern", _CALENDAR)
-    return made
-
-
-def _with_inner(schema: dict[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Return a copy in which each schema inside is changed, given the keyword that holds it."""
-    made = dict(schema)
-    for name in _SCHEMAS:
-        if name in made:
-            made[name] = change(name, made[name])
-    for name in _LISTS:
-        if isinstance(made.get(name), list):
-            made[name] = [change(name, inner) for inner in made[name]]
-    for name in _MAPPINGS:
-        if isinstance(made.get(name), dict):
-            made[name] = {key: change(name, inner) for key, inner in made[name].items()}
-    return made
-
-
-def _lists_enough(schema: dict[str, Any]) -> bool:
-    """Return whether an object can satisfy the schema with its listed properties alone."""
-    listed, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(listed, dict) or not isinstance(required, list):
-        return False
-    return "minProperties" not in schema and listed.keys() >= set(map(str, required))
-
-
-def _is_integer(schema: dict[str, Any]) -> bool:
+def _check_type(schema: dict[str, Any], place: Place) -> None:
     kind = schema.get("type")
-    kinds = kind if isinstance(kind, list) else [kind]
-    return "integer" in kinds and "number" not in kinds
+    kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
+    wrong = [one for one in kinds if not isinstance(one, str) or one not in TYPES]
+    if wrong or kind == []:
+        shown = repr(wrong[0])[:40] if wrong else "empty"
+        raise place.refusal("type", f"is {shown}, but must be of {', '.join(sorted(TYPES))}")
 
 
-def _combines_a_reference(schema: dict[str, Any]) -> bool:
-    return "$ref" in schema and "properties" in schema
+def _values(keyword: str, value: Any, types: frozenset[str] | None, place: Place) -> Any:
+    """Return the values of `enum` or `const`; those of other types are left out of `enum`."""
+    if keyword == "enum" and not isinstance(value, list):
+        raise place.refusal(keyword, "must be a list of values")
+    given = value if keyword == "enum" else [value]
+    if any(map(_has_unspellable, given)):
+        raise place.refusal(keyword, "has a control character, which is not supported")
+    found = [check_value(one, keyword, place) for one in given if is_of(one, types)]
+    if not found:
+        raise place.refusal(keyword, "leaves no value")
+    return found if keyword == "enum" else found[0]
+
+
+def _number_rules(schema: dict[str, Any]) -> NumberRules:
+    nodes = list(_nodes(schema))
+    combines = any(_combines(node) for node in nodes)
+    return NumberRules(multiples_of(nodes), combines=combines)
+
+
+def _combines(node: dict[str, Any]) -> bool:
+    """Whether more than one schema may apply to the same value."""
+    said = node.keys() - REMARKS
+    return "allOf" in said or any(name in said and len(said) > 1 for name in _COMBINE)
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
@@ -139,3 +203,70 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(schema, list):
         for value in schema:
             yield from _nodes(value)
+
+
+def _alone(made: dict[str, Any]) -> Any:
+    """Return what an `allOf` of one schema is, if there is nothing else."""
+    parts = made.get("allOf", ())
+    return parts[0] if made.keys() == {"allOf"} and len(parts) == 1 else made
+
+
+def _likely(alternatives: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return the alternatives that can be enforced, if there are any; null alone is none."""
+    found = [(i, one) for i, one in alternatives if not _is_unlikely(one)]
+    return found if any(one != {"type": "null"} for _, one in found) else alternatives
+
+
+def _is_unlikely(schema: Any) -> bool:
+    return isinstance(schema, dict) and looks_around(schema.get("pattern"))
+
+
+def _names_in(value: Any, place: Place) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise place.refusal("required", "must be a list of names")
+    return list(dict.fromkeys(value))
+
+
+def _count(value: Any, keyword: str, place: Place) -> int:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < 0 or value != value // 1:
+        raise place.refusal(keyword, "must be a whole number, 0 or more")
+    if value > _MAX_COUNT:
+        raise place.refusal(keyword, f"is more than {_MAX_COUNT}")
+    return int(value)
+
+
+def _check_counts(made: dict[str, Any], place: Place) -> None:
+    """Refuse counts that leave nothing, or whose keys a model could repeat."""
+    for kind in ("Items", "Length", "Properties"):
+        if made.get(f"min{kind}", 0) > made.get(f"max{kind}", _MAX_COUNT):
+            raise place.refusal([f"min{kind}", f"max{kind}"], "leave no value")
+    required = made.get("required", ())
+    missing = made.get("minProperties", 0) - len(required)
+    if missing > 1:
+        raise place.refusal(
+            "minProperties",
+            "asks for two keys that are not in 'required', which "
+            "a grammar cannot keep from being the same",
+        )
+    if made.get("properties", {}).keys() - required and not _is_choice(made, missing):
+        given = [name for name in ("minProperties", "maxProperties") if name in made]
+        raise place.refusal(given, "can be enforced only where all of 'properties' are 'required'")
+
+
+def _is_choice(made: dict[str, Any], missing: int) -> bool:
+    """Whether optional properties are counted in a way that is supported: at least or most one."""
+    most = made.get("maxProperties")
+    if missing < 1 and most is None:
+        return True
+    is_one = most is None or most - len(made.get("required", ())) == 1
+    is_closed = made.get("additionalProperties") is False and "patternProperties" not in made
+    return is_one and is_closed
+
+
+def _has_unspellable(value: Any) -> bool:
+    """Whether a text needs an escape that is not allowed: the ways to spell a key would differ."""
+    if isinstance(value, str):
+        return _NO_SPELLING.search(value) is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_has_unspellable(one) for one in inner)

@@ -135,18 +135,24 @@ def schema_of(**keywords: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": keywords}}
 
 
+CONTROL = {"type": "string", "pattern": r"\cC"}  # ECMA-262 has it
+
+
+def must_call(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [tool("f"), tool("g", parameters)], "tool_choice": "required"}
+
+
 SCHEMA = "response_format.json_schema.schema"
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "json_object"),
     ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
-    ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
+    ({"response_format": schema_of(**{"not": {}, "if": {}, "then": {}})}, SCHEMA, "'not' in '#'"),
     ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
     ({"response_format": schema_of(type="string", format="regex")}, SCHEMA, "'format'"),
     ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
     ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
-    ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
     ({"response_format": schema_of(type="thing")}, SCHEMA, "thing"),
     ({"guided_json": "{"}, "guided_json", "JSON"),
     ({"guided_json": "3"}, "guided_json", "schema"),
@@ -178,7 +184,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools[0].function.parameters",
         "object",
     ),
-    ({"tools": [tool("f", {"not": {}})], "tool_choice": "required"}, "tools", "'not'"),
+    (
+        must_call({"properties": {"a": {"not": {}}}}),
+        "tools[1].function.parameters",
+        "'not' in '#/properties/a'",
+    ),
+    (
+        must_call({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": CONTROL}}),
+        "tools[1].function.parameters",
+        "in '#/$defs/a'",
+    ),
+    ({"response_format": schema_of(const=1234567890123456789)}, SCHEMA, "'const' in '#'"),
+    ({"guided_json": '{"minimum": 1e400}'}, "guided_json.minimum", "1e400"),
 ]
 
 
@@ -187,7 +204,7 @@ async def test_what_cannot_be_enforced_is_refused_by_name() -> None:
         for body, param, said in REFUSED:
             async with api.chat(**body) as response:
                 answer = await response.json()
-            assert response.status == 400, answer
+            assert response.status == 400, (body, answer)
             assert answer["error"]["param"] == param
             assert said in answer["error"]["message"]
         assert api.generator.generations == []

@@ -1,0 +1,50 @@
+"""Regular expressions as JSON Schema means them (ECMA-262), in the library's spelling."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from coordinator.text.grammars.places import Place
+
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_PARTS = re.compile(r"\\.|\[\^?\]|.", re.DOTALL)
+_SPACES = r"\t\n\x0B\x0C\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
+_OUTSIDE = {
+    r"\s": f"[{_SPACES}]",
+    r"\S": f"[^{_SPACES}]",
+    ".": r"[^\n\r\u2028\u2029]",
+    r"\/": "/",
+    "[^]": r"(?s:.)",
+    "[]": r"[^\s\S]",
+}
+_IN_CLASS = {
+    r"\s": _SPACES,
+    r"\S": f"[^{_SPACES}]",
+    r"\/": "/",
+    "[": r"\[",  # for the library, it begins a class inside of the class
+    "&": r"\&",  # for the library, two are an intersection, or a difference
+    "~": r"\~",
+}
+
+
+def looks_around(pattern: object) -> bool:
+    """Whether it has an assertion, which no grammar can express."""
+    return isinstance(pattern, str) and _LOOK_AROUND.search(pattern) is not None
+
+
+def translated(pattern: Any, keyword: str, place: Place) -> str:
+    """Return a pattern for the library. Raises InvalidRequest."""
+    if not isinstance(pattern, str):
+        raise place.refusal(keyword, "must be a string")
+    if looks_around(pattern):
+        raise place.refusal(keyword, "has look-around, which is not supported")
+    made, is_in_class = [], False
+    for part in _PARTS.findall(pattern):
+        if is_in_class and part in ("[]", "[^]"):
+            made.append(r"\[" + part[1:])
+            is_in_class = False
+            continue
+        made.append((_IN_CLASS if is_in_class else _OUTSIDE).get(part, part))
+        is_in_class = part == "[" or (is_in_class and part != "]")
+    return "".join(made)
