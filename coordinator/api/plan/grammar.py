@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from coordinator.api.read.chat import ChatRequest, NamedTool
+from coordinator.api.read.exact_numbers import check_exact
 from coordinator.api.read.fields import GenerationFields, StructuredOutputs
 from coordinator.api.read.json_text import JsonReader
 from coordinator.models.model import Model
@@ -102,7 +103,8 @@ async def _checked(
     _check_size(output, calls)
     param = "tools" if output is None else output.param
     answer = AnswerGrammar(output, calls, thinking)
-    return await model.grammars.checked(answer.text, param, tenant)
+    params = {} if calls is None else calls.params
+    return await model.grammars.checked(answer.text, param, tenant, params)
 
 
 def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
@@ -195,7 +197,9 @@ def _by_structured_outputs(wanted: StructuredOutputs | None) -> list[Output]:
 def _output(kind: OutputKind, value: Any, param: str) -> Output:
     """Return the constraint; a JSON schema may be given as text. Raises InvalidRequest."""
     if kind is OutputKind.JSON and isinstance(value, str):
-        value = JsonReader().read(value.encode(), repr(param), param)
+        text = value.encode()
+        check_exact(text, param)
+        value = JsonReader().read(text, repr(param), param)
         if not isinstance(value, dict | bool):
             raise InvalidRequest(
                 f"{param!r} must be a JSON schema: an object, or true or false", param

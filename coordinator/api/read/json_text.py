@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from coordinator.api.read.body_budget import Body
+from coordinator.api.read.exact_numbers import check_request, has_schemas
 from pdserve import _native
 from pdserve.errors import InvalidRequest
 
@@ -49,6 +50,8 @@ class JsonReader:
     async def read_long(self, text: bytes, what: str, held: Body) -> Any:
         """Like `read`, for a body; what it becomes is held, too. Raises BuffersFull besides.
 
+        Numbers of schemas that would be rounded are refused.
+
         A long text is counted in a thread, so that the event loop is not blocked.
         """
         is_long = len(text) > _LONG_BYTES
@@ -59,7 +62,13 @@ class JsonReader:
         )
         self._count(shape, what, None)
         await held.take_most(decoded_bytes(text, shape))
-        value = _decoded(text, what, None)
+        try:
+            value = _decoded(text, what, None)
+        except InvalidRequest:
+            check_request(text)  # one too large for any double is not even decoded
+            raise
+        if isinstance(value, dict) and has_schemas(value):
+            check_request(text)
         if len(text) > _LONG_BYTES:
             await asyncio.sleep(0)
         return value
