@@ -166,6 +166,17 @@ async def test_kv_went_over_tcp_with_tls(cluster: Cluster) -> None:
     assert "CERTIFICATE_REQUIRED" in told
 
 
+async def test_metrics_are_for_who_has_the_monitors_certificate(cluster: Cluster) -> None:
+    assert "pdserve_kv_cache_usage_ratio" in cluster.outputs["curl --cert"]
+    yours, there = cluster.hosts["yours"], ("--connect-to", f"node.pdserve:8011:{B}:8011")
+    for words in (
+        ("-s", f"http://{B}:8011/metrics"),
+        ("-s", "--cacert", "keys/ca.crt", *there, "https://node.pdserve:8011/metrics"),
+    ):
+        _, told = await yours.run("curl", *words)
+        assert "pdserve_" not in told
+
+
 async def test_the_ports_are_those_that_are_told(cluster: Cluster) -> None:
     for name in ("A", "B"):
         assert cluster.hosts[name].open_ports() == guide.ports(name)
