@@ -1,4 +1,5 @@
-"""Writes deploy/kustomize: what the chart makes of its defaults, for who does not use Helm.
+"""Writes deploy/kustomize: what the chart makes of its defaults, for who does not use Helm; and the
+names of all settings for the chart, which refuses others.
 
 `make kustomize` runs it. Keys are not in there: Helm would make them up, so here they are files
 that whoever applies it writes beside (docs/DEPLOYING.md).
@@ -13,9 +14,12 @@ from typing import Final
 
 import yaml
 
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
+from pdserve.settings.described import settings_of
 from tools.chart import CHART, Document, renderer
 
 FOLDER: Final = CHART.parents[1] / "kustomize"
+SETTINGS: Final = CHART / "settings.txt"
 _RELEASE = "pdserve"
 _HELMS = ("app.kubernetes.io/managed-by", "helm.sh/chart")  # labels that say who made it
 _HEAD = "# Written by `make kustomize` from the defaults of deploy/helm/pdserve.\n"
@@ -39,6 +43,16 @@ def rendered() -> dict[str, str]:
     """Return the files for the chart as it is."""
     with tempfile.TemporaryDirectory() as folder, renderer(Path(folder)) as chart:
         return files(chart.render({}, _RELEASE))
+
+
+def settings() -> str:
+    """Return the names of the settings that a part of the chart may have, a line each."""
+    structs = {"coordinator": CoordinatorConfig, "node": NodeConfig}
+    return "".join(
+        f"{kind} {setting.name}\n"
+        for kind, struct in structs.items()
+        for setting in settings_of(struct)
+    )
 
 
 def _kustomization(resources: Sequence[str], secrets: Iterable[Document]) -> Document:
@@ -66,6 +80,7 @@ def _dump(document: object) -> str:
 
 def main() -> None:
     """Write the files, and remove what is no longer made."""
+    SETTINGS.write_text(settings())
     made = rendered()
     FOLDER.mkdir(exist_ok=True)
     for file in FOLDER.glob("*.yaml"):

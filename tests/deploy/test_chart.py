@@ -95,7 +95,10 @@ VALUES: dict[str, Document] = {
         "prefill": {
             "settings": {"engine.token_budget": 8192, "policy.prefill_policy": "sjf-aging"}
         },
-        "decode": {"settings": {"engine.max_batch_size": 256, "engine.kv_memory": "16GiB"}},
+        "decode": {
+            "settings": {"engine.max_batch_size": 256, "engine.kv_memory": "16GiB"},
+            "resources": {"limits": {"memory": "24Gi"}},
+        },
     },
     "pools that grow": {
         "prefill": {"autoscaling": SCALED},
@@ -487,6 +490,7 @@ def test_the_plain_manifests_are_those_of_the_defaults() -> None:
     """And Kubernetes understands them. Keys are files that somebody writes."""
     written = {path.name: path.read_text() for path in kustomize.FOLDER.glob("*.yaml")}
     assert written == kustomize.rendered(), "`make kustomize` writes them anew"
+    assert kustomize.SETTINGS.read_text() == kustomize.settings(), "likewise"
     kustomization = yaml.safe_load(written.pop("kustomization.yaml"))
     assert kustomization["resources"] == sorted(written)
     generated = {secret["name"]: secret["files"] for secret in kustomization["secretGenerator"]}
@@ -498,53 +502,131 @@ def test_the_plain_manifests_are_those_of_the_defaults() -> None:
 
 WRONG: dict[str, tuple[Document, str]] = {
     "an unknown value": ({"nodes": 3}, "nodes"),
-    "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "Engine"),
-    "an unknown mode": ({"mode": "split"}, "mode"),
+    "a mistyped setting": ({"decode": {"settings": {"Engine": 1}}}, "no setting Engine of a node"),
+    "a misspelt setting": (
+        {"decode": {"settings": {"engine.max_batchsize": 1}}},
+        "no setting engine.max_batchsize .*engine.max_batch_size",
+    ),
+    "a setting of nodes": (
+        {"coordinator": {"settings": {"engine.kv_memory": 1}}},
+        "coordinator.settings: there is no setting engine.kv_memory of a coordinator",
+    ),
+    "a setting without its section": (
+        {"decode": {"settings": {"max_batch_size": 1}}},
+        "there are engine.max_batch_size",
+    ),
+    "an unknown mode": ({"mode": "split"}, "mode.*disaggregated"),
     "GPUs that hosts cannot share out": (
         {"decode": {"hosts": 2, "device": "cuda", "tensorParallel": 3, "pipelineParallel": 1}},
         "hosts",
     ),
     "stages in two places": (
         {"decode": {"settings": {"engine.pipeline_parallel": 2}}},
-        "engine.pipeline_parallel",
+        "engine.pipeline_parallel is set by the chart's value pipelineParallel",
     ),
     "no process": ({"decode": {"tensorParallel": 0}}, "tensorParallel"),
     "a number of GPUs in two places": (
         {"decode": {"device": "cuda", "settings": {"engine.tensor_parallel": 2}}},
-        "engine.tensor_parallel",
+        "engine.tensor_parallel is set by the chart's value tensorParallel",
     ),
     "GPUs whose cores are to be split": (
         {"mode": "multiplexed", "decode": {"device": "cuda"}},
-        "decode/device",
+        "decode.device: cuda: mode multiplexed splits the cores of a CPU",
     ),
     "several processes whose cores are to be split": (
         {"mode": "multiplexed", "decode": {"tensorParallel": 2}},
-        "decode/tensorParallel",
+        "decode.tensorParallel: 2: in mode multiplexed a node is one process",
     ),
     "stages whose cores are to be split": (
         {"mode": "multiplexed", "decode": {"pipelineParallel": 2}},
-        "decode/pipelineParallel",
+        "decode.pipelineParallel: 2: in mode",
     ),
     "hosts whose cores are to be split": (
         {"mode": "multiplexed", "decode": {"hosts": 2}},
-        "decode/hosts",
+        "decode.hosts: 2: in mode",
     ),
-    "a mode in two places": ({"decode": {"settings": {"multiplexed": True}}}, "multiplexed"),
+    "a mode in two places": (
+        {"decode": {"settings": {"multiplexed": True}}},
+        "multiplexed is set by the chart's value mode",
+    ),
     "no coordinator": ({"coordinator": {"replicas": 0}}, "replicas"),
     "a port that is none": ({"decode": {"port": 70000}}, "port"),
-    "a size that is none": ({"model": {"cache": {"size": "many"}}}, "size"),
-    "certificates for nodes only": ({"auth": {"nodeTlsSecret": "for-nodes"}}, "auth"),
+    "two equal ports of a node": (
+        {"decode": {"port": 9100}},
+        "decode: metricsPort and port are both port 9100: each needs a port of its own",
+    ),
+    "a port that KV may take": (
+        {"prefill": {"metricsPort": 8202}},
+        r"prefill: kvPort \+ 2 \(ucx\) and metricsPort are both port 8202",
+    ),
+    "two equal ports of a coordinator": (
+        {"coordinator": {"grpcPort": 8000}},
+        "coordinator: grpcPort and port are both port 8000",
+    ),
+    "a size that is none": (
+        {"model": {"cache": {"size": "many"}}},
+        "model.cache.size: .*many.* is no quantity: write 8Gi",
+    ),
+    "memory that is none": (
+        {"decode": {"resources": {"limits": {"memory": "lots"}}}},
+        "decode.resources.limits.memory: .*lots.* is no quantity",
+    ),
+    "cores that are none": (
+        {"coordinator": {"resources": {"requests": {"cpu": "two"}}}},
+        "coordinator.resources.requests.cpu: .*two.* is no quantity",
+    ),
+    "more memory than the limit": (
+        {"decode": {"resources": {"requests": {"memory": "9Gi"}}}},
+        "decode.resources: the request of memory, 9Gi, is more than the limit, 8Gi",
+    ),
+    "more KV than memory": (
+        {"decode": {"settings": {"engine.kv_memory": "16GiB"}}},
+        "decode: engine.kv_memory 16GiB does not fit into resources.limits.memory 8Gi",
+    ),
+    "certificates for nodes only": (
+        {"auth": {"nodeTlsSecret": "for-nodes"}},
+        "coordinatorTlsSecret and nodeTlsSecret belong together",
+    ),
     "nodes with certificates, and Prometheus with none": (
         VALUES["mTLS"] | {"auth": VALUES["nodes of several hosts"]["auth"]},
         "auth.monitorTlsSecret",
     ),
-    "a gateway without a picker": ({"inferencePool": {"enabled": True}}, "endpointPicker"),
-    "scaling without metrics": ({"decode": {"autoscaling": {"enabled": True}}}, "prometheus"),
+    "a token instead of a Secret": (
+        {"auth": {"joinTokenSecret": "my secret token"}},
+        "auth.joinTokenSecret: .*is no name of an object.* itself goes into a Secret",
+    ),
+    "a hub's token instead of a Secret": (
+        {"model": {"tokenSecret": "hf_ABC"}},
+        "model.tokenSecret: .*is no name of an object",
+    ),
+    "a model with a blank": ({"model": {"name": "org/my model"}}, "model.name: .* has a blank"),
+    "no image": ({"image": {"repository": ""}}, "image.repository: name the image"),
+    "a database with a password": (
+        {"coordinator": {"storeUrl": "postgresql://a:b@c/d"}},
+        "must be postgresql://USER@HOST/DATABASE, without a password",
+    ),
+    "a gateway without a picker": (
+        {"inferencePool": {"enabled": True}},
+        "inferencePool.endpointPicker: name the service",
+    ),
+    "scaling without metrics": (
+        {"decode": {"autoscaling": {"enabled": True}}},
+        "decode.autoscaling.prometheus: .* must be the URL of the Prometheus",
+    ),
+    "less at most than at least": (
+        {"decode": {"autoscaling": SCALED | {"min": 9, "max": 2}}},
+        "decode.autoscaling: min 9 is more than max 2",
+    ),
 }
+
+
+_NUMBERS = ("no process", "no coordinator")  # out of range: the schema says of what
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_values_are_refused_by_name(chart: Renderer, name: str) -> None:
     values, said = WRONG[name]
-    with pytest.raises(helm_sdkpy.InstallError, match=said):
+    with pytest.raises(helm_sdkpy.InstallError, match=said) as info:
         chart.render(values)
+    for bad in ("minLength", "oneOf", "got 0", "does not match pattern", "false schema"):
+        assert bad not in str(info.value) or name in _NUMBERS
