@@ -91,6 +91,13 @@ class Generation(Protocol):
         """
         ...
 
+    def leave(self) -> None:
+        """Know nothing of the request any more, and let its nodes go on.
+
+        They keep it for whoever claims it once this process has ended. Does nothing after the end.
+        """
+        ...
+
 
 class Generator(Protocol):
     """Everything that the API needs from the cluster."""

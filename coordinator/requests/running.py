@@ -206,6 +206,11 @@ class RunningRequest:
         """Cancel both legs, or leave the line."""
         self.end(RequestCancelled(reason))
 
+    def leave(self) -> None:
+        """See Generation.leave."""
+        if not self._has_ended:
+            self._leave(by_itself=False)
+
     def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
         """Hold back token 1, which is delivered next. See Showing.hold."""
         self._showing.hold(at_most_s, on_shown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +163,46 @@ async def test_without_its_coordinator_a_node_frees_everything_and_waits(
     assert len((await client.complete(make_prompt(30), 20)).tokens) == 20
 
 
+async def stop_at_once(second: SecondCoordinator) -> None:
+    """As if its time to drain were over: by a second signal, once it has heard the first."""
+
+    async def has_heard() -> bool:
+        try:
+            async with aiohttp.request("GET", f"{second.url}/health"):
+                return False
+        except aiohttp.ClientConnectionError:
+            return True
+
+    second.child.send_signal(signal.SIGTERM)
+    await poll(has_heard, HEARD_S, lambda: "it still listens")
+    second.child.send_signal(signal.SIGTERM)
+
+
+async def kill(second: SecondCoordinator) -> None:
+    second.child.send_signal(signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
-    "sampling", [{"temperature": 0}, {"temperature": 1.0, "logprobs": 2}], ids=str
+    ("sampling", "end"),
+    [({"temperature": 0}, kill), ({"temperature": 1.0, "logprobs": 2}, stop_at_once)],
+    ids=["killed", "stopped"],
 )
 async def test_a_keyed_stream_goes_on_at_another_coordinator(
-    pair: Fleet, client: Client, second: SecondCoordinator, sampling: dict[str, float]
+    pair: Fleet,
+    client: Client,
+    second: SecondCoordinator,
+    sampling: dict[str, float],
+    end: Callable[[SecondCoordinator], Coroutine[Any, Any, None]],
 ) -> None:
-    """Its coordinator is killed in mid-stream; the client comes back to the other one."""
+    """Its coordinator ends in mid-stream; the client comes back to the other one."""
     num_claimed = (await pair.gauges("decode-0"))["claimed_streams"]
     asked = {"key": str(sampling), "prompt": make_prompt(30, str(sampling)), **sampling}
     async with second:
         await second.wait_ready(NODES)
         stream = EventStream(second.url, **asked)
-        await stream.read(20, lambda: second.child.send_signal(signal.SIGKILL))
+        ending: list[asyncio.Task[None]] = []
+        await stream.read(20, lambda: ending.append(asyncio.create_task(end(second))))
+        await asyncio.gather(*ending)
         assert 20 <= len(stream.events) < KEYED
     again = EventStream(client.url, last_id=stream.last_id, **asked)
     await again.read(0)

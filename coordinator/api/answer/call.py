@@ -104,15 +104,22 @@ class Call:
         self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
 
     def close(self, error: BaseException | None) -> None:
-        """Cancel generations that still run; `error` is what ended the call, if anything did."""
-        if isinstance(error, asyncio.CancelledError | ConnectionError):
-            is_ours = self._context.tasks.is_aborting
-            reason = "coordinator is shutting down" if is_ours else "client disconnected"
-        else:
-            reason = "the call failed"
+        """Cancel generations that still run; `error` is what ended the call, if anything did.
+
+        As this process ends, those of a call under a key are left to its nodes: its client may come
+        back to another coordinator.
+        """
+        is_hung_up = isinstance(error, asyncio.CancelledError | ConnectionError)
+        is_ours = is_hung_up and self._context.tasks.is_aborting
         self._arrivals.close()
         self._account()
-        self._cancel_rest(reason)
+        if is_ours and self._trace.keyed is not None:
+            for index in self._unfinished():
+                self._generations[index].leave()
+        elif is_ours:
+            self._cancel_rest("coordinator is shutting down")
+        else:
+            self._cancel_rest("client disconnected" if is_hung_up else "the call failed")
 
     @property
     def is_finished(self) -> bool:
@@ -279,11 +286,16 @@ class Call:
         self._cancelled.add(index)
 
     def _cancel_rest(self, reason: str) -> None:
-        """Cancel every generation that was started and has not ended by itself."""
-        for index, choice in enumerate(self._choices[: len(self._generations)]):
-            has_ended = choice.is_finished and not choice.ended_by_string
-            if not has_ended and index not in self._cancelled:
-                self._cancel(index, reason)
+        for index in self._unfinished():
+            self._cancel(index, reason)
+
+    def _unfinished(self) -> list[int]:
+        """Every generation that was started, and neither has ended by itself nor was cancelled."""
+        return [
+            index
+            for index, choice in enumerate(self._choices[: len(self._generations)])
+            if (not choice.is_finished or choice.ended_by_string) and index not in self._cancelled
+        ]
 
 
 def answer_headers(routes: Sequence[Route]) -> dict[str, str]:

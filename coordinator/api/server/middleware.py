@@ -47,6 +47,12 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
                     context, request[TRACE], callers.CLIENT_GONE, "client_disconnected"
                 )
                 raise
+            if trace.keyed is not None and trace.stream is not None and trace.stream.is_open:
+                # As if this process had died: its client comes back to another coordinator.
+                callers.conclude(context, trace, 503, NodeDraining.code)
+                assert request.transport is not None, "it is not gone"
+                request.transport.abort()
+                raise
             task.uncancel()
             shutdown = NodeDraining("the coordinator is shutting down")
             return await _reply(request, context, describe(shutdown, "", retry_after_s))

@@ -90,6 +90,7 @@ class FakeGeneration:
         self.request = request
         self.route = ON_NODES
         self.cancels: list[str] = []
+        self.is_left = False
         self.is_over = False
         self._script = script
         self._cancelled = asyncio.Event()
@@ -98,6 +99,9 @@ class FakeGeneration:
     def cancel(self, reason: str) -> None:
         self.cancels.append(reason)
         self._cancelled.set()
+
+    def leave(self) -> None:
+        self.is_left = True
 
     def listen(self, listener: Listener) -> None:
         self._playing = asyncio.create_task(self._play(listener))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from coordinator.api.read import idempotency
@@ -185,6 +186,31 @@ async def test_a_stream_that_comes_back_waits_for_the_end_of_its_former_connecti
         former, again = api.generator.generations
         assert former.cancels == ["client disconnected"]
         assert former.request.request_id == again.request.request_id
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+async def test_what_does_not_end_before_its_coordinator_is_left_to_be_claimed(
+    is_streaming: bool,
+) -> None:
+    """A stream breaks as if the process had died; who has nothing yet is told to come back."""
+    async with served(held(asyncio.Event())) as api:
+        calling = asyncio.create_task(api.chat(KEY, stream=is_streaming).__aenter__())
+        await api.generator.started.wait()
+        response = await calling if is_streaming else None
+        if response is not None:
+            await response.content.readuntil(b"\n\n")
+        await api.server.stop(grace_s=0.0)
+        if response is not None:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+        else:
+            response = await calling
+            assert response.status == 503
+            assert response.headers["Retry-After"]
+        response.close()
+    (generation,) = api.generator.generations
+    assert generation.is_left
+    assert generation.cancels == []
 
 
 async def test_another_request_under_a_known_key_is_refused() -> None:
