@@ -34,7 +34,8 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native
-from pdserve.errors import ConfigError, StaleTicket
+from pdserve.errors import StaleTicket
+from pdserve.process.may_pass import config_error
 
 NUM_THREADS = 2  # for each part of the pool: what is stored and what is loaded do not wait
 
@@ -43,7 +44,8 @@ class FileBlocks:
     """Blocks in an unnamed file, which disappears with the process: a region for each part.
 
     Raises:
-        ConfigError: the file cannot be created, or there is no room; says where and how much.
+        ConfigError: the file cannot be created; says where, and how large.
+        NotNow: there is no room.
     """
 
     def __init__(self, num_blocks: int, block_sizes: Sequence[int], directory: str) -> None:
@@ -57,8 +59,8 @@ class FileBlocks:
                 os.posix_fallocate(file.fileno(), 0, size)
                 mapping = mmap.mmap(file.fileno(), size)
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"tier_dir {where!r}: a file of {size} bytes cannot be made there: {error}"
+            raise config_error(
+                f"tier_dir {where!r}: a file of {size} bytes cannot be made there: {error}", error
             ) from error
         ends = np.cumsum([num_blocks * block_bytes for block_bytes in block_sizes])
         flat: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pdserve.errors import ConfigError
+from pdserve.process.may_pass import config_error, has_no_room
 
 log = logging.getLogger(__name__)
 
@@ -88,21 +88,20 @@ class Ledger:
             ConfigError: the file cannot be written, or is not an SQLite database.
         """
         self._path = path
+        self._owed: dict[str, Owed] = {}  # at the start
+        self._is_behind = False  # the last attempt to write failed; only the writer knows
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, {}, {})
-            with connected(path) as database:
-                rows = database.execute("SELECT tenant, requests, tokens, at FROM owed")
-                self._owed = {tenant: Owed(*owed) for tenant, *owed in rows}  # at the start
+            self._begin()
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
+            raise config_error(
                 f"cannot keep usage in {path}: {error}: give --usage-db FILE that can be written, "
-                "or --usage-db memory to keep none"
+                "or --usage-db memory to keep none",
+                error,
             ) from error
         self._lock = threading.Lock()
         self._pending: dict[Account, Amounts] = {}  # guarded by the lock, as the next one
         self._pending_owed: dict[str, Owed] = {}
-        self._is_behind = False  # the last attempt to write failed; only the writer knows
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write_until_closed, name="usage", daemon=True)
         self._writer.start()
@@ -126,6 +125,30 @@ class Ledger:
         self._closing.set()
         self._writer.join()
 
+    def _begin(self) -> None:
+        """Make the tables, and read what is owed; a full disk only has all of it wait.
+
+        Raises:
+            sqlite3.Error: the file cannot be used.
+        """
+        try:
+            _write(self._path, {}, {})
+            with connected(self._path) as database:
+                self._owed = _owed_in(database)
+        except sqlite3.Error as error:
+            if not has_no_room(error):
+                raise
+            self._tell_behind(error)
+            # Else even reading needs room: for memory that it shares with others.
+            as_it_is = f"{self._path.absolute().as_uri()}?immutable=1"
+            with closing(sqlite3.connect(as_it_is, uri=True)) as database:
+                self._owed = _owed_in(database)
+
+    def _tell_behind(self, error: sqlite3.Error) -> None:
+        if not self._is_behind:  # it is tried every second: one line is enough
+            log.error("usage cannot be written, and is kept in memory: %s: %s", self._path, error)
+        self._is_behind = True
+
     def _write_until_closed(self) -> None:
         is_closing = False
         while not is_closing:
@@ -144,11 +167,7 @@ class Ledger:
         try:
             _write(self._path, pending, owed)
         except sqlite3.Error as error:
-            if not self._is_behind:  # it is tried every second: one line is enough
-                log.error(
-                    "usage cannot be written, and is kept in memory: %s: %s", self._path, error
-                )
-            self._is_behind = True
+            self._tell_behind(error)
             for account, amounts in pending.items():
                 self.add(account, amounts)
             with self._lock:
@@ -157,6 +176,13 @@ class Ledger:
             if self._is_behind:
                 log.info("usage is written again: %s", self._path)
             self._is_behind = False
+
+
+def _owed_in(database: sqlite3.Connection) -> dict[str, Owed]:
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'owed'").fetchone():
+        return {}
+    rows = database.execute("SELECT tenant, requests, tokens, at FROM owed")
+    return {tenant: Owed(*owed) for tenant, *owed in rows}
 
 
 def _write(path: Path, pending: Mapping[Account, Amounts], owed: Mapping[str, Owed]) -> None:

@@ -51,7 +51,8 @@ from kv_transfer.transports.tls import NodeTls
 from kv_transfer.uninterrupted import to_its_end
 from pdserve import _native
 from pdserve.clock import Clock, SystemClock
-from pdserve.errors import ConfigError, PdserveError, PeerLost, TransferCancelled
+from pdserve.errors import PdserveError, PeerLost, TransferCancelled
+from pdserve.process.may_pass import config_error
 from pdserve.simulated_link import link_between, parse_link
 
 log = logging.getLogger(__name__)
@@ -246,7 +247,7 @@ class Agent:
         try:
             await exporter.start(self._host, self._advertised, said.kv_port)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {self._host}: {error}") from error
+            raise config_error(f"cannot listen on {self._host}: {error}", error) from error
         return Serves([replace(offer, host_id=host_id()) for offer in exporter.offers])
 
     def _pin(self, tier_blocks: int) -> None:

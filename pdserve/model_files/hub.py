@@ -16,6 +16,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of HTTPErr
 )
 
 from pdserve.errors import ConfigError
+from pdserve.process.may_pass import NotNow
 
 
 def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
@@ -27,7 +28,8 @@ def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
         patterns: names of files, with wildcards.
 
     Raises:
-        ConfigError: no such model, or neither hub nor cache have all of it.
+        ConfigError: there is no such model.
+        NotNow: neither hub nor cache have all of it.
     """
     what = f"model {model_id!r}" + (f" at revision {revision!r}" if revision else "")
     try:
@@ -48,12 +50,12 @@ def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
             "(a private one needs HF_TOKEN)"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ConfigError(
+        raise NotNow(
             f"{what} is not a directory, the hub cannot be reached, and its cache on this machine "
             "does not hold the whole model: give a directory, or connect to the network"
         ) from error
     except (HTTPError, OSError) as error:
-        raise ConfigError(f"{what} could not be downloaded from the hub: {error}") from error
+        raise NotNow(f"{what} could not be downloaded from the hub: {error}") from error
     return Path(path)
 
 

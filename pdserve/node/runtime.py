@@ -27,7 +27,7 @@ from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import ConfigError, NodeSick
+from pdserve.errors import NodeSick
 from pdserve.node.assembly import ModelFacts, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
@@ -65,6 +65,7 @@ from pdserve.node.start.other_ranks import start_other_ranks
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import SICK
 from pdserve.process.loop_watch import LoopWatch
+from pdserve.process.may_pass import config_error
 from pdserve.process.open_files import raise_file_limit
 from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
@@ -223,7 +224,7 @@ class Node:
             await parts.exporter.start(host, config.advertise, config.kv_port)
             metrics_port = await self._metrics_server.start(host, config.metrics_port)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}: {error}") from error
+            raise config_error(f"cannot listen on {host}: {error}", error) from error
         reached = config.advertise or host
         port = await self._server.start(host, config.port)
         in_clear = IN_CLEAR & {reach.name for reach in parts.exporter.reaches}

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, ModelError, PdserveError
+from pdserve.errors import (
+    ClusterError,
+    ConfigError,
+    KvBudgetTooSmall,
+    ModelError,
+    PdserveError,
+)
+from pdserve.process.may_pass import NotNow
 from pdserve.process.signals import FORCED as FORCED
 
 OK = 0
@@ -32,9 +39,11 @@ class StartFailed(ClusterError):
 
 
 def exit_code_of(error: PdserveError) -> int:
-    """The exit code of a command that failed with `error`."""
+    """The exit code of a command that failed with `error`; USERS_FAULT: as it will each time."""
     if isinstance(error, StartFailed):
         return error.exit_code
+    if isinstance(error, NotNow):
+        return FAILED
     if isinstance(error, ConfigError | ModelError | KvBudgetTooSmall):
         return USERS_FAULT
     return FAILED

@@ -7,8 +7,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pdserve.addresses import format_address
-from pdserve.errors import ConfigError
 from pdserve.process.certificates import Role, role_name
+from pdserve.process.may_pass import NotNow
 from pdserve.wire.security import OPEN, Refused, Security, tell_nobody
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
@@ -84,7 +84,7 @@ class Server:
         """Listen on a port, or on any free one for port 0; returns the port.
 
         Raises:
-            ConfigError: the address cannot be bound.
+            NotNow: the address cannot be bound.
         """
         await self.set_serving(False)
         address = format_address(host, port)
@@ -95,7 +95,7 @@ class Server:
             else:
                 bound = self.grpc.add_secure_port(address, credentials)
         except RuntimeError as error:  # gRPC does not say which of the two
-            raise ConfigError(
+            raise NotNow(
                 f"cannot listen on {address}: the port is in use, or the address is not one of "
                 "this machine"
             ) from error

@@ -17,7 +17,7 @@ from coordinator.api.server.https import Https
 from coordinator.api.server.outbox import FULL
 from coordinator.api.server.places import Places
 from pdserve.addresses import format_address
-from pdserve.errors import ConfigError
+from pdserve.process.may_pass import config_error
 from pdserve.process.open_files import file_limit
 
 OTHER_FILES = 256  # kept for uses other than client connections: nodes, logs, databases
@@ -88,7 +88,7 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             address = format_address(self._host, self._port)
-            raise ConfigError(f"cannot listen on {address}: {error}") from error
+            raise config_error(f"cannot listen on {address}: {error}", error) from error
         self._port = self._listener.sockets[0].getsockname()[1]
         if self._max_connections < self._config.max_connections:
             _log.warning(

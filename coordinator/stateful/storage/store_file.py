@@ -10,6 +10,7 @@ nothing that was answered; a machine that loses its power may lose its last mome
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.stored import Stored, StoredConversation
 from coordinator.stateful.storage.write_behind import WriteBehind
 from pdserve.errors import ConfigError
+from pdserve.process.may_pass import config_error, has_no_room
+
+log = logging.getLogger(__name__)
 
 VERSION: Final = 2  # of the schema; files of newer ones are refused
 _BUSY_S: Final = 5.0  # a coordinator that is being restarted may not have ended yet
@@ -76,11 +80,12 @@ class StoreFile(Backing):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it has what users have written
             self._database = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
-            self._prepare()
+            self._is_prepared = self._has_prepared()
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
+            raise config_error(
                 f"cannot keep stored responses in {path}: {error}; name another file with "
-                "`answers.store`, or 'memory' to keep them in memory"
+                "`answers.store`, or 'memory' to keep them in memory",
+                error,
             ) from error
         self._writer = ThreadPoolExecutor(1, "store")
         self._rows: dict[Key, Rows] = {}  # of conversations, as they are there
@@ -90,6 +95,8 @@ class StoreFile(Backing):
 
     def load(self) -> Iterator[Stored]:
         """Raises msgspec.MsgspecError for entries that are not pdserve's."""
+        if not self._is_prepared:
+            return iter(())  # it is empty
         entries = self._database.execute("SELECT owner, id, entry FROM entries ORDER BY seq")
         return (self._loaded(decoded(*entry)) for entry in entries)
 
@@ -116,6 +123,23 @@ class StoreFile(Backing):
         finally:
             self._writer.shutdown()
             self._database.close()
+
+    def _has_prepared(self) -> bool:
+        """Prepare the file; False: it is empty, and there is no room now. Raises sqlite3.Error.
+
+        A coordinator that ends while its disk is full is not kept from starting by that. What is to
+        be stored is refused until there is room.
+        """
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self._database.rollback()
+            if not has_no_room(error):
+                raise
+            log.error("stored responses cannot be written: %s: %s", self._path, error)
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            return bool(version == VERSION)
+        return True
 
     def _prepare(self) -> None:
         database = self._database
@@ -152,6 +176,9 @@ class StoreFile(Backing):
 
     def _write_now(self, batch: Mapping[Key, _Write | None]) -> None:
         rows: dict[Key, Rows] = {}
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
         with self._database as database:
             for key, write in batch.items():
                 if write is None:

@@ -14,8 +14,9 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from pdserve.addresses import format_address, split_address
 from pdserve.engine.ranks.process_group import JOIN_S, GroupCollectives, join_ranks
 from pdserve.engine.ranks.shard import Shard
-from pdserve.errors import ConfigError, NodeSick
+from pdserve.errors import NodeSick
 from pdserve.node.device_ranks.order import Rendezvous
+from pdserve.process.may_pass import config_error
 from pdserve.protocol import Sickness
 
 _WITHIN: Final = timedelta(seconds=JOIN_S)
@@ -48,7 +49,7 @@ class StoreServer:
         try:
             self._listener = socket.create_server((at.host, 0), family=family)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {at.host}: {error}") from error
+            raise config_error(f"cannot listen on {at.host}: {error}", error) from error
         self._reached, self._port = at.reached, int(self._listener.getsockname()[1])
         self.address = format_address(self._reached, self._port)
 

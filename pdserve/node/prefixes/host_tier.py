@@ -31,6 +31,7 @@ from pdserve.errors import ConfigError, StaleTicket, TransportUnavailable
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
+from pdserve.process.may_pass import NotNow
 from pdserve.process.user_cache import cache_folder
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
@@ -46,12 +47,13 @@ TierBlocks: TypeAlias = FileBlocks | PinnedBlocks  # the memory of a tier
 
 
 def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
-    """The memory of the configured tier on this host; None if there is none.
+    """The memory of the configured tier on this host; None if there is none, or no room for it.
 
-    Reserving much takes seconds, so this must not run on the event loop.
+    A node without a tier serves all the same, only slower at times. Reserving much takes seconds,
+    so this must not run on the event loop.
 
     Raises:
-        ConfigError: the memory cannot be had, is smaller than a block, or would never be used.
+        ConfigError: it is smaller than a block, would never be used, or is in no directory.
     """
     prefix, sizes = config.prefix, model.part_sizes
     budget_bytes = parse_bytes(prefix.tier_memory)
@@ -73,11 +75,20 @@ def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
             f"tier_dir {prefix.tier_dir!r} is for CPUs: a GPU's tier is in pinned memory and not "
             "in a file, so leave it out"
         )
-    return slots_of(model, num_blocks, prefix.tier_dir)
+    try:
+        return slots_of(model, num_blocks, prefix.tier_dir)
+    except NotNow as error:
+        log.warning("there is no host tier until this node is started again: %s", error)
+        return None
 
 
 def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlocks:
-    """Memory for so many blocks of the parts that this host has. Raises as make_tier_blocks."""
+    """Memory for so many blocks of the parts that this host has.
+
+    Raises:
+        ConfigError: there can be none.
+        NotNow: there is none left.
+    """
     sizes = model.part_sizes
     if model.device.type == "cpu":
         return FileBlocks(num_blocks, sizes, tier_dir)
@@ -85,7 +96,7 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
     with _turn_to_pin():
         room = available_bytes() - total_bytes() // KEPT_MEMORY
         if wanted > room:  # what pinning does then is up to the kernel: it kills
-            raise ConfigError(
+            raise NotNow(
                 f"tier_memory: {wanted >> 20}MiB are pinned when the node starts, and "
                 f"{max(0, room) >> 20}MiB can be: lower it"
             )
@@ -94,7 +105,7 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
         except TransportUnavailable as error:
             raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
         except DeviceError as error:
-            raise ConfigError(f"tier_memory of {wanted >> 20}MiB: {error}; lower it") from error
+            raise NotNow(f"tier_memory of {wanted >> 20}MiB: {error}; lower it") from error
 
 
 @contextmanager
@@ -102,7 +113,7 @@ def _turn_to_pin() -> Iterator[None]:
     """Nodes that start together pin one after the other, so each sees what is left.
 
     Raises:
-        ConfigError: others take too long.
+        NotNow: others take too long.
     """
     folder = cache_folder("host-tier")
     with ExitStack() as held:
@@ -116,7 +127,7 @@ def _turn_to_pin() -> Iterator[None]:
             log.warning("nodes that start together may pin too much: no lock: %s", error)
         else:
             if not is_ours:
-                raise ConfigError(
+                raise NotNow(
                     f"other nodes have been pinning their tier_memory for {PIN_S:.0f} s: start "
                     "this one again"
                 )

@@ -18,7 +18,7 @@ from pdserve.addresses import format_address
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.errors import ConfigError, PdserveError, PeerLost
+from pdserve.errors import PdserveError, PeerLost
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.node.device_hosts.serving import serve_devices
 from pdserve.node.rank_hosts.door import Door, ServedNode
@@ -28,6 +28,7 @@ from pdserve.node.rank_hosts.stand_in import StandIn
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.model import packed_cache
 from pdserve.node.start.ranks import start_ranks
+from pdserve.process.may_pass import config_error
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.wire.security import Security, check_exposure
 
@@ -69,7 +70,9 @@ def _listen(config: RankHostConfig) -> socket.socket:
     try:
         listener = socket.create_server((config.host, config.port), family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
+        raise config_error(
+            f"cannot listen on {config.host}:{config.port}: {error}", error
+        ) from error
     log.info("listens on %s", format_address(config.host, listener.getsockname()[1]))
     return listener
 

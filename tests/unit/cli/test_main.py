@@ -13,6 +13,7 @@ from pdserve.cli.__main__ import run
 from pdserve.cli.bench import BENCHES, COMPARISONS, INSTRUMENTS
 from pdserve.cli.main import build_parser, main
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
+from pdserve.process.may_pass import NotNow
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 
@@ -65,6 +66,7 @@ def test_a_pipe_that_breaks_elsewhere_is_a_bug(processes):
         (ConfigError("no"), 2),
         (MissingTensor("no"), 2),
         (KvBudgetTooSmall("no"), 2),
+        (NotNow("a full disk"), 1),
         (ClusterError("no\n  way"), 1),
     ],
 )

@@ -20,6 +20,7 @@ from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import VERSION, StoreFile
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse
 from pdserve.errors import ConfigError, ResponseNotFound, StoreUnavailable
+from tests.full_disk import full_disk
 from tests.unit.coordinator.stateful.test_response_store import has
 
 (ITEM,) = pack([CallOutputItem(id="fco_1", call_id="call", output="42")])
@@ -57,6 +58,28 @@ def copied(path: Path) -> Path:
     for suffix in ("", "-wal"):
         Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
     return copy
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_full_disk_keeps_no_coordinator_from_starting(path: Path, *, is_new: bool) -> None:
+    """What is there can be read, and what is to be stored is refused until there is room."""
+    if not is_new:
+        before = reopened(path)
+        before.put(answered("resp_a"))
+        await before.close()
+    with full_disk():
+        store = reopened(path)
+        if not is_new:
+            assert store.get("resp_a", "acme") == answered("resp_a")
+        store.put(answered("resp_b"))
+        with pytest.raises(StoreUnavailable):
+            await store.saved()
+    store.put(answered("resp_c"))
+    await store.saved()
+    await store.close()
+    again = reopened(path)
+    assert all(has(again, name) for name in ("resp_b", "resp_c", *([] if is_new else ["resp_a"])))
+    await again.close()
 
 
 async def test_what_was_stored_is_there_again(path: Path) -> None:

@@ -14,6 +14,7 @@ from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger
 from coordinator.tenants.report import UsageRow, read_usage
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
+from tests.full_disk import full_disk
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) // HOUR_S
 
@@ -47,6 +48,19 @@ def test_amounts_add_up(tmp_path: Path) -> None:
     assert [row.group for row in read_usage(path, "hour", tenant="acme")] == ["2026-01-31 12:00"]
     since = datetime(2026, 2, 1, tzinfo=UTC)
     assert [row.group for row in read_usage(path, "tenant", since=since)] == ["nightly"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_full_disk_keeps_no_coordinator_from_starting(tmp_path: Path, *, is_new: bool) -> None:
+    """What is used meanwhile is written when there is room."""
+    path = tmp_path / "usage.sqlite"
+    if not is_new:
+        filled(path)
+    with full_disk():
+        ledger = Ledger(path)
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
+    ledger.close()
+    assert read_usage(path, "tenant")[0].requests == (1 if is_new else 4)
 
 
 def test_two_coordinators_may_share_a_file(tmp_path: Path) -> None:

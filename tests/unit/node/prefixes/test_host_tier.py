@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from pdserve.node.prefixes.host_tier import BATCH, NodeTier, TierBlocks, make_ti
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
 from tests.fake_gpus import FakeHost
+from tests.full_disk import full_disk
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
@@ -260,6 +262,15 @@ def test_the_tier_is_as_large_as_the_config_says() -> None:
         make_blocks(PrefixConfig(tier_memory="1"))
     with pytest.raises(ConfigError, match="/nowhere"):
         make_blocks(PrefixConfig(tier_memory="1MiB", tier_dir="/nowhere"))
+
+
+def test_without_room_for_its_tier_a_node_does_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with full_disk():
+        assert make_blocks(PrefixConfig(tier_memory="1MiB", tier_dir=str(tmp_path))) is None
+    assert str(tmp_path) in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tier_that_could_never_be_filled_is_refused() -> None:
