@@ -39,6 +39,7 @@ from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS
 from coordinator.text.threads import WAIT_S as TURN_WAIT_S
 from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
+from pdserve.grammar.budget import ANSWER_CPU_S, MASK_CPU_S, STEP_CPU_S
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS
 from pdserve.settings.config import CoordinatorConfig
 
@@ -174,10 +175,10 @@ BOUNDS = (
         "Work at each sampled token",
         f"{MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters, {MAX_BAD_WORDS} bad words of "
         f"{MAX_BAD_WORD_TOKENS} tokens together, {MAX_LOGIT_BIAS} biases, {MAX_ALLOWED_IDS} "
-        "allowed ids",
-        "-",
-        "-",
-        "400",
+        f"allowed ids; masks of a grammar {MASK_CPU_S:g} s of CPU each, {ANSWER_CPU_S:g} s in all",
+        f"{STEP_CPU_S * 1e3:g} ms of masks in a step with others: then its answers sit steps out",
+        "masks beside steps: one at a time, by turns",
+        "400; the answer ends with an error",
     ),
 )
 

@@ -16,7 +16,7 @@ What it ends leaves the queues, but keeps its blocks until the second is over as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
@@ -25,6 +25,8 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.stopping import finish
 from pdserve.protocol import FinishReason
+
+Hold = Callable[[Sequence[Scheduled]], Collection[Request]]
 
 
 class EngineCore:
@@ -43,6 +45,7 @@ class EngineCore:
         self.queues = queues
         self._beside = beside
         self.eos_token_ids = eos_token_ids
+        self.hold: Hold = lambda rows: ()  # which requests of a plan are not ready, and sit it out
         self._requests: dict[str, Request] = {}
         if beside is not None:
             beside._beside = self
@@ -130,6 +133,8 @@ class EngineCore:
         if self._beside is not None:
             self.queues.elsewhere = self._beside._in_step
         rows = self.policy.plan(self.queues)
+        if held := self.hold(rows):
+            rows = [row for row in rows if row.request not in held]
         self._in_step = {row.request for row in rows}
         return rows
 

@@ -57,7 +57,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._scored_logits_bytes = scored_logits_bytes
-        self._grammars = grammars or GrammarProgress()
+        self.grammars = grammars or GrammarProgress()
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._is_asynchronous = model.most_ahead > 0 or model.device.type != "cpu"
         self._last_end_s = 0.0  # of the last step, if that is so
@@ -130,7 +130,7 @@ class ModelRunner:
         if not requests:
             return None
         answers, owners = fan_out(requests)
-        masks = self._grammars.masks(answers)
+        masks = self.grammars.masks(answers)
         return self._model.sampler.begin(Draws(answers, owners, masks, self._eos_token_ids))
 
     def begin_decoding(self, requests: Sequence[Request]) -> StepSampling:

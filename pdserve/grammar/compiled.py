@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import llguidance
+import numpy as np
 
 from pdserve.grammar.matching import is_light, new_matcher
 from pdserve.grammar.vocabulary import Vocabulary
@@ -22,6 +23,7 @@ class CompiledGrammar:
     vocabulary: Vocabulary
     matcher: llguidance.LLMatcher  # at the beginning of the answer
     is_light: bool  # no mask can take long
+    first_mask: bytes = b""  # of token 1, which all answers of a call share; empty: not known
 
 
 def compile_grammar(vocabulary: Vocabulary, grammar: str) -> CompiledGrammar:
@@ -32,4 +34,9 @@ def compile_grammar(vocabulary: Vocabulary, grammar: str) -> CompiledGrammar:
     Raises:
         GrammarFailed: the grammar is invalid or exceeds a limit; says why.
     """
-    return CompiledGrammar(vocabulary, new_matcher(vocabulary, grammar), is_light(grammar))
+    matcher = new_matcher(vocabulary, grammar)
+    first = np.zeros(-(-vocabulary.vocab_size // 32), dtype=np.int32)
+    copy = matcher.deep_copy()
+    copy.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+    mask = b"" if copy.is_error() else first.tobytes()  # who asks for it next is told the error
+    return CompiledGrammar(vocabulary, matcher, is_light(grammar), mask)

@@ -13,9 +13,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final
 
-MASK_CPU_S: Final = 0.2  # usually a mask takes microseconds, at worst 20 ms
+from pdserve.grammar.budget import MASK_CPU_S
+
 MASK_S: Final = 2.0  # on the clock, for one that gets no CPU time
-_LOOKS: Final = 4  # per limit
+LOOKS: Final = 4  # per limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class MaskLimits:
     cpu_s: float = MASK_CPU_S
     wall_s: float = MASK_S
 
+    @property
+    def said(self) -> str:
+        """What is said of a mask that took longer."""
+        return f"no mask within {self.cpu_s:g} s of CPU time, {self.wall_s:g} s in all"
+
 
 class MaskJob:
     """The computation of one mask: call it in a thread, once."""
@@ -32,12 +38,16 @@ class MaskJob:
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
         self._began: tuple[int, float, float] | None = None  # CPU clock, its time, the time
+        self.cpu_s = 0.0  # that it took, once it is done
 
     def __call__(self) -> None:
         """Compute it."""
         clock = time.pthread_getcpuclockid(threading.get_ident())
         self._began = clock, time.clock_gettime(clock), time.monotonic()
-        self._work()
+        try:
+            self._work()
+        finally:
+            self.cpu_s = time.clock_gettime(clock) - self._began[1]
 
     def is_overdue(self, limits: MaskLimits) -> bool:
         """Whether it has taken too long already."""
@@ -61,7 +71,7 @@ def wait_for_masks(
     overdue: set[Future[None]] = set()
     pending = set(jobs)
     while pending:
-        _, pending = wait(pending, timeout=min(limits.cpu_s, limits.wall_s) / _LOOKS)
+        _, pending = wait(pending, timeout=min(limits.cpu_s, limits.wall_s) / LOOKS)
         if late := {future for future in pending if jobs[future].is_overdue(limits)}:
             overdue |= late
             abandon()

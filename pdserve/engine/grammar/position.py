@@ -25,6 +25,7 @@ class Position:
             end_ids: further tokens to allow there: stop tokens.
         """
         self._matcher: llguidance.LLMatcher = grammar.matcher.deep_copy()
+        self._first = grammar.first_mask
         self._end_ids = [i for i in end_ids if i < grammar.vocabulary.vocab_size]
         self.num_tokens = 0
 
@@ -44,8 +45,11 @@ class Position:
         Raises:
             GrammarFailed: the mask exceeds a limit, or no token is allowed.
         """
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        check(self._matcher)
+        if self.num_tokens == 0 and self._first:
+            bits[:] = np.frombuffer(self._first, dtype=np.int32)
+        else:
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            check(self._matcher)
         if self._end_ids and self._matcher.is_accepting():
             for token_id in self._end_ids:
                 bits.view(np.uint32)[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)

@@ -2,22 +2,30 @@
 
 Grammars come from clients. The library bounds most of the cost of a mask, but not all: so positions
 in grammars that are not clearly light are advanced in separate threads. An answer whose mask takes
-too much CPU time fails. Until then, for a fifth of a second, the other answers of the step wait for
-it, but no longer: its thread ends by itself when its computation is done.
+too much CPU time fails: its thread ends by itself when its computation is done.
+
+Even light grammars can be so ambiguous that a mask takes milliseconds, and a call may have many
+answers. So in each step the masks of one payer have a budget, by what their last ones took; beyond
+it, and where nothing is known yet, masks are computed beside the steps (`ahead.py`), and their
+answers sit steps out until they are ready (`hold`). That changes no token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pdserve.engine.grammar.ahead import MaskAhead, MaskQueue
 from pdserve.engine.grammar.mask_jobs import (
-    MASK_CPU_S,
     MASK_S,
     MaskJob,
     MaskLimits,
@@ -25,38 +33,59 @@ from pdserve.engine.grammar.mask_jobs import (
 )
 from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
 from pdserve.engine.grammar.position import Position
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import GrammarFailed
 from pdserve.grammar import CompiledGrammar, DeepThreads
+from pdserve.grammar.budget import ALONE_CPU_S, MASK_CPU_S, STEP_CPU_S
 
 _NAME = "grammar"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_BESIDE: Final = MaskLimits(wall_s=30.0)  # where a mask waits for a core that steps have
+
+
+@dataclass(slots=True, eq=False)
 class _Answer:
     """A request and its position."""
 
     request: Request
     position: Position
     is_light: bool  # computing its mask takes less time than waking a thread
+    cost_s: float | None = None  # CPU time of its last mask; None: none was computed here
+    spent_s: float = 0.0  # beside steps
+    ahead: MaskAhead | None = None
+
+    def has_mask(self) -> bool:
+        """Whether its next mask was computed beside the steps, or cannot be."""
+        ahead = self.ahead
+        if ahead is not None and ahead.num_tokens != len(self.request.output_token_ids):
+            ahead = self.ahead = None  # of a place that it has left
+        return ahead is not None and ahead.is_done
 
 
 class GrammarProgress:
     """Computes the masks of each step. Called from one thread, that of the engine."""
 
     def __init__(
-        self, num_threads: int = 1, mask_s: float = MASK_S, mask_cpu_s: float = MASK_CPU_S
+        self,
+        num_threads: int = 1,
+        mask_s: float = MASK_S,
+        mask_cpu_s: float = MASK_CPU_S,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
         Args:
             num_threads: number of threads that compute masks at the same time.
             mask_s: time limit for one mask, in seconds.
             mask_cpu_s: CPU time limit for one mask, in seconds.
+            cpu_clock: of the thread that computes a step.
         """
         self._num_threads = num_threads
         self._limits = MaskLimits(mask_cpu_s, mask_s)
         self._threads = DeepThreads(num_threads, _NAME)
         self._answers: dict[str, _Answer] = {}
+        self._queue = MaskQueue(1, _BESIDE)
+        self._cpu_clock = cpu_clock
 
     @property
     def num_answers(self) -> int:
@@ -76,13 +105,65 @@ class GrammarProgress:
         self._forget_ended()
         if not rows:
             return None
-        vocab_size = _grammar_of(requests[rows[0]]).vocabulary.vocab_size
-        bits = np.zeros((len(rows), -(-vocab_size // WORD_BITS)), dtype=np.int32)
+        bits = np.zeros((len(rows), _num_words(requests[rows[0]])), dtype=np.int32)
         answers = [self._answer(requests[row]) for row in rows]
         self._fill(list(zip(answers, bits, strict=True)))
         return TokenMasks(rows, bits)
 
+    def hold(self, rows: Sequence[Scheduled], wake: Callable[[], None]) -> set[Request]:
+        """Return the requests of a planned step whose masks are to be ready before they are in one.
+
+        Called on the event loop, while no step of these requests runs. `wake` is called there when
+        a mask is ready.
+        """
+        requests = [row.request for row in rows]
+        masked = [r for r in requests if r.grammar is not None and r.is_decoding]
+        if not masked:
+            return set()
+        self._queue.wake = wake
+        self._forget_ended()
+        is_alone = len({request.targets.payer for request in requests}) == 1
+        most_s = ALONE_CPU_S if is_alone else STEP_CPU_S
+        spent_s: defaultdict[str, float] = defaultdict(float)
+        held: set[Request] = set()
+        for request in masked:
+            answer, payer = self._answer(request), request.targets.payer
+            if not answer.has_mask() and answer.ahead is None:
+                cost_s = inf if answer.cost_s is None else answer.cost_s
+                if spent_s[payer] + cost_s <= most_s:
+                    spent_s[payer] += cost_s
+                    continue
+                self._begin(answer)
+            if not answer.has_mask():
+                held.add(request)
+        return held
+
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _begin(self, answer: _Answer) -> None:
+        request = answer.request
+        bits = np.zeros(_num_words(request), dtype=np.int32)
+        answer.ahead = MaskAhead(
+            request.targets.payer,
+            len(request.output_token_ids),
+            bits,
+            partial(self.write_mask, answer, bits),
+            lambda: not request.is_done,
+            answer.spent_s,
+        )
+        self._queue.begin(answer.ahead)
+
+    def _take_ahead(
+        self, answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
+    ) -> None:
+        """Use a mask that was computed beside the steps."""
+        ahead, answer.ahead = answer.ahead, None
+        assert ahead is not None, "the caller knows"
+        answer.cost_s = ahead.cpu_s
+        answer.spent_s += ahead.cpu_s
+        bits[:] = ahead.bits
+        if ahead.failure:
+            failures[answer.request.request_id] = ahead.failure
 
     def write_mask(self, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
         """Advance the answer's position by its new tokens, and write its mask; in any thread."""
@@ -93,10 +174,12 @@ class GrammarProgress:
     def _write_at_once(
         self, answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
     ) -> None:
+        began_s = self._cpu_clock()
         try:
             self.write_mask(answer, bits)
         except GrammarFailed as error:
             failures[answer.request.request_id] = error.message
+        answer.cost_s = self._cpu_clock() - began_s
 
     def _forget_ended(self) -> None:
         """Drop the positions of requests that are done; there is no other notification of that."""
@@ -120,22 +203,25 @@ class GrammarProgress:
     def _fill(self, rows: list[tuple[_Answer, npt.NDArray[np.int32]]]) -> None:
         """Write the masks of all rows. Raises GrammarFailed."""
         failures: dict[str, str] = {}
+        later = []
         for row in rows:
-            if row[0].is_light:
+            if row[0].has_mask():
+                self._take_ahead(*row, failures)
+            elif row[0].is_light:
                 self._write_at_once(*row, failures)
-        rows = [row for row in rows if not row[0].is_light]
+            else:
+                later.append(row)
+        rows = later
         while rows:
             started = [MaskJob(partial(self.write_mask, *row)) for row in rows]
             jobs = {self._threads.submit(job): job for job in started}
             late = wait_for_masks(jobs, self._limits, self._abandon)
             rows, of_jobs = [], rows
-            for future, row in zip(jobs, of_jobs, strict=True):
+            for (future, job), row in zip(jobs.items(), of_jobs, strict=True):
+                row[0].cost_s = job.cpu_s
                 request_id = row[0].request.request_id
                 if future in late:
-                    failures[request_id] = (
-                        f"no mask within {self._limits.cpu_s:g} s of CPU time, "
-                        f"{self._limits.wall_s:g} s in all"
-                    )
+                    failures[request_id] = self._limits.said
                 elif future.cancelled():
                     rows.append(row)  # it was queued behind one that took too long: try again
                 else:
@@ -149,6 +235,10 @@ class GrammarProgress:
     def _abandon(self) -> None:
         self._threads.abandon()
         self._threads = DeepThreads(self._num_threads, _NAME)
+
+
+def _num_words(request: Request) -> int:
+    return -(-_grammar_of(request).vocabulary.vocab_size // WORD_BITS)
 
 
 def _grammar_of(request: Request) -> CompiledGrammar:

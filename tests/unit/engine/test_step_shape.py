@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import StepRow, StepShape
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy
+from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy, expected_output
 
 
 class Shapes(QuietObserver):
@@ -43,3 +45,36 @@ async def test_chunks_then_decodes() -> None:
         StepShape.of([StepRow(1, 13, is_decoding=True)]),
         StepShape.of([StepRow(1, 14, is_decoding=True)]),
     ]
+
+
+async def test_who_is_held_sits_steps_out_and_says_the_same() -> None:
+    """Alone, it is awaited; beside others, these go on meanwhile."""
+    engine = Engine(Queues(BlockPool(64, 4), ManualClock()), decode_policy(8, 4), frozenset())
+    shapes, slow = Shapes(), make_request(4, request_id="slow", max_tokens=3)
+    quick = make_request(5, request_id="quick", max_tokens=6)
+    others: list[int] = []
+
+    def hold(rows: Sequence[Scheduled]) -> set[Request]:
+        """Until the other one is done."""
+        is_there = any(row.request is slow for row in rows)
+        if is_there and slow.is_decoding and not quick.is_done:
+            others.append(len(rows) - 1)
+            return {slow}
+        return set()
+
+    engine.hold = hold
+    task = asyncio.create_task(engine.run(FakeRunner(4), shapes))
+    engine.submit(slow)
+    async with asyncio.timeout(5):
+        while not others:
+            await asyncio.sleep(0)
+        engine.submit(quick)
+        while not slow.is_done:
+            await asyncio.sleep(0)
+            if quick.is_done:
+                engine.wake()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sum(others) >= 5
+    assert slow.output_token_ids == expected_output(slow)
+    assert quick.output_token_ids == expected_output(quick)
