@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from coordinator.text.grammars.alternatives import are_told_apart
+from coordinator.text.grammars.anything import filled
 from coordinator.text.grammars.closing import closed
 from coordinator.text.grammars.formats import narrow_format
 from coordinator.text.grammars.keywords import (
@@ -63,7 +65,8 @@ class SchemaReader:
         if made is False or made == {"anyOf": []}:
             raise Place(self._param).refusal("anyOf", "leaves no value")
         made = {} if made is True else made
-        return closed(made | {"$defs": definitions} if definitions else made)
+        made = closed(made | {"$defs": definitions} if definitions else made)
+        return made if any(map(_combines, _nodes(made))) else filled(made)
 
     # ---- one schema ----------------------------------------------------------------------------
 
@@ -83,7 +86,7 @@ class SchemaReader:
             is_said = value is not None or keyword == "const"  # some clients send what they lack
             if keyword in ENFORCED and is_said and is_about(keyword, types):
                 if keyword in LISTS and (keyword != "items" or isinstance(value, list)):
-                    self._list(made, keyword, value, place, is_exclusive)
+                    self._list(made, keyword, schema, place, is_exclusive)
                 else:
                     self._keyword(made, keyword, value, place, types)
         for keyword, other in UNEVALUATED.items():  # alone, they are what their others are
@@ -125,8 +128,14 @@ class SchemaReader:
                 made[keyword] = value
 
     def _list(
-        self, made: dict[str, Any], keyword: str, value: Any, place: Place, is_exclusive: bool
+        self,
+        made: dict[str, Any],
+        keyword: str,
+        schema: dict[str, Any],
+        place: Place,
+        is_exclusive: bool,
     ) -> None:
+        value = schema[keyword]
         if not isinstance(value, list) or not (value or keyword == "prefixItems"):
             raise place.refusal(keyword, "must be a list of schemas")
         must_differ = is_exclusive or keyword == "oneOf"
@@ -139,8 +148,17 @@ class SchemaReader:
             parts = [one for one in parts if not is_any(one)]
         if keyword == "anyOf" and any(is_any(one) for one in parts):
             return  # it says nothing
+        targets = [self._target(one, place) for one in value]
+        if keyword == "oneOf" and "anyOf" not in schema and are_told_apart(targets):
+            keyword = "anyOf"
         if parts:
             made[keyword] = parts
+
+    def _target(self, schema: Any, place: Place) -> Any:
+        """Return what a schema is that may be nothing but a reference."""
+        if isinstance(schema, dict) and schema.keys() - REMARKS == {"$ref"}:
+            return self._references.target(schema["$ref"], place)[0]
+        return schema
 
     def _mapping(self, keyword: str, value: Any, place: Place) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -216,6 +216,8 @@ OPEN += [
     {"type": "number", "anyOf": [{"minimum": 5}, {"maximum": -5}]},
     {"$defs": {"n": {"type": "number"}}, "$ref": "#/$defs/n", "minimum": 0},
     {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "number"}]},
+    {},
+    {"$defs": {"n": {}}, "$ref": "#/$defs/n"},
 ]
 
 
@@ -226,6 +228,23 @@ def test_a_model_that_favours_digits_ends(schema: dict[str, Any]) -> None:
         assert len(text) <= 26, text
         if "integer" in str(schema.get("type")) and "number" not in str(schema.get("type")):
             assert len(text.lstrip("-")) <= 18, text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "maxItems": 1},
+        {"type": "array", "items": {}, "maxItems": 1},
+        {"type": "array", "prefixItems": [True], "items": False},
+        {"type": "object", "required": ["a"], "maxProperties": 1},
+        {"properties": {"a": {"title": "x"}}, "required": ["a"], "type": "object"},
+        {"type": "object", "patternProperties": {"^a$": {}}, "minProperties": 1}
+        | {"maxProperties": 1, "additionalProperties": False},
+    ],
+)
+def test_numbers_in_values_of_any_kind_end(schema: dict[str, Any]) -> None:
+    text = Enforced(schema).favouring("9876543210.-", most=60)
+    assert text[-1] in "]}"
 
 
 def test_multiples_that_are_combined_beyond_what_is_counted_are_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.text.grammars.numbers import MAX_INTEGER
 from coordinator.text.grammars.schemas import enforceable
-from pdserve.errors import InvalidRequest
+from pdserve.errors import GrammarFailed, InvalidRequest
 from tests.unit.coordinator.text.enforced import Enforced
 
 CLOSED = {"additionalProperties": False}
@@ -24,9 +24,7 @@ LISTED = {"properties": {"a": TEXT}}
     [
         (LISTED, LISTED | CLOSED),
         (LISTED | {"additionalProperties": TEXT}, LISTED | {"additionalProperties": TEXT}),
-        (LISTED | {"additionalProperties": True}, LISTED | {"additionalProperties": True}),
         (LISTED | {"unevaluatedProperties": False}, LISTED | CLOSED),
-        ({"type": "object"}, {"type": "object"}),
         ({"properties": {}}, {"properties": {}} | CLOSED),
         ({"items": LISTED}, {"items": LISTED | CLOSED}),
         ({"anyOf": [LISTED, TEXT]}, {"anyOf": [LISTED | CLOSED, TEXT]}),
@@ -38,6 +36,11 @@ LISTED = {"properties": {"a": TEXT}}
 )
 def test_what_is_not_spoken_of_is_left_out(schema: Any, expected: Any) -> None:
     assert enforceable(schema, "p") == expected
+
+
+def test_what_is_open_stays_open() -> None:
+    for schema in (LISTED | {"additionalProperties": True}, {"type": "object"}, {}, {"items": {}}):
+        assert Enforced(schema).takes('{"a": "b", "c": [1.5, {"d": null}, true, "e"]}')
 
 
 DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}  # pydantic's
@@ -254,6 +257,24 @@ def test_no_key_comes_twice_or_in_another_spelling() -> None:
     assert counted.takes('{"a": null, "b": null}')
     assert not counted.takes('{"a": null}')
     assert not counted.takes('{"a": null, "a": null}')
+
+
+def test_alternatives_are_told_apart_by_a_property_that_differs() -> None:
+    """As pydantic writes discriminated unions: by reference, of trees, too."""
+    pet = {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}
+    cat = {"type": "object", "properties": {"kind": {"const": "cat"}, "friend": pet}}
+    dog = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}, "age": WHOLE}}
+    needs = {"required": ["kind"]}
+    made = Enforced(pet | {"$defs": {"cat": cat | needs, "dog": dog | needs}})
+    assert made.takes('{"kind": "cat", "friend": {"kind": "wolf", "age": 3}}')
+    assert not made.takes('{"kind": "cat", "age": 3}')
+    for first, second in (
+        (cat, dog),
+        (cat | needs, cat | needs),
+        (cat | needs, {"type": "object"}),
+    ):
+        with pytest.raises((GrammarFailed, InvalidRequest), match="'oneOf'"):
+            Enforced(pet | {"$defs": {"cat": first, "dog": second}})
 
 
 # ---- patterns ------------------------------------------------------------------------------------
