@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.calls import CALLS, ENDPOINTS
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
 from coordinator.api.embeddings.places import PromptPlaces
@@ -62,6 +63,7 @@ def create_app(
         known_keys=KnownKeys(clock),
         begin_span=begin_span,
     )
+    app[CALLS] = dict(ENDPOINTS)
     app[DESCRIPTION] = Description()
     add_routes(app, ROUTES, OPERATIONS)
     return app

@@ -2,7 +2,7 @@
 
 A chat is read (`read/chat.py`); its prompt is rendered and tokenised (`prompt/chat.py`); the parts
 of its answers are planned (`plan/parts.py`), and how their tokens are sampled (`plan/sampling.py`).
-What comes of it is a `CallPlan`, which `answer/run.py` runs.
+What comes of it is a `CallPlan`, which any caller runs (`calls.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from aiohttp import web
 from msgspec import UNSET
 
 from coordinator.api.answer.call import CallPlan
@@ -23,16 +22,15 @@ from coordinator.api.answer.formats import (
     usage_shown,
 )
 from coordinator.api.answer.logprobs import TokenNames
-from coordinator.api.answer.run import answer
-from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.context import ApiContext
 from coordinator.api.plan.generations import for_prompt, generations
 from coordinator.api.plan.parts import PartsPlan, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
 from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
-from coordinator.api.read.body import read_request
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import ChatRequest, checked
 from coordinator.api.read.terms import ServiceTerms, service_terms, tier
-from coordinator.api.server.callers import admit_keyed
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 
@@ -70,18 +68,12 @@ class ChatPlan:
         )
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions: answer a conversation."""
-    return await answer(request, request.app[CONTEXT], await _planned(request))
-
-
-async def _planned(request: web.Request) -> CallPlan:
-    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
-    context = request.app[CONTEXT]
-    trace = admit_keyed(request, context)
-    body = checked(await read_request(request, ChatRequest, context.config))
+async def plan_chat_call(ask: Ask) -> CallPlan:
+    """Plan the answer to a conversation, which keeps nothing of the body. Raises RequestError."""
+    context, trace = ask.context, ask.trace
+    body = checked(convert_request(ask.values, ChatRequest))
     model = context.models.find(body.model)
-    terms = service_terms(body, request.headers, context, trace)
+    terms = service_terms(body, ask.headers, context, trace)
     usage, echoed = usage_shown(body), echoed_text(body)
     answer_id = f"chatcmpl-{trace.unique}"
     plan = await plan_chat(body, model, context, terms, answer_id)

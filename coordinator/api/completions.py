@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from aiohttp import web
 from msgspec import Meta
 
 from coordinator.api.answer.call import CallPlan
@@ -18,17 +17,15 @@ from coordinator.api.answer.formats import (
     usage_shown,
 )
 from coordinator.api.answer.logprobs import TokenNames
-from coordinator.api.answer.run import answer
-from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.plan.generations import for_prompt, generations
 from coordinator.api.plan.grammar import text_grammar
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
 from coordinator.api.prompt.fit import FittedPrompt, fitted
 from coordinator.api.prompt.parameter import Given, PromptParameter
-from coordinator.api.read.body import read_request
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import convert_request
 from coordinator.api.read.fields import MAX_CHOICES, GenerationFields, NumLogprobs
-from coordinator.api.read.terms import ServiceTerms, service_terms
-from coordinator.api.server.callers import admit_keyed
+from coordinator.api.read.terms import service_terms
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 from coordinator.text.threads import Asker
@@ -56,25 +53,12 @@ class CompletionRequest(GenerationFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: no output
 
 
-async def completions(request: web.Request) -> web.StreamResponse:
-    """POST /v1/completions: continue one or more prompts; each gets at least one choice."""
-    return await answer(request, request.app[CONTEXT], await _read_plan(request))
-
-
-async def _read_plan(request: web.Request) -> CallPlan:
-    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
-    context = request.app[CONTEXT]
-    trace = admit_keyed(request, context)
-    body = await read_request(request, CompletionRequest, context.config)
-    terms = service_terms(body, request.headers, context, trace)
-    return await _plan(body, context, trace, terms)
-
-
-async def _plan(
-    body: CompletionRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
-) -> CallPlan:
-    """Validate the request and plan the call, before anything runs. Raises RequestError."""
-    usage, model = usage_shown(body), context.models.find(body.model)
+async def plan_completion(ask: Ask) -> CallPlan:
+    """Plan how one or more prompts go on, each in at least one choice. Raises RequestError."""
+    context, trace = ask.context, ask.trace
+    body = convert_request(ask.values, CompletionRequest)
+    model = context.models.find(body.model)
+    terms, usage = service_terms(body, ask.headers, context, trace), usage_shown(body)
     _check_prompt_options(body)
     max_model_len = model.max_model_len()
     given = _PARAMETER.split(body.prompt, max_model_len)

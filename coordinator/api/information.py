@@ -32,6 +32,17 @@ class Targets(msgspec.Struct):
     labels: dict[str, str]
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """The special tokens and chat template that a client needs to write prompts for the model."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
+
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -81,6 +92,21 @@ async def targets(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """GET /status: return the state of the cluster, for people and scripts."""
     return json_answer(request.app[CONTEXT].models.default.generator.status())
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """GET /tokenizer_info: return the special tokens and the chat template."""
+    model = request.app[CONTEXT].models.default
+    named, template = model.tokenizer.named_special_tokens, model.tokenizer.chat_template
+    answer = TokenizerInfo(
+        bos_token=named.get("bos_token"),
+        eos_token=named.get("eos_token"),
+        pad_token=named.get("pad_token"),
+        unk_token=named.get("unk_token"),
+        chat_template=None if template is None else template.source,
+        model_max_length=model.max_model_len(),
+    )
+    return json_answer(answer)
 
 
 def _described(models: Catalog, name: str) -> Model:

@@ -8,25 +8,21 @@ from functools import partial
 from aiohttp import web
 
 from coordinator.api import information
-from coordinator.api.chat import chat_completions
-from coordinator.api.completions import completions
-from coordinator.api.embeddings.endpoint import embeddings
+from coordinator.api.calls import ENDPOINTS, call, count
 from coordinator.api.openapi.document import DESCRIPTION, get_document, get_page
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import expect_nothing
-from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
+from coordinator.api.tokens import detokenize, tokenize
 
 post = partial(web.post, expect_handler=expect_nothing)
 
 ROUTES = (
-    post("/v1/chat/completions", chat_completions),
-    post("/v1/completions", completions),
-    post("/v1/embeddings", embeddings),
+    *(post(path, call) for path in ENDPOINTS),
     web.get("/v1/models", information.list_models),
     web.get("/v1/models/{model:.+}", information.get_model),
-    post("/tokenize", tokenize),
-    post("/detokenize", detokenize),
-    web.get("/tokenizer_info", tokenizer_info),
+    post("/tokenize", count(tokenize)),
+    post("/detokenize", count(detokenize)),
+    web.get("/tokenizer_info", information.tokenizer_info),
     web.get("/version", information.version),
     web.get("/health", information.health),
     web.get("/metrics", information.metrics),

@@ -1,23 +1,18 @@
-"""/tokenize, /detokenize and /tokenizer_info, as in vLLM: the tokens that the model sees.
-
-Each of the first two is charged to the tenant as a request without tokens: no node is involved.
-"""
+"""/tokenize and /detokenize, as in vLLM: the tokens that the model sees. No node is involved."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from aiohttp import web
 from msgspec import Meta, Struct
 
-from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE, RequestTrace
+from coordinator.api.context import RequestTrace
 from coordinator.api.prompt.chat import encode_chat
 from coordinator.api.prompt.fit import check_num_chars
-from coordinator.api.read.body import convert_request, read_object, read_request
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
 from coordinator.api.read.fields import TokenId
-from coordinator.api.server import callers
 from coordinator.models.model import Model
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
@@ -59,45 +54,28 @@ class DetokenizeAnswer(Struct, kw_only=True):
     prompt: str
 
 
-class TokenizerInfo(Struct, kw_only=True):
-    """The special tokens and chat template that a client needs to write prompts for the model."""
-
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None
-    unk_token: str | None
-    chat_template: str | None
-    model_max_length: int
-
-
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(ask: Ask) -> TokenizeAnswer:
     """POST /tokenize: convert a text or a conversation to tokens."""
-    context = request.app[CONTEXT]
-    callers.begin(context, request[TRACE])
-    body = await read_request(request, TokenizeRequest, context.config)
-    model = context.models.find(body.model)
+    body = convert_request(ask.values, TokenizeRequest)
+    model = ask.context.models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
-    asker = counting(request[TRACE])
+    asker = counting(ask.trace)
     token_ids = await _token_ids(body, model, asker)
     strings = model.tokenizer.vocabulary_strings
     strs = await strings(token_ids, asker) if body.return_token_strs else None
-    answer = TokenizeAnswer(
+    return TokenizeAnswer(
         count=len(token_ids),
         max_model_len=model.max_model_len(),
         tokens=token_ids,
         token_strs=strs,
     )
-    return json_answer(answer)
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(ask: Ask) -> DetokenizeAnswer:
     """POST /detokenize: convert tokens to text, special tokens included."""
-    context = request.app[CONTEXT]
-    callers.begin(context, request[TRACE])
-    values = await read_object(request, context.config)
-    name, given = values.get("model"), values.get("tokens")
-    model = context.models.find(name if isinstance(name, str) else None)
+    name, given = ask.values.get("model"), ask.values.get("tokens")
+    model = ask.context.models.find(name if isinstance(name, str) else None)
     most = model.max_model_len()
     if isinstance(given, list) and len(given) > most:  # before they are looked at
         raise ContextLengthExceeded(
@@ -105,25 +83,10 @@ async def detokenize(request: web.Request) -> web.Response:
             "tokens",
             "tokens",
         )
-    body = convert_request(values, DetokenizeRequest)
+    body = convert_request(ask.values, DetokenizeRequest)
     model.tokenizer.check_ids(body.tokens, "tokens")
-    text = await model.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
-    return json_answer(DetokenizeAnswer(prompt=text))
-
-
-async def tokenizer_info(request: web.Request) -> web.Response:
-    """GET /tokenizer_info: return the special tokens and the chat template."""
-    model = request.app[CONTEXT].models.default
-    named, template = model.tokenizer.named_special_tokens, model.tokenizer.chat_template
-    answer = TokenizerInfo(
-        bos_token=named.get("bos_token"),
-        eos_token=named.get("eos_token"),
-        pad_token=named.get("pad_token"),
-        unk_token=named.get("unk_token"),
-        chat_template=None if template is None else template.source,
-        model_max_length=model.max_model_len(),
-    )
-    return json_answer(answer)
+    text = await model.tokenizer.decode_all(body.tokens, counting(ask.trace))
+    return DetokenizeAnswer(prompt=text)
 
 
 def counting(trace: RequestTrace) -> Asker:

@@ -12,9 +12,10 @@ import logging
 import msgspec
 
 from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.read.ask import Ask
 from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.server.errors import describe
-from coordinator.stateful.asked import asked_by, look
+from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
 from coordinator.stateful.plan import plan_response
 from coordinator.stateful.storage.order import MAX_RUNS, Order
@@ -84,10 +85,8 @@ async def _begin(
         keyed=KeyedCall(stored.owner, "", _ENDPOINT, None, digest=order.digest),
         endpoint=_ENDPOINT,
     )
-    values = msgspec.json.decode(order.body)
-    await look(values, store, stored.owner)
-    asked = asked_by(values, context, store, trace)
-    planned = await plan_response(asked, order.headers, context, trace, order=order)
+    ask = Ask(msgspec.json.decode(order.body), order.headers, context, trace)
+    planned = await plan_response(await read_asked(ask, store), ask, order=order)
     trace.is_streaming = planned.call.is_streaming
     planned.stored.log = stored.log  # somebody may be following it
     BackgroundRun(context, store, trace, planned, lambda: None).begin()

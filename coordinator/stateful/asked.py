@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from aiohttp import web
 from msgspec import structs
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.read.body import convert_request, read_object
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import MAX_MESSAGES, ChatRequest
 from coordinator.api.responses.chat_request import chat_request, in_our_words
 from coordinator.api.responses.input_items import check_items, items_of
@@ -20,7 +20,7 @@ from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import InputItem, ResponseRequest
 from coordinator.models.model import Model
 from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, pack
-from coordinator.stateful.storage.store import STORE, ResponseStore, response_of
+from coordinator.stateful.storage.store import ResponseStore, response_of
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, check_length
 from coordinator.text.tokenizer import PROBED_CHARS
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
@@ -56,11 +56,16 @@ class Asked:
         return chat
 
 
-async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
-    """Read and validate the request's body. Raises what `read_object` and `asked_by` raise."""
-    values = await read_object(request, context.config)
-    await look(values, request.app[STORE], trace.owner)
-    return asked_by(values, context, request.app[STORE], trace)
+async def read_asked(
+    ask: Ask, store: ResponseStore, find_local: FindResponse = _find_nothing
+) -> Asked:
+    """Validate a body and find what it continues; `find_local` finds responses not in the store.
+
+    Raises InvalidRequest, ModelNotFound, ResponseNotFound, ConversationNotFound or
+    StoreUnavailable.
+    """
+    await look(ask.values, store, ask.trace.owner)
+    return _asked_by(ask.values, ask.context, store, ask.trace, find_local)
 
 
 async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None:
@@ -79,17 +84,13 @@ async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None
     await store.look(owner, *{i for i in ids if isinstance(i, str)})
 
 
-def asked_by(
+def _asked_by(
     values: dict[str, Any],
     context: ApiContext,
     store: ResponseStore,
     trace: RequestTrace,
-    find_local: FindResponse = _find_nothing,
+    find_local: FindResponse,
 ) -> Asked:
-    """Validate a body and find what it continues; `find_local` finds responses not in the store.
-
-    Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
-    """
     order = msgspec.json.encode(values) if values.get("background") is True else b""
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)

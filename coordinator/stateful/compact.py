@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
-from aiohttp import web
 
 from coordinator.api.answer import bodies
+from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.formats import error_event
-from coordinator.api.answer.run import answer
 from coordinator.api.chat import plan_chat
-from coordinator.api.context import CONTEXT
-from coordinator.api.read.body import convert_request, read_object
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import convert_request
 from coordinator.api.read.terms import service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.compaction import sealed, with_task
@@ -22,32 +21,28 @@ from coordinator.api.responses.input_items import check_items
 from coordinator.api.responses.items import CompactionItem
 from coordinator.api.responses.objects import CompactedResponse, response_usage
 from coordinator.api.responses.requests import CompactRequest
-from coordinator.api.server.callers import admit
-from coordinator.stateful.asked import asked_by, look
-from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.asked import read_asked
+from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import RESPONSE_ID
 from coordinator.text.parts import AnswerParts
 from pdserve.errors import InvalidRequest
 
 
-async def compact_conversation(request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses/compact: return the model's summary as one item. Nothing is stored."""
-    context = request.app[CONTEXT]
-    trace = admit(request, context)
-    values = await read_object(request, context.config)
+async def plan_compaction(ask: Ask, store: ResponseStore) -> CallPlan:
+    """Plan the model's summary as one item. Nothing is stored. Raises RequestError."""
+    values = ask.values
     check_items(values, "input")
     body = convert_request(values, CompactRequest)
     if body.input is None and body.previous_response_id is None:
         raise InvalidRequest("the request needs 'input', 'previous_response_id' or both", "input")
     values["input"] = with_task(values.get("input"))
-    await look(values, request.app[STORE], trace.owner)
-    asked = asked_by(values, context, request.app[STORE], trace)
-    terms = service_terms(body, request.headers, context, trace)
-    answer_id = RESPONSE_ID.format(trace.unique)
+    asked = await read_asked(ask, store)
+    terms = service_terms(body, ask.headers, ask.context, ask.trace)
+    answer_id = RESPONSE_ID.format(ask.trace.unique)
 
     with in_our_words():
-        plan = await plan_chat(asked.chat(asked.items), asked.model, context, terms, answer_id)
-    return await answer(request, context, plan.call(CompactFormat(answer_id, plan.parts.make)))
+        plan = await plan_chat(asked.chat(asked.items), asked.model, ask.context, terms, answer_id)
+    return plan.call(CompactFormat(answer_id, plan.parts.make))
 
 
 class CompactFormat:

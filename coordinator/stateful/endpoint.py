@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
+from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.run import answer
+from coordinator.api.calls import Endpoint, read_ask
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.prompt.chat import encode_chat
 from coordinator.api.prompt.fit import num_left
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import read_object
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import InputTokens
@@ -18,31 +23,40 @@ from coordinator.api.server import callers
 from coordinator.api.tokens import counting
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
+from coordinator.stateful.compact import plan_compaction
 from coordinator.stateful.follow import follow
 from coordinator.stateful.plan import Planned, as_fitted, plan_response
-from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.store import STORE, ResponseStore
 
+CREATE, COMPACT = "/v1/responses", "/v1/responses/compact"
 _JSON = "application/json"
+
+
+def endpoints(store: ResponseStore) -> dict[str, Endpoint]:
+    """The calls that go on from what is in `store`, by their paths."""
+
+    async def plan(ask: Ask) -> CallPlan:
+        return (await _plan(ask, store))[0].call
+
+    compact = Endpoint(partial(plan_compaction, store=store), is_keyed=False)
+    return {CREATE: Endpoint(plan), COMPACT: compact}
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses: answer a new or a continued conversation."""
-    planned, is_background = await _plan(request)
+    planned, is_background = await _plan(await read_ask(request), request.app[STORE])
     if is_background:
         return await _in_background(request, planned)
     return await answer(request, request.app[CONTEXT], planned.call)
 
 
-async def _plan(request: web.Request) -> tuple[Planned, bool]:
-    """Read the request and plan the call, which keeps nothing of the body besides the items.
+async def _plan(ask: Ask, store: ResponseStore) -> tuple[Planned, bool]:
+    """Plan the call, which keeps nothing of the body besides the items.
 
     Also returns whether it is to run in the background. Raises RequestError.
     """
-    context = request.app[CONTEXT]
-    trace = callers.admit_keyed(request, context)
-    asked = await read_asked(request, context, trace)
-    planned = await plan_response(asked, request.headers, context, trace)
-    return planned, bool(asked.body.background)
+    asked = await read_asked(ask, store)
+    return await plan_response(asked, ask), bool(asked.body.background)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
@@ -52,7 +66,8 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     """
     context, trace = request.app[CONTEXT], request[TRACE]
     callers.begin(context, trace)
-    asked = await read_asked(request, context, trace)
+    ask = Ask(await read_object(request, context.config), request.headers, context, trace)
+    asked = await read_asked(ask, request.app[STORE])
     asker = counting(trace)
 
     async def count(items: Sequence[KeptItem]) -> int:

@@ -11,7 +11,8 @@ from typing import TypeVar
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.sse import framed
 from coordinator.api.chat import ChatPlan, plan_chat
-from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.context import RequestTrace
+from coordinator.api.read.ask import Ask
 from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.read.terms import TERMS_HEADERS, service_terms, tier
 from coordinator.api.responses.chat_request import in_our_words
@@ -46,9 +47,7 @@ class Planned:
 
 async def plan_response(
     asked: Asked,
-    headers: Mapping[str, str],
-    context: ApiContext,
-    trace: RequestTrace,
+    ask: Ask,
     frame: Frame = framed,
     order: Order | None = None,
 ) -> Planned:
@@ -56,9 +55,10 @@ async def plan_response(
 
     Raises RequestError.
     """
+    context, trace = ask.context, ask.trace
     if order is None and asked.order:
-        order = _ordered(asked, headers, trace)
-    terms = service_terms(asked.body, headers, context, trace)
+        order = _ordered(asked, ask.headers, trace)
+    terms = service_terms(asked.body, ask.headers, context, trace)
     created_at = int(time.time()) if order is None else order.created_at
     response = _begun(asked, RESPONSE_ID.format(trace.unique), created_at)
     keeper = make_keeper(asked, response, trace.owner)

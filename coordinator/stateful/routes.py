@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from coordinator.api.calls import CALLS, call
 from coordinator.api.routes import add_routes, post
 from coordinator.stateful import conversations, endpoint, stored_responses
-from coordinator.stateful.compact import compact_conversation
+from coordinator.stateful.endpoint import COMPACT, endpoints
 from coordinator.stateful.operations import OPERATIONS
 from coordinator.stateful.storage.store import STORE, ResponseStore
 from coordinator.stateful.websocket import respond_over_websocket
@@ -19,7 +20,7 @@ _CONVERSATION = "/v1/conversations/{conversation}"
 ROUTES = (
     post("/v1/responses", endpoint.create_response),
     web.get("/v1/responses", respond_over_websocket, allow_head=False),
-    post("/v1/responses/compact", compact_conversation),
+    post(COMPACT, call),
     post("/v1/responses/input_tokens", endpoint.count_input_tokens),
     web.get(_RESPONSE, stored_responses.get_response),
     web.delete(_RESPONSE, stored_responses.delete_response),
@@ -39,6 +40,7 @@ ROUTES = (
 def add_stateful_routes(app: web.Application, store: ResponseStore | None = None) -> None:
     """Add /v1/responses and /v1/conversations to the API; what they keep is kept in `store`."""
     app[STORE] = ResponseStore() if store is None else store
+    app[CALLS] |= endpoints(app[STORE])
     app.on_cleanup.append(_close)
     add_routes(app, ROUTES, OPERATIONS)
 

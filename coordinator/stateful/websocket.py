@@ -19,6 +19,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from coordinator.api.answer.call import Call
 from coordinator.api.answer.run import send_new
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.read.ask import Ask
 from coordinator.api.read.body_budget import FULL, SLOW
 from coordinator.api.read.json_text import JsonReader
 from coordinator.api.server import callers
@@ -26,7 +27,7 @@ from coordinator.api.server.callers import CLIENT_GONE, begin_call, conclude
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe
 from coordinator.api.server.headers import check_socket_origin
-from coordinator.stateful.asked import asked_by, look
+from coordinator.stateful.asked import read_asked
 from coordinator.stateful.plan import Planned, plan_response
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
@@ -171,10 +172,9 @@ class _Session:
         trace.body = held = context.bodies.body(trace.payer)
         held.add(len(message))  # it was counted while it arrived
         values = await JsonReader().read_long(message, "the message", held)
-        body = body_of(values)
-        await look(body, self._store, trace.owner)
-        asked = asked_by(body, context, self._store, trace, self._find_latest)
-        return await plan_response(asked, self._request.headers, context, trace, as_message)
+        ask = Ask(body_of(values), self._request.headers, context, trace)
+        asked = await read_asked(ask, self._store, self._find_latest)
+        return await plan_response(asked, ask, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:
         with Call(self._context, trace, planned.call) as call:

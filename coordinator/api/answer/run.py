@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -11,7 +12,19 @@ from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.event_ids import EventIds
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import PIECE, SCORED
-from coordinator.api.context import CONTEXT, TRACE, ApiContext, outbox_of
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace, outbox_of
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer in one piece."""
+
+    body: bytes  # JSON
+    headers: dict[str, str]  # that name the nodes
+
+    def response(self) -> web.Response:
+        """Return it for HTTP."""
+        return web.Response(body=self.body, content_type="application/json", headers=self.headers)
 
 
 async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
@@ -21,15 +34,21 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     ids = None
     if trace.keyed is not None and plan.is_streaming:
         ids = EventIds(len(plan.requests), trace.keyed.seen)
+    if not plan.is_streaming:
+        return (await whole_answer(context, trace, plan)).response()
     with Call(context, trace, plan) as call:
-        if not plan.is_streaming:
-            return await _whole(call, plan)
         trace.stream = SseStream(outbox_of(request))
         trace.format = plan.format
         return await _streamed(request, call, plan, trace.stream, ids)
 
 
-async def _whole(call: Call, plan: CallPlan) -> web.Response:
+async def whole_answer(context: ApiContext, trace: RequestTrace, plan: CallPlan) -> WholeAnswer:
+    """Run the plan's generations to their end. Raises what they raise."""
+    with Call(context, trace, plan) as call:
+        return await _whole(call, plan)
+
+
+async def _whole(call: Call, plan: CallPlan) -> WholeAnswer:
     num_taken = 0
     while not call.is_finished:
         await call.wait()
@@ -43,11 +62,7 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
     body = plan.format.whole(call.usage)
     if plan.saved is not None:
         await plan.saved()
-    return web.Response(
-        body=body,
-        content_type="application/json",
-        headers=call.headers,
-    )
+    return WholeAnswer(body, call.headers)
 
 
 async def _streamed(

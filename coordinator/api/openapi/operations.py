@@ -7,7 +7,7 @@ from functools import partial
 from coordinator.api.answer.bodies import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from coordinator.api.completions import CompletionRequest
 from coordinator.api.embeddings.objects import EmbeddingList, EmbeddingRequest
-from coordinator.api.information import Health, Targets, Version
+from coordinator.api.information import Health, Targets, TokenizerInfo, Version
 from coordinator.api.openapi.operation import (
     COUNTS,
     GENERATES,
@@ -23,7 +23,6 @@ from coordinator.api.tokens import (
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
-    TokenizerInfo,
 )
 from pdserve.protocol.status import ClusterStatus
 

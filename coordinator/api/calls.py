@@ -1,0 +1,86 @@
+"""Every kind of call that generates: path -> the plan of a call.
+
+A planner needs no connection. HTTP runs plans here; a WebSocket and background responses run those
+of /v1/responses, which `coordinator/stateful` adds to the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from msgspec import Struct
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.answer.call import CallPlan
+from coordinator.api.answer.run import WholeAnswer, answer, whole_answer
+from coordinator.api.chat import plan_chat_call
+from coordinator.api.completions import plan_completion
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
+from coordinator.api.read.ask import Ask
+from coordinator.api.read.body import read_object
+from coordinator.api.server.callers import admit, admit_keyed, begin
+
+Plan: TypeAlias = CallPlan | EmbeddingPlan
+# Validates a call and plans it, before anything runs. Raises RequestError.
+Planner: TypeAlias = Callable[[Ask], Awaitable[Plan]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One row of the table."""
+
+    plan: Planner
+    is_keyed: bool = True  # whether it heeds an idempotency key
+
+
+CALLS = web.AppKey("CALLS", dict[str, Endpoint])
+ENDPOINTS = {
+    "/v1/chat/completions": Endpoint(plan_chat_call),
+    "/v1/completions": Endpoint(plan_completion),
+    "/v1/embeddings": Endpoint(plan_embeddings, is_keyed=False),
+}
+
+
+async def run_whole(ask: Ask, plan: Plan) -> WholeAnswer:
+    """Run a plan to its end, and return the answer in one piece. Raises what generations raise."""
+    if isinstance(plan, EmbeddingPlan):
+        return await plan.run(ask.context, ask.trace)
+    return await whole_answer(ask.context, ask.trace, plan)
+
+
+async def call(request: web.Request) -> web.StreamResponse:
+    """POST to one of the paths: read the call, plan it, run the plan and send the answer."""
+    endpoint = request.app[CALLS][request.path]
+    ask = await read_ask(request, is_keyed=endpoint.is_keyed)
+    plan = await endpoint.plan(ask)
+    if isinstance(plan, CallPlan):
+        return await answer(request, ask.context, plan)
+    return (await run_whole(ask, plan)).response()
+
+
+def count(serve: Callable[[Ask], Awaitable[Struct]]) -> Handler:
+    """Return the handler of a call that generates nothing.
+
+    It is charged to the tenant as a request without tokens.
+    """
+
+    async def handle(request: web.Request) -> web.Response:
+        context, trace = request.app[CONTEXT], request[TRACE]
+        begin(context, trace)
+        values = await read_object(request, context.config)
+        return json_answer(await serve(Ask(values, request.headers, context, trace)))
+
+    return handle
+
+
+async def read_ask(request: web.Request, *, is_keyed: bool = True) -> Ask:
+    """Admit the caller and read the body. Raises what these raise."""
+    context = request.app[CONTEXT]
+    trace = admit_keyed(request, context) if is_keyed else admit(request, context)
+    values = await read_object(request, context.config)
+    return Ask(values, request.headers, context, trace)
