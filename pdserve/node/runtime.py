@@ -425,12 +425,9 @@ class Node:
     def _correct_perf(self, report: StepReport) -> None:
         # The whole period and not just the model's time: the prediction is for when the next token
         # arrives, and planning and messages are a large part of a small model's step.
-        parts, seconds = self._parts, report.period_s
-        if self._phases is not None:
-            if report.of_prompts and report.shape.is_decode:
-                return  # prompts that came back and lack one token: no decodes, on other cores
-            seconds /= self._phases.last_steps(report).slowdown()
-        parts.perf.observe(report.shape, seconds, parts.clock.now())
+        seconds = report.period_s if self._phases is None else self._phases.alone_s(report)
+        if seconds is not None:
+            self._parts.perf.observe(report.shape, seconds, self._parts.clock.now())
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state

@@ -102,6 +102,15 @@ class Phases:
         """
         return self.prompts if report.of_prompts else self.decodes
 
+    def alone_s(self, report: StepReport) -> float | None:
+        """Return the seconds that a step would have taken on all cores, which are predicted.
+
+        None: that says nothing of its kind.
+        """
+        if report.of_prompts and report.shape.is_decode:
+            return None  # prompts that came back and lack one token: no decodes, on other cores
+        return report.period_s / self.last_steps(report).slowdown()
+
     async def run(self, observer: StepObserver) -> None:
         """Run both loops until cancelled.
 
