@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from coordinator.api.read.chat import MAX_MESSAGES, Message
 from coordinator.api.read.fields import field_names
+from coordinator.api.read.tool_keys import check_tool_keys
 from pdserve.errors import InvalidRequest
 
 # Accepted with any value: these concern accounts, names, storage and speed.
@@ -94,6 +95,8 @@ def check_parameters(body: dict[str, Any], schema: type[Struct]) -> None:
             raise InvalidRequest(f"unrecognized parameter: {name[:128]!r}", name[:128])
         if not any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL[name]):
             raise InvalidRequest(_unsupported(name), name)
+    if "tools" in served:
+        check_tool_keys(body)
     messages = body.get("messages")
     if "messages" in served and isinstance(messages, list):
         for i, message in enumerate(messages[:MAX_MESSAGES]):  # decoding refuses more

@@ -39,6 +39,7 @@ TABLE: list[tuple[Exception, int, str]] = [
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLS = "messages[0].tool_calls"
+FUNCTION = {"type": "function", "function": {"name": "f", "cache_control": {"type": "ephemeral"}}}
 
 
 @pytest.mark.parametrize(("error", "status", "code"), TABLE)
@@ -194,6 +195,12 @@ async def test_no_node_yet() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, CALLS),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FUNCTION, FUNCTION | {"stric": True}]}, "tools[1].stric"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "paramaters": {}}}]},
+            "tools[0].function.paramaters",
+        ),
+        ({"functions": [{"name": "f", "paramaters": {}}]}, "functions[0].paramaters"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "made_up": 1}]}, "messages[0].made_up"),
         (

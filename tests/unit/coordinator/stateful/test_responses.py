@@ -458,7 +458,7 @@ async def test_what_a_client_says_to_the_template_goes_first() -> None:
             "input[0].call_id",
         ),
         (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
             "input[0].arguments",
         ),
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
