@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.text.grammars.argument_lists import ArgumentList, shared_rules
 from coordinator.text.grammars.outputs import Part, json_part, quoted, text_up_to, text_without
 from coordinator.text.parts import ToolFormat
 from coordinator.text.parts.marks import ARGS, CALL_ID, HERMES, LLAMA3, MISTRAL
@@ -16,7 +17,9 @@ from coordinator.text.parts.reasoning import BEGIN, END
 from pdserve.errors import InvalidRequest
 
 MAX_CALLS = 32  # in one answer
-MARKED = frozenset({ToolFormat.HERMES, ToolFormat.MISTRAL})  # calls can be told from text
+MARKED = frozenset(
+    {ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.QWEN3_CODER}
+)  # calls can be told from text
 
 FindToken = Callable[[str], int | None]  # a token's text |-> its id
 
@@ -42,24 +45,50 @@ class CallGrammar:
 
     def rules(self) -> str:
         """Return Lark rules, which define `calls`; arguments are separate grammars (`parts`)."""
-        bodies = [f"body_{i}" for i in range(len(self.tools))]
-        lines = [*self._calls(), f"body: {' | '.join(bodies)}"]
-        lines += [f"{body}: {self._body(i)}" for i, body in enumerate(bodies)]
+        lines = [*self._calls(), f"body: {' | '.join(f'body_{i}' for i in range(len(self.tools)))}"]
+        for i, tool in enumerate(self.tools):
+            match self.tool_format:
+                case ToolFormat.QWEN3_CODER:
+                    lines += self._list(i).tagged(tool.name)
+                case ToolFormat.PYTHONIC:
+                    lines += self._list(i).pythonic(tool.name)
+                case _:
+                    lines.append(f"body_{i}: {self._body(i)}")
+        if self.tool_format is ToolFormat.QWEN3_CODER:
+            lines += shared_rules()
         return "\n".join(lines)
 
     def parts(self) -> dict[str, Part]:
-        """Return name |-> grammar of a tool's arguments. Raises InvalidRequest."""
-        return {f"arguments_{i}": _arguments(tool) for i, tool in enumerate(self.tools)}
+        """Return name |-> grammar of arguments, or of an argument. Raises InvalidRequest."""
+        parts: dict[str, Part] = {}
+        for i in range(len(self.tools)):
+            parts |= self._parts_of(i)
+        return parts
 
     @property
     def params(self) -> dict[str, str]:
-        """The names of `parts` |-> the parameters that they are of."""
-        return {f"arguments_{i}": tool.param for i, tool in enumerate(self.tools)}
+        """The names of `parts` |-> the parameters that they are of. Raises InvalidRequest."""
+        return {name: tool.param for i, tool in enumerate(self.tools) for name in self._parts_of(i)}
+
+    def _parts_of(self, index: int) -> dict[str, Part]:
+        tool = self.tools[index]
+        if self.tool_format not in (ToolFormat.QWEN3_CODER, ToolFormat.PYTHONIC):
+            return {f"arguments_{index}": _arguments(tool)}
+        arguments = self._list(index)
+        is_tagged = self.tool_format is ToolFormat.QWEN3_CODER
+        (arguments.tagged if is_tagged else arguments.pythonic)(tool.name)
+        return arguments.parts
+
+    def _list(self, index: int) -> ArgumentList:
+        tool = self.tools[index]
+        return ArgumentList(index, tool.parameters, tool.param)
 
     def _calls(self) -> list[str]:
         if self.tool_format is ToolFormat.LLAMA3:
             return [f"calls: {self._mark(LLAMA3.optional)}? {self._several('body', quoted('; '))}"]
-        if self.tool_format is ToolFormat.HERMES:
+        if self.tool_format is ToolFormat.PYTHONIC:
+            return [f'calls: "[" {self._several("body", quoted(", "))} "]"']
+        if self.tool_format in (ToolFormat.HERMES, ToolFormat.QWEN3_CODER):
             begin, more = HERMES.begin, self._more(HERMES.begin, quoted("\n"))
             rest = f'"\\n" body "\\n" {self._mark(HERMES.end)}'
         elif self._names_calls:
@@ -140,16 +169,10 @@ def check_format(tool_format: ToolFormat, *, has_output: bool) -> None:
 
     Raises InvalidRequest if not.
     """
-    if tool_format is ToolFormat.LLAMA3 and has_output:
+    if tool_format in (ToolFormat.LLAMA3, ToolFormat.PYTHONIC) and has_output:
         raise InvalidRequest(
-            "this model writes tool calls as plain JSON, which cannot be told from structured "
+            "this model writes tool calls without a mark, so they cannot be told from structured "
             "output; with structured output, 'tool_choice' must be 'none' or 'required'",
-            "tool_choice",
-        )
-    if tool_format in (ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER):
-        raise InvalidRequest(
-            f"this model writes tool calls as {tool_format}, which pdserve cannot enforce: "
-            "'tool_choice' must be 'none', or 'auto' without structured output",
             "tool_choice",
         )
 

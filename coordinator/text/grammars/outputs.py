@@ -77,13 +77,23 @@ def text_up_to(mark: str) -> str:
     return f"/(.|\\n)*{_escaped(mark)}/"
 
 
+def text_that_ends(end: str, least: int = 0, most: int | None = None) -> str:
+    """Return an expression of Lark for text that ends with a mark, of which no line is inside.
+
+    The text before the mark has `least` to `most` characters.
+    """
+    bare = _escaped(end.lstrip("\n"))
+    length = f"{{{least},{'' if most is None else most}}}"
+    return f"/(.|\\n){length}{_escaped(end)}/ & ~/(?s:.*){bare}(?s:.+)/"
+
+
 def text_without(mark: str) -> str:
     """Return an expression of Lark for any text that a mark does not occur in."""
     return f"/(.|\\n)*/ & ~/(?s:.*){_escaped(mark)}(?s:.*)/"
 
 
 def _escaped(text: str) -> str:
-    return re.escape(text).replace("/", "\\/")
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")
 
 
 def _regex_part(regex: str) -> Part:

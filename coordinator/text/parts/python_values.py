@@ -8,7 +8,7 @@ from typing import Any
 
 _NAMES = {"true": True, "false": False, "null": None}
 _ESCAPED_BY_PYTHON = "\\'\"abfnrtv01234567\n"
-_RAW = {"\n": "\\n", "\r": "\\r", "\0": "\\x00"}
+_MEANT = {"\n": "\\n", "\r": "\\r", "\0": "\\x00", "\\/": "/"}  # the last is of JSON
 _STRING = re.compile(r"""(\w*)(\"{3}|'{3}|"|')((?:\\.|(?!\2)[^\\])*)\2""", re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(rf"\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U000{_HEX}{{5}}|.)|[\n\r\0]", re.DOTALL)
@@ -61,6 +61,6 @@ def _with_escapes_inside(literal: re.Match[str]) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     text = found[0]
-    if text in _RAW:
-        return _RAW[text]
+    if text in _MEANT:
+        return _MEANT[text]
     return text if len(text) > 2 or text[1] in _ESCAPED_BY_PYTHON else "\\" + text

@@ -32,7 +32,7 @@ def argument_schema(schema: Schema, name: str) -> Schema:
 
 def is_text(schema: Schema, root: Schema) -> bool:
     """Return whether the value is a string for certain, whatever it looks like."""
-    return kinds_of(schema, root) == {"string"} and not _choices(schema, root)
+    return kinds_of(schema, root) == {"string"} and not choices_of(schema, root)
 
 
 def kinds_of(schema: Schema, root: Schema) -> set[str]:
@@ -46,7 +46,7 @@ def kinds_of(schema: Schema, root: Schema) -> set[str]:
 
 def as_json(text: str, schema: Schema, root: Schema) -> str:
     """Return a value that was written as text, as JSON: of the schema's types if it can be."""
-    choices, kinds = _choices(schema, root), kinds_of(schema, root)
+    choices, kinds = choices_of(schema, root), kinds_of(schema, root)
     for choice in choices:
         told = choice if isinstance(choice, str) else json.dumps(choice)
         if told == text or (not isinstance(choice, str) and told.lower() == text.strip().lower()):
@@ -112,7 +112,17 @@ def _structure(text: str, kind: type) -> str | None:
     return None
 
 
-def _choices(schema: Schema, root: Schema) -> list[Any]:
+def constraints_of(schema: Schema, root: Schema) -> dict[str, list[Any]]:
+    """Return keyword |-> its values, in the schema and what it refers to or is combined of."""
+    found: dict[str, list[Any]] = {}
+    for part in _alternatives(schema, root, 0):
+        for keyword, value in part.items():
+            found.setdefault(keyword, []).append(value)
+    return found
+
+
+def choices_of(schema: Schema, root: Schema) -> list[Any]:
+    """Return the values that the schema lists; none: it lists none."""
     found: list[Any] = []
     for part in _alternatives(schema, root, 0):
         if isinstance(part.get("enum"), list):

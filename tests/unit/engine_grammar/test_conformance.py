@@ -75,17 +75,17 @@ TOOLS: dict[str, dict[str, Any] | None] = {
 }
 
 
-@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA3, ToolFormat.MISTRAL])
+@pytest.mark.parametrize("tool_format", list(ToolFormat))
 def test_calls_are_read_as_calls_of_the_functions(demo: DemoModel, tool_format: ToolFormat) -> None:
     """By the parsers that answers go through, and with arguments of the functions' schemas."""
     tools = [OfferedTool(name, schema, "tools") for name, schema in TOOLS.items()]
     calls = CallGrammar(tool_format, tools, is_single=False, find_token=lambda _: None)
     grammar = AnswerGrammar(calls=calls).text()
-    requests = [demo.request(grammar, seed, f"t{next(_ids)}", max_tokens=400) for seed in range(20)]
+    requests = [demo.request(grammar, seed, f"t{next(_ids)}", max_tokens=400) for seed in range(48)]
     demo.run(requests)
     called: set[str] = set()
     for request in filter(demo.is_whole, requests):
-        parser = tool_format.parser({name: {} for name in TOOLS})
+        parser = tool_format.parser({name: schema or {} for name, schema in TOOLS.items()})
         parts = parser.push(demo.text(request)) + parser.finish()
         assert parts.content == ""
         names = {piece.index: piece.name for piece in parts.calls if piece.name}

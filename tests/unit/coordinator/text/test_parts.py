@@ -185,6 +185,9 @@ def test_reasoning_and_calls_of_one_answer() -> None:
     [
         ("{{ messages }}", None),
         ("{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ("{% if tools %}<tool_call>\n<function={{ n }}>\n<parameter={{ k }}>", "qwen3_coder"),
+        ("{% if tools %}<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>", None),
+        ("{% if tools %}<minimax:tool_call>\n<invoke name=", None),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", "mistral"),
         ('{% if tools %}{"name": , "parameters": }{% endif %}', "llama3"),
         ("{% if tools %}?{% endif %}", None),

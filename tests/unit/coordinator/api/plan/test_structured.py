@@ -217,6 +217,9 @@ ONE = {
     ToolFormat.HERMES: '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
     ToolFormat.LLAMA3: '{"name": "f", "parameters": {"x": 1}}',
     ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]',
+    ToolFormat.PYTHONIC: "[f(x=1)]",
+    ToolFormat.QWEN3_CODER: "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n"
+    "</function>\n</tool_call>",
 }
 TWO = {
     ToolFormat.HERMES: ONE[ToolFormat.HERMES]
@@ -224,9 +227,21 @@ TWO = {
     ToolFormat.LLAMA3: ONE[ToolFormat.LLAMA3] + '; {"name": "g", "parameters": {}}',
     ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, '
     '{"name": "g", "arguments": {}}]',
+    ToolFormat.PYTHONIC: "[f(x=1), g()]",
+    ToolFormat.QWEN3_CODER: ONE[ToolFormat.QWEN3_CODER]
+    + "\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
 }
 TOOLS = [tool("f"), tool("g", None)]
-OFFERED: dict[str, dict[str, Any]] = {"f": {}, "g": {}}
+OFFERED: dict[str, dict[str, Any]] = {"f": {"properties": {"x": {"type": "integer"}}}, "g": {}}
+
+
+def renamed(text: str, old: str, new: str) -> str:
+    """A text with other calls, in any format."""
+    for mark in ('"{}"', "={}>", "[{}(", " {}("):
+        text = text.replace(mark.format(old), mark.format(new))
+    return text
+
+
 F = {"type": "function", "function": {"name": "f"}}
 
 
@@ -241,11 +256,11 @@ async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
     one, two = ONE[tool_format], TWO[tool_format]
     wrong = one.replace("1", '"1"')
     cases = [
-        ({"tool_choice": "required"}, [one, two], ["Hello", "", wrong, one.replace('"f"', '"h"')]),
+        ({"tool_choice": "required"}, [one, two], ["Hello", "", wrong, renamed(one, "f", "h")]),
         ({"tool_choice": "required", "parallel_tool_calls": False}, [one], [two, "Hello"]),
-        ({"tool_choice": F}, [one], [two, wrong, one.replace('"f"', '"g"').replace('"x": 1', "")]),
+        ({"tool_choice": F}, [one], [two, wrong, renamed(one, "f", "g")]),
     ]
-    if tool_format is not ToolFormat.LLAMA3:
+    if tool_format not in (ToolFormat.LLAMA3, ToolFormat.PYTHONIC):
         both = {"tool_choice": "auto", "response_format": FORMAT}
         cases.append((both, [one, two, '{"x": 1}'], ["Hello", wrong]))
     async with served(None, tool_tokenizer(), tool_format=tool_format) as api:
@@ -261,17 +276,19 @@ ANY_H = tool("h", {"not": {}})  # not strict, so a schema that cannot be enforce
 
 
 @pytest.mark.parametrize("special", [True, False, None])
-@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.MISTRAL])
+@pytest.mark.parametrize(
+    "tool_format", [ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.QWEN3_CODER]
+)
 async def test_strict_calls_are_enforced_where_the_model_decides(
     tool_format: ToolFormat, special: bool | None
 ) -> None:
     one = ONE[tool_format]
-    unlisted = one.replace('"f"', '"h"').replace('"x": 1', '"y": [2]')
-    two = TWO[tool_format].replace('"g"', '"h"')
+    unlisted = renamed(one, "f", "h").replace('"x": 1', '"y": [2]').replace("=x>", "=y>")
+    two = renamed(TWO[tool_format], "g", "h")
     good = ["Hello", "", "a <tool", "{", one, "Well\n" + one, unlisted, two, "Well: " + two]
     good += ["<think>Well.</think>\n" + text for text in ("", "Hello", one, two)]
     wrong = one.replace("1", '"1"')
-    bad = [wrong, "Well " + wrong, one.replace('"f"', '"i"'), one + "!", one[:-1], one + wrong]
+    bad = [wrong, "Well " + wrong, renamed(one, "f", "i"), one + "!", one[:-1], one + wrong]
     marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]
     tokenizer = with_tokens(*(marks if special is not None else []), special=bool(special))
     async with served(None, tokenizer, tool_format=tool_format) as api:
@@ -305,7 +322,7 @@ def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None
 @pytest.mark.parametrize(
     ("tool_format", "body", "said"),
     [
-        (ToolFormat.PYTHONIC, {"tool_choice": "required"}, "pythonic"),
+        (ToolFormat.PYTHONIC, {"response_format": FORMAT}, "cannot be told"),
         (ToolFormat.LLAMA3, {"response_format": FORMAT}, "cannot be told"),
     ],
 )
