@@ -151,6 +151,10 @@ class Admission(Generic[T]):
         """Return whether the tenant has too many requests in flight for so many more answers."""
         return self._in_flight.is_at_bound(num_answers, slo.tenant)
 
+    def fits(self, num_answers: int) -> bool:
+        """Return whether there are places for so many more answers, of whichever tenant."""
+        return len(self._in_flight) + num_answers <= self.max_inflight
+
     def tightest(self, now_s: float) -> tuple[float, float] | None:
         """Return the shortest promised TTFT and TPOT of classes that are present; None if none."""
         return self._presence.tightest(now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from coordinator.admission import Admission, Admit
 from coordinator.requests.claims import Claims
@@ -11,6 +12,25 @@ from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable
 from pdserve.metrics import CoordinatorMetrics
+
+
+@dataclass(slots=True)
+class _Saving:
+    """Places that are saved up for a call with more answers than there are places.
+
+    Those behind it go on meanwhile: for each place that they take, one is saved. So it waits for as
+    many of theirs as it has answers, and not for all to stand still.
+    """
+
+    request_id: str = ""
+    num_places: int = 0
+
+    def of(self, request_id: str) -> int:
+        """Return how many are saved for this call; a new one begins with none."""
+        if self.request_id != request_id:
+            self.request_id, self.num_places = request_id, 0
+        return self.num_places
+
 
 LINE_GAP_S = 0.005  # from the first event to serving the line; events in between share one pass
 
@@ -31,6 +51,7 @@ class LineKeeper:
         self._claims = claims
         self._metrics = metrics
         self._clock = clock
+        self._saving = _Saving()
         self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
 
     def look(self) -> None:
@@ -62,12 +83,20 @@ class LineKeeper:
         """The head of the line, but for what cannot be sent now whatever room there is.
 
         Of some it is not known yet whether a node has them. Some have tenants with as many requests
-        in flight as they may have: the places left free by this bound are for who waits behind.
+        in flight as they may have: the places left free by this bound are for who waits behind. And
+        the first that has more answers than there are places saves them up (`_Saving`).
         """
-        for running in self._admission.line.heads():
-            is_at_bound = self._admission.is_at_bound(running.request.slo, _num_answers(running))
-            if running.request_id not in self._claims and not is_at_bound:
+        admission, num_saved, is_saving = self._admission, 0, False
+        for running in admission.line.heads():
+            num_answers = _num_answers(running)
+            is_at_bound = admission.is_at_bound(running.request.slo, num_answers)
+            if running.request_id in self._claims or is_at_bound:
+                continue
+            if admission.fits(num_answers + num_saved):
+                self._saving.num_places += num_answers if is_saving else 0
                 return running
+            if not is_saving:
+                num_saved, is_saving = self._saving.of(running.request_id), True
         return None
 
 

@@ -47,6 +47,7 @@ class ScriptedAdmission(Admission[RunningRequest]):
         self.refusal: Overloaded | None = None
         self.kept: Slo | None = None  # instead of what was promised
         self.at_bound: set[str] = set()  # tenants
+        self.num_free = 1000
         self.asked: list[Slo] = []
         self.told: list[tuple[object, ...]] = []
 
@@ -68,11 +69,15 @@ class ScriptedAdmission(Admission[RunningRequest]):
         self.asked.append(slo)
         return Admit(self.kept or slo) if self.has_room else Wait()
 
+    def fits(self, num_answers: int) -> bool:
+        return num_answers <= self.num_free
+
     def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
         return slo.tenant in self.at_bound
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
         self.told.append(("dispatched", request_id, now_s))
+        self.num_free -= 1
 
     def first_token(self, request_id: str, now_s: float) -> None:
         self.told.append(("first token", request_id, now_s))
@@ -229,6 +234,26 @@ async def test_who_waits_for_its_own_tenant_alone_delays_no_other(nodes: Nodes) 
     nodes.finish("other")
     await settled()
     assert nodes.dispatched() == ["other", "flood"]
+
+
+async def test_a_call_of_many_answers_saves_places_up_and_stops_nobody(nodes: Nodes) -> None:
+    """Of four places, three come free one by one; it needs three, and others want one each."""
+    nodes.admission.has_room = False
+    many = [
+        GenerationRequest(
+            request_id=f"many {i}", prompt=Prompt([1] * 8), sampling=SamplingParams(), slo=BATCH
+        )
+        for i in range(3)
+    ]
+    nodes.flow.start_siblings(many)
+    for number in range(6):
+        nodes.start(f"one {number}", Slo(name="standard"))
+    nodes.admission.has_room = True
+    for num_free in (1, 1, 2, 2, 3):
+        nodes.admission.num_free = num_free
+        report(nodes.registry, nodes.decode, NodeRole.DECODE)
+        await settled()
+    assert nodes.dispatched() == ["one 0", "one 1", "many 0"]
 
 
 async def test_who_waits_is_hashed_once_however_often_it_is_placed(
