@@ -11,7 +11,7 @@ from typing import Final
 
 from pdserve.turns import Turns
 
-AT_ONCE: Final = 64  # prompts of one payer that run, or wait in the cluster
+AT_ONCE: Final = 16  # prompts of one payer that run, or wait in the cluster
 
 
 class PromptPlaces:

@@ -13,7 +13,7 @@ from coordinator.generation import Generation, Route
 from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
 
-_START: Final = PIECE // 4  # what it is to start a prompt, as long work counts
+_START: Final = PIECE  # what it is to start a prompt, as long work counts
 
 
 class PromptRun:
