@@ -253,8 +253,7 @@ class Node:
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs
-        engine = self._services.engine
-        engine.hold = partial(runner.grammars.hold, wake=engine.wake)
+        self._services.engine.hold = partial(runner.grammars.hold, wake=self._services.engine.wake)
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
