@@ -7,9 +7,10 @@ value is a grammar of its own, of the schema's property.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.text.grammars.outputs import Part, json_part, quoted, text_that_ends
 from coordinator.text.parts.tagged_call import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
@@ -21,6 +22,8 @@ _HEEDED = frozenset(
     ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
 )
 _REMARKS = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$comment"))
+_KEY = re.compile(r"[\w.-]{1,128}")
+T = TypeVar("T")
 _TEXT_END = f"\n{PARAMETER_END}"
 _OF_STRINGS = ("pattern", "format")
 
@@ -40,17 +43,18 @@ class ArgumentList:
         self._index = index
         self._param = param
         self._schema = schema or {}
-        listed = self._schema.get("properties") or {}
-        if not isinstance(listed, dict):
-            raise InvalidRequest(f"{param!r} has 'properties' that are no object", param)
+        listed = self._given("properties", dict, {})
         for keyword in self._schema.keys() - _HEEDED - _REMARKS:
             raise self._unsupported(keyword)
-        required = [str(key) for key in self._schema.get("required") or []]
+        required = [str(key) for key in self._given("required", list, [])]
         unlisted: dict[str, Any] = {key: {} for key in required if key not in listed}
         self._arguments = [
             _Argument(key, inner if isinstance(inner, dict) else {}, key in required)
             for key, inner in (listed | unlisted).items()
         ]
+        for key in listed | unlisted:
+            if not _KEY.fullmatch(key):
+                raise self._unsupported(f"properties.{key}"[:128])
         is_closed = schema is None or self._schema.get("additionalProperties") is False
         self._takes_any = not self._arguments and not is_closed
         self.parts: dict[str, Part] = {}
@@ -86,6 +90,12 @@ class ArgumentList:
         return [*rules, f'head_{at}_{end}: ""', f'tail_{at}_{end}: ""']
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _given(self, keyword: str, kind: type[T], default: T) -> T:
+        value = self._schema.get(keyword)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequest(f"{keyword!r} in {self._param!r} has the wrong type", self._param)
+        return value or default
 
     def _tag(self, index: int, argument: _Argument) -> str:
         begin = quoted(f"{PARAMETER}{argument.key}>\n")

@@ -15,13 +15,12 @@ from coordinator.text.parts.python_values import python_value
 Schema = Mapping[str, Any]
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}(\.0+)?")
-_MAX_DEPTH = 16  # of references and alternatives that are followed
 _WORDS = {"null": ("null", "none"), "boolean": ("true", "false")}
 
 
 def argument_schema(schema: Schema, name: str) -> Schema:
     """Return the schema of one argument; empty if nothing is said of it."""
-    for part in _alternatives(schema, schema, 0):
+    for part in _alternatives(schema, schema):
         listed = part.get("properties")
         if isinstance(listed, Mapping) and isinstance(listed.get(name), Mapping):
             found: Schema = listed[name]
@@ -38,7 +37,7 @@ def is_text(schema: Schema, root: Schema) -> bool:
 def kinds_of(schema: Schema, root: Schema) -> set[str]:
     """Return the JSON types that the schema names; none: it does not say."""
     kinds: set[str] = set()
-    for part in _alternatives(schema, root, 0):
+    for part in _alternatives(schema, root):
         kind = part.get("type")
         kinds |= {k for k in (kind if isinstance(kind, list) else [kind]) if isinstance(k, str)}
     return kinds
@@ -115,7 +114,7 @@ def _structure(text: str, kind: type) -> str | None:
 def constraints_of(schema: Schema, root: Schema) -> dict[str, list[Any]]:
     """Return keyword |-> its values, in the schema and what it refers to or is combined of."""
     found: dict[str, list[Any]] = {}
-    for part in _alternatives(schema, root, 0):
+    for part in _alternatives(schema, root):
         for keyword, value in part.items():
             found.setdefault(keyword, []).append(value)
     return found
@@ -124,7 +123,7 @@ def constraints_of(schema: Schema, root: Schema) -> dict[str, list[Any]]:
 def choices_of(schema: Schema, root: Schema) -> list[Any]:
     """Return the values that the schema lists; none: it lists none."""
     found: list[Any] = []
-    for part in _alternatives(schema, root, 0):
+    for part in _alternatives(schema, root):
         if isinstance(part.get("enum"), list):
             found += part["enum"]
         if "const" in part:
@@ -132,21 +131,20 @@ def choices_of(schema: Schema, root: Schema) -> list[Any]:
     return found
 
 
-def _alternatives(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    """Iterate over a schema and what it refers to or is combined of."""
-    yield schema
-    if depth == _MAX_DEPTH:
-        return
-    inner = [
-        one
-        for keyword in ("anyOf", "oneOf", "allOf")
-        if isinstance(schema.get(keyword), list)
-        for one in schema[keyword]
-    ]
-    inner.append(_referred(schema.get("$ref"), root))
-    for one in inner:
-        if isinstance(one, Mapping):
-            yield from _alternatives(one, root, depth + 1)
+def _alternatives(schema: Schema, root: Schema) -> Iterator[Schema]:
+    """Iterate over a schema and what it refers to or is combined of, each once."""
+    seen: set[int] = set()
+    left: list[Any] = [schema]
+    while left:
+        one = left.pop(0)
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(one.get(keyword), list):
+                left += one[keyword]
+        left.append(_referred(one.get("$ref"), root))
 
 
 def _referred(reference: Any, root: Schema) -> Any:

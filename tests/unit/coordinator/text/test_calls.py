@@ -283,3 +283,10 @@ def test_long_strings_are_passed_on_as_they_come() -> None:
         parser.push(begin)
         told = parser.push("word " * 100).calls[0].arguments
         assert told.count("word") > 90
+
+
+def test_a_schema_that_refers_to_itself_is_followed_once() -> None:
+    twice = {"anyOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}, {"type": "integer"}]}
+    schema = {"properties": {"n": {"$ref": "#/$defs/x"}}, "$defs": {"x": twice}}
+    text = "<function=alpha>\n<parameter=n>\n5\n</parameter>\n</function>"
+    assert calls_of(read("qwen3_coder", [text], {"alpha": schema})[0]) == [("alpha", {"n": 5})]
