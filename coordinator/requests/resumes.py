@@ -32,13 +32,14 @@ from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable, PdserveError, RequestQuarantined
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Slo
+from pdserve.protocol import NodeState, Slo
 
 log = logging.getLogger(__name__)
 
 MOST_ATTEMPTS: Final = 6  # without a token in between
 SUSPECT: Final = 2  # failures of nodes without a token in between
 _LATER_S: Final = 0.01  # timers are rounded
+_LOOK_S: Final = 1.0  # between two looks whether a node that is loading is still there
 BACK_OFF_S: Final = 0.25  # before the third attempt without a token; doubles with each further one
 MOST_PER_NODE: Final = 8  # interrupted requests that are sent to the nodes and have no token yet
 
@@ -160,7 +161,7 @@ class Resumes:
         return trouble
 
     def _wait(self, running: RunningRequest) -> None:
-        """Wait for a node, for `wait_s` at most.
+        """Wait for a node, for `wait_s` at most, and longer while one of its pool is loading.
 
         Time does not count in which it has been on one, or others have had their turn.
         """
@@ -223,18 +224,29 @@ class Resumes:
 
     def _end_overdue(self) -> None:
         """End what has waited for too long, and look again when the next one will have."""
-        begun_s = self._clock.now() - self._wait_s
+        begun_s, is_one_coming = self._clock.now() - self._wait_s, self._is_one_coming()
         for request_id, running in list(self._waiting.items()):
             is_left = request_id in self._waiting  # it may have ended with another answer
-            if is_left and self._troubles[request_id].waits_since_s <= begun_s:
+            is_overdue = is_left and self._troubles[request_id].waits_since_s <= begun_s
+            if is_overdue and not is_one_coming:
                 self._end(running)
         if self._next_end is not None:
             self._next_end.cancel()
             self._next_end = None
         if self._waiting:
             since_s = min(self._troubles[request_id].waits_since_s for request_id in self._waiting)
-            in_s = since_s - begun_s + _LATER_S
+            in_s = max(since_s - begun_s + _LATER_S, _LOOK_S if is_one_coming else 0.0)
             self._next_end = asyncio.get_running_loop().call_later(in_s, self.look)
+
+    def _is_one_coming(self) -> bool:
+        """Whether a node is loading for a pool that has none that is ready."""
+        ready = {member.role for member in self._registry if member.is_ready}
+        return any(
+            member.load.state is NodeState.LOADING
+            and not member.is_standby
+            and member.role not in ready
+            for member in self._registry
+        )
 
     def _end(self, running: RunningRequest) -> None:
         error = self._troubles[running.request_id].error

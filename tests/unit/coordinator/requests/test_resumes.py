@@ -519,3 +519,29 @@ async def test_a_node_that_attaches_anew_had_not_died() -> None:
     await settle()
     assert not nodes.flow._resumes._is_suspect("r")
     running.cancel("done")
+
+
+async def test_a_node_of_the_pool_that_is_loading_is_waited_for() -> None:
+    """As where a supervisor starts it again; only the request's own deadline ends the wait."""
+    nodes = Nodes()
+    nodes.join("p", PREFILL)
+    nodes.registry.remove(nodes.join("d", DECODE))
+    first = nodes.join("d", DECODE, life="1")
+    running = nodes.start()
+    nodes.registry.remove(first)
+    again = nodes.join("d", DECODE, life="2", state=NodeState.LOADING)
+    for _ in range(3):
+        nodes.clock.advance(RESUME_S)
+        nodes.flow._resumes.look()
+        await settle()
+        assert not running.has_ended
+    report(nodes.registry, again, DECODE)
+    assert [one.request_id for one in await legs(again)] == ["r~1"]
+    nodes.registry.remove(again)
+    nodes.join("p2", PREFILL, state=NodeState.LOADING)  # of the other pool, which has one
+    await settle()
+    nodes.clock.advance(RESUME_S)
+    nodes.flow._resumes.look()
+    await settle()
+    with pytest.raises(NodeLost):
+        await output(running)
