@@ -27,6 +27,7 @@ from coordinator.requests.journey import Journey
 from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LineKeeper
 from coordinator.requests.moves import Moves
+from coordinator.requests.once_per_cause import OncePerCause
 from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Router
@@ -103,6 +104,7 @@ class Flow:
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(registry, self._dispatcher, metrics, self._clock, resume_s)
         self._claims = Claims(registry)
+        self._troubles = OncePerCause(log, self._clock)
         self._moves = Moves(registry, self._dispatcher, metrics, self._clock)
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(
@@ -298,10 +300,11 @@ class Flow:
             return
         if (pair := running.dispatch.handed_off) is not None:
             self._router.health.failed(*pair, error)
-        log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
         if is_of_the_request(error):
+            log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
             running.end(error_of(failure))
         else:
+            self._troubles.note((sender.node_id, failure.code), f"{failure.request_id}: {error}")
             is_step = type(error) is PdserveError  # and no transfer, or lack of room
             self._resumes.interrupted(
                 running, error_of(failure), failure.code, failure.request_id if is_step else ""

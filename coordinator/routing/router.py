@@ -60,7 +60,7 @@ class Router:
         self._clock = clock or SystemClock()
         self.fleet = Fleet(registry)
         self.health = PairHealth(registry, self._clock)
-        self.pairs = Pairs(registry, self.fleet, self.health)
+        self.pairs = Pairs(registry, self.fleet, self.health, self._clock)
         self._books = Books(registry, self.fleet, self._clock)
         self._policy = make_policy(policy)
         self.flowing = Flowing(self.fleet, self._books, self._clock) if mode == "flowing" else None
@@ -193,6 +193,10 @@ class Router:
         return None if anywhere else NodeRole.DECODE
 
     def _pair(self, outlook: Outlook) -> Placement:
+        if not (outlook.ends_with_token_1 or self._has_pair(outlook)):
+            decodes = self.fleet.ready(NodeRole.DECODE, outlook.request.revision)
+            if len(decodes) and len(self.pairs.prefills_to_try()):  # but all of them fail now
+                return self._local(outlook, decodes)
         return self._handed_off(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
@@ -240,8 +244,7 @@ class Router:
         here = self._on_one_node(outlook, decodes, near)
         tokens = self._books.queues.tokens_with_others()
         slot = self._pick("prefill", outlook, prefills, outlook.ttft_s, tokens)
-        has_pair = len(self.fleet.serving(self.pairs.prefills(), revision)) > 0
-        if has_pair and not flowing.could_stay(outlook, slot):
+        if self._has_pair(outlook) and not flowing.could_stay(outlook, slot):
             return choose_start(outlook.request.slo, self._pair(outlook), here)
         times, idle_tpot_s = flowing.times(outlook, slot), outlook.alone_s(slot)
         there = self._placement(outlook, None, slot, times, idle_tpot_s * (times.tpot_s > 0))
@@ -306,13 +309,17 @@ class Router:
             return self.pairs.decodes(placement.prefill.slot)
         return self.fleet.ready(self._decode_role, placement.revision)
 
+    def _has_pair(self, outlook: Outlook) -> bool:
+        """Return whether handoffs work between two nodes of its revision, or one may try."""
+        return len(self.fleet.serving(self.pairs.prefills(), outlook.request.revision)) > 0
+
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""
         revision = outlook.request.revision
         if outlook.ends_with_token_1:
             return self._slots(NodeRole.PREFILL, revision)
         prefills = self.fleet.serving(self.pairs.prefills(), revision)
-        if len(prefills) == 0:  # even where all handoffs failed, they must be tried
+        if len(prefills) == 0:  # and none of a decode node that could serve it alone
             prefills = self.fleet.serving(self.pairs.prefills_to_try(), revision)
         if len(prefills) == 0:
             for role in NodeRole:

@@ -43,24 +43,36 @@ class Heard(NamedTuple):
 
 
 class Lifeline:
-    """Says whether a peer that has been silent for longer than `limit_s` is still waited for."""
+    """Says whether a peer that has been silent is still waited for."""
 
-    def __init__(self, limit_s: float, heard: Callable[[], Heard | None]) -> None:
-        """`heard` asks the kernel; None: it cannot tell."""
+    def __init__(
+        self, limit_s: float, heard: Callable[[], Heard | None], answers_s: float = 0.0
+    ) -> None:
+        """
+        Args:
+            limit_s: of its silence, if nothing else is known.
+            heard: asks the kernel; None: it cannot tell.
+            answers_s: in which a kernel has acknowledged what it is sent; 0: as `limit_s`.
+        """
         self._limit_s = limit_s
         self._heard = heard
+        self._answers_s = answers_s or limit_s
 
     def holds(self, silent_s: float) -> bool:
         """Whether the peer is late rather than gone."""
         heard = self._heard()
-        if heard is None or min(heard) > self._limit_s:
+        if heard is None:
+            return silent_s < self._limit_s
+        if min(heard) > self._answers_s:
             return False
         factor = BUSY if heard.data_s <= self._limit_s else STOPPED
         return silent_s < factor * self._limit_s
 
 
 @contextmanager
-def lifeline(limit_s: float, peers: Collection[Endpoint]) -> Iterator[Lifeline]:
+def lifeline(
+    limit_s: float, peers: Collection[Endpoint], answers_s: float = 0.0
+) -> Iterator[Lifeline]:
     """The lifeline to a process that this one is connected to, at one of these addresses."""
     with ExitStack() as stack:
         connections = [stack.enter_context(found) for found in _connections(peers)]
@@ -74,7 +86,7 @@ def lifeline(limit_s: float, peers: Collection[Endpoint]) -> Iterator[Lifeline]:
             known = [one for one in times if one is not None]
             return max(known, key=min) if len(known) == len(times) > 0 else None
 
-        yield Lifeline(limit_s, heard)
+        yield Lifeline(limit_s, heard, answers_s)
 
 
 def caller(grpc_peer: str) -> list[Endpoint]:

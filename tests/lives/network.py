@@ -124,7 +124,9 @@ class Network:
         return [self._listening[address].process] if address in self._listening else []
 
     @contextmanager
-    def lifeline(self, limit_s: float, peers: Sequence[Process]) -> Iterator[Lifeline]:
+    def lifeline(
+        self, limit_s: float, peers: Sequence[Process], answers_s: float = 0.0
+    ) -> Iterator[Lifeline]:
         """As `pdserve.wire.lifeline.lifeline`: the kernels know at once what is cut, or stopped."""
         here = PROCESS.get()
         assert here is not None
@@ -135,7 +137,7 @@ class Network:
                 return Heard(inf if is_cut or peer.is_stopped else 0.0, inf if is_cut else 0.0)
             return None
 
-        yield Lifeline(limit_s, heard)
+        yield Lifeline(limit_s, heard, answers_s)
 
     # ---- what goes wrong -----------------------------------------------------------------------
 

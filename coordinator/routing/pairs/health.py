@@ -2,8 +2,9 @@
 
 A node that its peers cannot reach (a wrong host, a firewall, no descriptors left) fails its
 requests fast. So it looks idle, and would be sent everything. Each failure to open a session or to
-pull counts against the pair, and twice as long a time passes before it is tried again. A node that
-has failed with two peers, and worked with none since, is avoided with all of them.
+pull counts against the pair, and twice as long a time passes before it is tried again: by one
+request, whose outcome all others wait for elsewhere. A node that has failed with two peers, and
+worked with none since, is avoided with all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 FIRST_S = 1.0  # how long a pair is avoided after its first failure; doubles with each further one
 LONGEST_S = 60.0
+# How long a request that tries a pair is waited for, unless it fails: longer than it takes to find
+# that a session cannot be opened, or has fallen silent. It may have ended without a word.
+PROBE_S = 15.0
 
 # Errors of a leg that show that one node cannot pull from the other.
 _ABOUT_REACH = (
@@ -109,7 +113,7 @@ class PairHealth:
         now_s = self._clock.now()
         if failures is not None and failures.next_try_s <= now_s:
             failures.is_tried = True
-            failures.next_try_s = now_s + _pause_s(failures.count)
+            failures.next_try_s = now_s + PROBE_S
 
     def worked(self, prefill: Member, decode: Member) -> None:
         """Note that a request was handed off."""

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
+from typing import Final
 
 from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Ints
 from coordinator.routing.pairs.health import NOTHING, Avoided, PairHealth
+from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole
 
 log = logging.getLogger(__name__)
 
+ALONE_S: Final = 5.0  # for which a node has no partner before that is worth a warning
+
 
 class Pairs:
     """Ready nodes of the two pools that share a transport. Made after the fleet."""
 
-    def __init__(self, registry: Registry, fleet: Fleet, health: PairHealth) -> None:
+    def __init__(self, registry: Registry, fleet: Fleet, health: PairHealth, clock: Clock) -> None:
         self._fleet = fleet
         self._health = health
         self._ready = fleet.ready(None)  # the nodes that the following is about
@@ -31,7 +36,8 @@ class Pairs:
         self._prefills: Ints | None = None
         self._decodes: dict[int, Ints] = {}  # by slot
         self._partners: dict[tuple[frozenset[KvReach], NodeRole], Ints] = {}
-        self._looked_at: dict[Member, NodeRole] = {}  # ready nodes, and the roles they had
+        self._clock = clock
+        self._alone: dict[Member, tuple[NodeRole, float]] = {}  # in this pool; when to say so
         registry.on_changed(self._changed)
         registry.on_lost(self._lost)
 
@@ -116,16 +122,25 @@ class Pairs:
         return " and ".join(names) or "none"
 
     def _changed(self, member: Member) -> None:
-        """Log once that a node that has become ready cannot take part in any handoff."""
-        if member.is_ready and self._looked_at.get(member) is not member.role:
-            self._looked_at[member] = member.role
-            if self.is_alone(member):
-                log.warning(
-                    "%s shares no KV transport with any %s node: it has %s",
-                    member.node_id,
-                    member.role.other.name.lower(),
-                    " and ".join(reach.name for reach in member.hello.transports) or "none",
-                )
+        """Log once that a node cannot take part in any handoff, if it stays so for a while.
+
+        Nodes that start together are ready one after the other.
+        """
+        if not member.is_ready or not self.is_alone(member):
+            self._alone.pop(member, None)
+            return
+        now_s = self._clock.now()
+        role, due_s = self._alone.setdefault(member, (member.role, now_s + ALONE_S))
+        if role is not member.role:
+            self._alone[member] = member.role, now_s + ALONE_S
+        elif due_s <= now_s:
+            self._alone[member] = role, inf
+            log.warning(
+                "%s shares no KV transport with any %s node: it has %s",
+                member.node_id,
+                member.role.other.name.lower(),
+                " and ".join(reach.name for reach in member.hello.transports) or "none",
+            )
 
     def _lost(self, member: Member) -> None:
-        self._looked_at.pop(member, None)
+        self._alone.pop(member, None)

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import grpc.aio
 import msgspec
@@ -47,6 +47,8 @@ from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 
 log = logging.getLogger(__name__)
+
+PINGS: Final = 2.0  # intervals of pings without any acknowledgement, after which a way is cut
 
 Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
 Receive: TypeAlias = Callable[[msgspec.Struct], None]
@@ -282,13 +284,15 @@ class Sessions:
     ) -> NoReturn:
         """As `_hear`, but an exporter that does not answer pings counts as lost.
 
-        What waits for it would wait until gRPC notices, and a stream with it.
+        What waits for it would wait until gRPC notices, and a stream with it. Where not even its
+        kernel answers, two pings are enough: others are sent to other pairs then.
         """
         liveness_s = self._timeouts.liveness_s
+        answers_s = min(liveness_s, PINGS * self._timeouts.heartbeat_s)
         exporter = await called(peer.session_address)
         try:
-            with lifeline(liveness_s, exporter) as line:
-                waiting = patience(liveness_s, waits_on=line.holds)
+            with lifeline(liveness_s, exporter, answers_s) as line:
+                waiting = patience(answers_s, waits_on=line.holds)
                 async with running(self._ping(outbox)), waiting as silence:
                     await self._hear(stream, receive, silence.heard)
         except TimeoutError as error:

@@ -41,7 +41,14 @@ def test_who_answers_is_late_and_who_does_not_is_gone() -> None:
     assert waited_s(Heard(RECENT_S, LONG_AGO_S)) == BUSY, "data may come without an acknowledgement"
     assert waited_s(Heard(LONG_AGO_S, RECENT_S)) == STOPPED
     assert waited_s(Heard(LONG_AGO_S, LONG_AGO_S)) == 0
-    assert waited_s(None) == 0, "the kernel cannot tell"
+    assert waited_s(None) == 1, "the kernel cannot tell"
+
+
+def test_a_kernel_may_have_less_time_to_answer_than_its_process() -> None:
+    line = Lifeline(LIMIT_S, lambda: Heard(LONG_AGO_S, RECENT_S), answers_s=0.9 * RECENT_S)
+    assert not line.holds(RECENT_S)
+    line = Lifeline(LIMIT_S, lambda: None, answers_s=0.9 * RECENT_S)
+    assert line.holds(RECENT_S), "it cannot tell"
 
 
 def test_a_connection_is_found_by_its_peer_and_left_as_it_was(

@@ -253,7 +253,7 @@ async def test_a_sibling_that_waits_by_itself_is_not_sent_with_the_others(nodes:
         ]
     )
     sent(prefill), sent(decode)
-    fail(nodes, decode, "s", PeerLost.code)
+    fail(nodes, decode, "s", StaleTicket.code)
     nodes.say(prefill, token(0))  # with which siblings begin that have not begun
     assert [leg.request_id for leg in await legs(prefill)] == ["s~1"]
     assert [leg.request_id for leg in await legs(decode)] == ["s~1"]

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from coordinator.nodes.registry import Member
-from coordinator.routing.pairs.health import FIRST_S, LONGEST_S
+from coordinator.routing.pairs.health import FIRST_S, LONGEST_S, PROBE_S
 from coordinator.status import describe_nodes
 from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
 from pdserve.protocol.status import FailingPeer
@@ -58,7 +58,10 @@ def test_while_it_is_tried_nobody_else_goes_there() -> None:
     nodes.clock.advance(FIRST_S)
     chosen = [names(nodes.send().placement)[0] for _ in range(10)]
     assert chosen.count("p0") == 1
-    nodes.clock.advance(FIRST_S)  # whoever tried it has not been heard of: another one does
+    for _ in range(10):  # its outcome takes longer than the pause
+        nodes.clock.advance(0.09 * PROBE_S)
+        assert names(nodes.send().placement)[0] != "p0"
+    nodes.clock.advance(0.2 * PROBE_S)  # whoever tried it has not been heard of: another one does
     assert [names(nodes.send().placement)[0] for _ in range(10)].count("p0") == 1
 
 
@@ -106,13 +109,36 @@ def test_a_decode_node_that_reaches_nobody_is_avoided() -> None:
     assert len(failed) <= 2
 
 
-def test_where_all_pairs_fail_they_are_tried_all_the_same() -> None:
-    nodes = Nodes(p=1, d=1)
-    p0, d0 = nodes.prefill[0], nodes.decode[0]
-    for _ in range(3):
-        nodes.router.health.failed(p0, d0, LOST)
+@pytest.mark.parametrize(("p", "d"), [(1, 1), (2, 2), (3, 1)])
+def test_where_all_pairs_fail_decode_nodes_serve_alone_but_for_one_probe_of_each(
+    p: int, d: int
+) -> None:
+    """All links between the pools are cut for a minute, with four requests a second."""
+    nodes = Nodes(p=p, d=d)
+    pairs = list(itertools.product(nodes.prefill, nodes.decode))
+    for pair in pairs:
+        nodes.router.health.failed(*pair, LOST)
+    under_way: list[tuple[float, Member, Member]] = []
+    num_probes = 0
+    for _ in range(240):
+        nodes.clock.advance(0.25)
+        now_s = nodes.clock.now()
+        for probe in [probe for probe in under_way if probe[0] <= now_s]:
+            under_way.remove(probe)
+            nodes.router.health.failed(*probe[1:], LOST)
         assert nodes.router.can_route()
-        assert names(nodes.send().placement) == ("p0", "d0")
+        placement = nodes.send().placement
+        assert placement.decode is not None
+        if placement.prefill is not None:
+            probed = (placement.prefill, placement.decode)
+            assert probed not in [probe[1:] for probe in under_way], "one at a time"
+            under_way.append((now_s + 3.0, *probed))  # as long as a session takes to fail
+            num_probes += 1
+    assert len(pairs) <= num_probes <= 5 * len(pairs), "after pauses of 1, 2, 4, 8, 16 s"
+    for _, prefill, decode in under_way:
+        nodes.router.health.worked(prefill, decode)
+    nodes.clock.advance(LONGEST_S)
+    assert names(nodes.send().placement)[0] is not None
 
 
 def test_in_adaptive_mode_one_node_serves_what_no_pair_can() -> None:

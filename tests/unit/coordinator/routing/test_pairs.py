@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from coordinator.nodes.registry import Member
+from coordinator.routing.pairs.reach import ALONE_S
 from coordinator.status import describe_nodes
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, NodeState, TransportReach
@@ -141,17 +142,28 @@ def test_a_prefix_is_not_fetched_from_where_it_cannot_be() -> None:
 def test_a_node_that_can_hand_nothing_off_is_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """And not while the others of its pool are being started."""
     nodes = mixed()
-    nodes.join("p4", PREFILL, transports=[NCCL])
+    early = nodes.join("p4", PREFILL, transports=[TransportReach(name="ucx")])
     for _ in range(2):
-        nodes.report(member(nodes, "p4"))
+        for each in nodes.registry:
+            nodes.report(each)
+    assert "shares no" not in caplog.text
+    nodes.join("d4", DECODE, transports=[TransportReach(name="ucx")])
+    for _ in range(2):
+        nodes.clock.advance(ALONE_S)
+        for each in nodes.registry:
+            nodes.report(each)
+    assert nodes.router.pairs.is_alone(member(nodes, "p2"))
+    assert not nodes.router.pairs.is_alone(early)
     told = [record.message for record in caplog.records if "shares no" in record.message]
     assert told == [
+        "p2 shares no KV transport with any decode node: it has nccl",
+        "p3 shares no KV transport with any decode node: it has none",
         "d2 shares no KV transport with any prefill node: it has shm",
-        "p4 shares no KV transport with any decode node: it has nccl",
     ]
     described = describe_nodes(nodes.registry, nodes.router)
-    assert [node.node_id for node in described if node.is_alone] == ["d2", "p2", "p3", "p4"]
+    assert [node.node_id for node in described if node.is_alone] == ["d2", "p2", "p3"]
     assert next(n.transports for n in described if n.node_id == "p1") == ["shm", "tcp"]
 
 
