@@ -25,6 +25,7 @@ _NUMBERS = {
     "hold": "hold",
     "priority": "priority",
     "weight": "weight",
+    "wait": "wait_s",
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTING = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)", re.ASCII)
@@ -40,6 +41,7 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True):
     hold: Annotated[float, Meta(ge=0, le=1)] = 0.9
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0  # higher goes first, and preempts lower
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # share among classes of equal priority
+    wait_s: Seconds = 5.0  # in which a pool that a new request finds empty may have a node again
 
     @property
     def hold_s(self) -> float:

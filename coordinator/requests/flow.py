@@ -7,6 +7,7 @@ decides whether both legs are sent at once (`dispatcher`), the request waits in 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -177,7 +178,7 @@ class Flow:
         Raises:
             SloUnreachable: the request is predicted to miss the promise of its class.
             Overloaded: too many requests are in flight or waiting.
-            NoNodeAvailable: a pool is empty, and requests do not wait for nodes.
+            NoNodeAvailable: a pool is empty, and the request does not wait for nodes.
             ContextLengthExceeded: the request cannot fit.
             RequestQuarantined: nodes have died of its prompt lately.
         """
@@ -191,11 +192,13 @@ class Flow:
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
         decision: Decision
+        no_node: NoNodeAvailable | None = None
         try:
             placement = self._dispatcher.place(request, hashes)
-        except NoNodeAvailable:
-            if not self._waits_for_nodes:
+        except NoNodeAvailable as error:
+            if not (self._waits_for_nodes or request.wait_s):
                 raise
+            no_node = error
             decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
         else:
             decision = self._admission.decide(
@@ -213,6 +216,9 @@ class Flow:
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
+        if no_node is not None and not self._waits_for_nodes:
+            loop = asyncio.get_running_loop()
+            loop.call_later(request.wait_s, self._end_without_node, running, no_node)
         if isinstance(decision, Wait):
             slo = self._admission.wait(running.request_id, running, request.slo, now_s)
         elif request.is_claimable:
@@ -225,6 +231,11 @@ class Flow:
             self._claims.ask(answers, partial(self._begin, answers, slo))
         self._on_load(len(self._running), len(self._admission.line))
         return answers
+
+    def _end_without_node(self, running: RunningRequest, error: NoNodeAvailable) -> None:
+        """End a request that has waited in line for a node, if there is none yet."""
+        if running.request_id in self._admission.line and not self._router.can_route():
+            running.end(error)
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, when it is its turn, and what is to go on, now."""

@@ -328,8 +328,8 @@ class RoutingConfig(ConfigStruct, frozen=True):
         list[str],
         Meta(
             min_length=1,
-            description="service classes: 'NAME ttft=2 tpot=0.1 hold=0.9 priority=2 weight=1'; "
-            "auto: promises from what the nodes have measured",
+            description="service classes: 'NAME ttft=2 tpot=0.1 hold=0.9 priority=2 weight=1 "
+            "wait=5'; auto: promises from what the nodes have measured",
         ),
     ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
     default_class: Annotated[str, Meta(description="class of requests that name none")] = (

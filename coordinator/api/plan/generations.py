@@ -78,6 +78,7 @@ def generations(
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
+        wait_s=terms.wait_s,
         conversation=conversation,
         is_claimable=terms.keyed is not None and sampling.prompt_logprobs is None,
         span=terms.span,

@@ -46,6 +46,7 @@ class ServiceTerms:
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
     keyed: KeyedCall | None = None
     span: CallSpan | None = None  # None: the call is not recorded
+    wait_s: float = 0.0  # for which it waits if a pool has no node for it
 
     @property
     def asker(self) -> Asker:
@@ -102,7 +103,14 @@ def service_terms(
     timeout_s = _timeout_s(headers) or context.config.deadline_s
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
     return ServiceTerms(
-        trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt, trace.keyed, trace.span
+        trace.slo,
+        trace.received_s,
+        timeout_s,
+        trace.payer,
+        cache_salt,
+        trace.keyed,
+        trace.span,
+        cls.wait_s,
     )
 
 

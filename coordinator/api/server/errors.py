@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -100,12 +101,17 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
     return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))
 
 
+NO_NODE_S: Final = 5.0  # until a pool without a node may have one again: a process has to start
+
+
 def _retry_headers(error: errors.PdserveError, default_s: int) -> dict[str, str]:
     """Return the predicted wait in whole seconds, rounded up, or `default_s` if none is known.
 
     If no retry can succeed, OpenAI's clients are told so.
     """
     predicted_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
+    if isinstance(error, errors.NoNodeAvailable):
+        predicted_s = NO_NODE_S
     if predicted_s == math.inf:
         return {"x-should-retry": "false"}
     return {"Retry-After": str(math.ceil(predicted_s) if predicted_s > 0 else default_s)}

@@ -49,6 +49,7 @@ from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode, RouterName
 from tests.hellos import node_hello
 from tests.unit.coordinator.members import RecordingOutbox, made_flow, output
+from tests.waits import until
 
 
 class Nodes:
@@ -373,3 +374,23 @@ async def test_a_silent_node_is_asked_for_nothing_if_there_is_another() -> None:
     nodes.registry.heard(late)
     assert nodes.start("at once").route.decode_node == "late"
     assert last.route.decode_node in ("late", "other")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_new_request_waits_for_a_node_as_long_as_its_class_says(
+    *, comes_back: bool
+) -> None:
+    nodes = Nodes()
+    nodes.join("p", NodeRole.PREFILL)
+    with pytest.raises(NoNodeAvailable):
+        nodes.start("not at all")
+    running = nodes.start("r", wait_s=0.05 if not comes_back else 60.0)
+    assert running.dispatch is None
+    if comes_back:
+        nodes.join("d", NodeRole.DECODE)
+        await until(lambda: running.dispatch is not None)
+        running.cancel("done")
+    else:
+        with pytest.raises(NoNodeAvailable, match="decode node"):
+            await output(running)
+    assert nodes.flow.num_inflight == 0
