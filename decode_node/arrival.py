@@ -43,7 +43,7 @@ class Arrival:
         self._request_id = request_id
         self._session = session
         self._pool = pool
-        self._num_complete = room.num_reused * pool.block_size  # tokens here, in all layers
+        self._num_complete = pool.tokens_in(room.num_reused)  # tokens here, in all layers
         self._num_valid = room.num_reused  # blocks
         self._announced = Progress(session.link.welcome.layout.num_layers)
         self._states = BlockStates(PULLER, request_id)
@@ -73,7 +73,7 @@ class Arrival:
                 "may come"
             )
         self.num_tokens = num_tokens
-        num_blocks = -(-num_tokens // self._pool.block_size)
+        num_blocks = self._pool.blocks_for(num_tokens)
         if self._num_complete == num_tokens and self._num_valid < num_blocks:
             last = self.block_table[self._num_valid : num_blocks]  # no more of it has to be read
             self._states.move(last, PullerMove.PULL)
@@ -91,10 +91,11 @@ class Arrival:
             PdserveError: the pull failed; as Puller.pull.
         """
         part = self._next_part(ticket)
-        block_size = self._pool.block_size
-        self._grow(-(-part.end_token // block_size))
+        end_block = self._pool.blocks_for(part.end_token)
+        self._grow(end_block)
         first = max(part.first_token, self._num_complete)
-        blocks = self.block_table[first // block_size : -(-part.end_token // block_size)]
+        first_block = self._pool.full_blocks(first)
+        blocks = self.block_table[first_block:end_block]
         if first >= part.end_token:
             blocks = []
         self._states.move(blocks, PullerMove.PULL)
@@ -110,12 +111,12 @@ class Arrival:
             raise
         ended_s = clock.now()
         self.copies.append((ended_s - result.read_s, ended_s))
-        self._arrived(blocks, first // block_size)
+        self._arrived(blocks, first_block)
         return result
 
     def adopt(self) -> None:
         """Hand the blocks to the engine; the KV of every token must be here."""
-        assert self._num_valid == -(-self.num_tokens // self._pool.block_size)
+        assert self._num_valid == self._pool.blocks_for(self.num_tokens)
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
         self._states.check_ended()
@@ -146,9 +147,9 @@ class Arrival:
     def _arrived(self, blocks: list[int], first_block: int) -> None:
         """Mark pulled blocks as valid where they are complete, otherwise as partly valid."""
         self._num_complete = max(self._num_complete, self._announced.num_tokens)
-        num_valid = self._num_complete // self._pool.block_size
+        num_valid = self._pool.full_blocks(self._num_complete)
         if self._num_complete == self.num_tokens:  # nothing more comes for the last block
-            num_valid = -(-self.num_tokens // self._pool.block_size)
+            num_valid = self._pool.blocks_for(self.num_tokens)
         num_new = max(0, num_valid - first_block)
         self._states.move(blocks[:num_new], PullerMove.VALIDATE)
         self._states.move(blocks[num_new:], PullerMove.VALIDATE_PART)

@@ -167,7 +167,7 @@ class Puller:
     ) -> PullResult:
         """Pull the ticket's tokens from `from_token` on into the blocks of `block_table`.
 
-        Block `block_table[i]` holds the request's tokens from i * block_size on: the table begins
+        The blocks of `block_table` hold the request's tokens one after the other: the table begins
         at token 0, whatever the ticket covers. `heads` are the KV heads to pull from this exporter,
         if several have them (`choose_shards`); None: all that both sides have. After an error the
         content of these tokens' slots is undefined. Once this has returned or raised, also by

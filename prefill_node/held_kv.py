@@ -10,6 +10,7 @@ from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
 from kv_transfer.progress import KvPart, Progress
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
+from pdserve.kv import need
 
 
 class PinnedBlocks:
@@ -46,7 +47,7 @@ class HeldKv:
         self.num_layers = exporter.layout.num_layers
         self._exporter = exporter
         self._layout = exporter.layout
-        self._max_tokens = exporter.max_ticket_blocks * exporter.layout.block_size
+        self._max_tokens = exporter.layout.tokens_in(exporter.max_ticket_blocks)
         self._pinned = pinned
         self._progress = Progress(self.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
@@ -60,7 +61,7 @@ class HeldKv:
         """
         end_token = request.handed_off_at
         if end_token is None or num_computed < end_token:
-            end_token = num_computed - num_computed % self._layout.block_size
+            end_token = need.full_tokens(num_computed, self._layout.block_size)
         return self._in_tickets(self._progress.until(end_token, num_layers))
 
     def announce(self, request: Request, part: KvPart) -> None:
@@ -122,5 +123,5 @@ class HeldKv:
         ]
 
     def _blocks_of(self, part: KvPart) -> list[int]:
-        first_block = part.first_token // self._layout.block_size
+        first_block = self._layout.full_blocks(part.first_token)
         return self.block_ids[first_block : self._layout.blocks_for(part.end_token)]

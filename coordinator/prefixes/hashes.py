@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from pdserve.kv import need
 from pdserve.protocol import Prompt
 
 _EMPTY = Prompt([])
@@ -14,7 +15,7 @@ class HashChain:
     """The hashes of a prompt's full blocks of one size, computed lazily."""
 
     def __init__(self, prompt: Prompt, block_size: int) -> None:
-        self.num_blocks = prompt.num_tokens // block_size
+        self.num_blocks = need.full_blocks(prompt.num_tokens, block_size)
         self._known: list[bytes] = []
         self._more: Iterator[bytes] = prompt.iter_hashes(block_size)
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from pdserve.kv import need
 from pdserve.protocol import Prompt
 
 NUM_BLOCKS = 64  # examined at the beginning of each prompt
@@ -109,7 +110,7 @@ class PrefixStability:
         if self._window.num_prompts >= WINDOW_PROMPTS:
             self._former, self._window = self._window, _Window()
         beginning = _Beginning(prompt, block_size)
-        found = self._find_break(beginning, num_cached // block_size)
+        found = self._find_break(beginning, need.full_blocks(num_cached, block_size))
         self._seen.update(beginning.hashes)
         self._window.num_prompts += 1
         self._window.num_tokens += prompt.num_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.prefixes.stability import PrefixStability
 from pdserve.clock import Clock
+from pdserve.kv import need
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prompt
 from pdserve.protocol.status import PrefixStatus
@@ -26,7 +27,7 @@ class PrefixWatch:
         self._num_cached += num_cached
         metrics.cached_tokens.inc(num_cached)
         # The last token is always computed, and with it the whole of its block.
-        if num_cached < (num_tokens - 1) // block_size * block_size:
+        if num_cached < need.full_tokens(num_tokens - 1, block_size):
             metrics.prefix_break.observe(num_cached)
         change = self._stability.observe(prompt, block_size, num_cached, self._clock.now())
         if change is not None:

@@ -148,9 +148,9 @@ class Fleet(SlotArrays):
 
     def _describe(self, slot: int, member: Member, perf: PerfReport) -> None:
         layout = member.hello.layout
-        token_bytes = layout.block_bytes / layout.block_size
+        token_bytes = layout.token_bytes
         self.block_size[slot] = layout.block_size
-        self.kv_tokens[slot] = member.hello.num_blocks * layout.block_size
+        self.kv_tokens[slot] = layout.tokens_in(member.hello.num_blocks)
         pulls = [t for t in perf.transfers if t.transport != TIER] or [PULL_GUESS]
         pull = max(pulls, key=lambda costs: costs.bytes_per_s)
         tier = next((t for t in perf.transfers if t.transport == TIER), pull)

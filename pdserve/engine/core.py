@@ -256,9 +256,9 @@ class EngineCore:
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
         """Publish newly full blocks to the prefix cache, those with output tokens included."""
-        block_size = self.pool.block_size
-        full_before = computed_before // block_size
-        full = request.num_computed_tokens // block_size
-        request.extend_hashes(full * block_size, block_size)
+        pool = self.pool
+        full_before = pool.full_blocks(computed_before)
+        full = pool.full_blocks(request.num_computed_tokens)
+        request.extend_hashes(pool.tokens_in(full), pool.block_size)
         for index in range(full_before, full):
-            self.pool.publish(request.block_table[index], request.block_hashes[index])
+            pool.publish(request.block_table[index], request.block_hashes[index])

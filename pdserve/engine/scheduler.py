@@ -143,7 +143,7 @@ class Queues:
         """
         pool = self.pool
         request.extend_hashes(request.num_tokens, pool.block_size)
-        reusable = request.block_hashes[: request.num_reusable_tokens // pool.block_size]
+        reusable = request.block_hashes[: pool.full_blocks(request.num_reusable_tokens)]
         num_left = self._num_left(request.num_tokens, reusable, request)
         if (self.running or not is_alone) and 0 <= num_left < num_kept_free:
             self.held_back.start()
@@ -156,7 +156,7 @@ class Queues:
         blocks = self.reserve(request.num_tokens, reusable, request)
         assert blocks is not None, "there was room a moment ago"
         request.block_table, num_reused = blocks
-        request.num_computed_tokens = num_reused * pool.block_size
+        request.num_computed_tokens = pool.tokens_in(num_reused)
         if not request.output_token_ids:
             request.num_cached_tokens = request.num_computed_tokens
         if request.num_preemptions:
@@ -181,7 +181,7 @@ class Queues:
             return None
         pool = self.pool
         taken = pool.take_prefix(hashes)
-        return taken + pool.allocate(-(-num_tokens // pool.block_size) - len(taken)), len(taken)
+        return taken + pool.allocate(pool.blocks_for(num_tokens) - len(taken)), len(taken)
 
     def is_closed_to(self, newcomer: Request) -> bool:
         """Whether the newcomer must wait because of a recent preemption."""
@@ -196,7 +196,7 @@ class Queues:
         num_tokens = newcomer.num_tokens + is_claim  # token 1 comes along
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
         num_reusable = newcomer.num_reusable_tokens + is_claim
-        hashes = newcomer.block_hashes[: num_reusable // self.pool.block_size]
+        hashes = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]
         gained = self.pool.num_sole([b for request in preempted for b in request.block_table])
         return max(0, -self._num_left(num_tokens, hashes, newcomer, preempted) - gained)
 
@@ -286,7 +286,7 @@ class Queues:
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
-        num_new = -(-num_tokens // pool.block_size) - len(matched)
+        num_new = pool.blocks_for(num_tokens) - len(matched)
         if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it does not decode here, so it needs no headroom
         streams = [stream for stream in self.streams if stream not in preempted]

@@ -111,7 +111,7 @@ class Handoff:
         self._has_room = True
         now_s = self._events.now_s
         self.request.lifecycle.room_wait = (now_s, now_s)
-        self._num_pulled = min(num_reused * self._target.pool.block_size, self._num_announced)
+        self._num_pulled = min(self._target.pool.tokens_in(num_reused), self._num_announced)
         self._pull()
         self._settle()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pdserve.kv import need
 from pdserve.measured.calibration import Calibration, Overheads, Region
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
@@ -37,7 +38,7 @@ class Machine:
         shape, limits = calibration.shape, calibration.limits
         return cls(
             costs=calibration.believed or calibration.mixed,
-            num_kv_tokens=limits.num_blocks * shape.block_size,
+            num_kv_tokens=shape.layout.tokens_in(limits.num_blocks),
             kv_token_bytes=shape.layout.token_bytes,
             transfer=calibration.pull,
             token_budget=limits.token_budget,
@@ -54,7 +55,7 @@ class Machine:
     @property
     def num_blocks(self) -> int:
         """Blocks of a node's pool."""
-        return self.num_kv_tokens // self.block_size
+        return need.full_blocks(self.num_kv_tokens, self.block_size)
 
     @property
     def engine(self) -> EngineConfig:

@@ -12,6 +12,7 @@ from typing import cast, overload
 
 from coordinator.prefixes.hashes import HashChain, PromptHashes
 from pdserve.engine.request import Request
+from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import Prompt, SamplingParams
 from pdserve.protocol.prompt import HASH_BYTES
@@ -69,7 +70,7 @@ class KnownPrompt(Sequence[int]):
         if self._hashes[0] != block_size:
             ends = range(block_size - 1, self._num_tokens, block_size)
             own = _OWN + self.number << 32
-            num_known = len(self._blocks) * self._block_tokens // block_size  # with ids
+            num_known = need.full_blocks(len(self._blocks) * self._block_tokens, block_size)
             numbers = [self._id_at(end) << 32 | end for end in ends[:num_known]]
             numbers += [own | end for end in ends[num_known:]]
             self._hashes = block_size, [number.to_bytes(HASH_BYTES) for number in numbers]
@@ -92,7 +93,7 @@ class KnownRequest(Request):
 
     def extend_hashes(self, num_tokens: int, block_size: int) -> None:
         """As Request.extend_hashes."""
-        hashes, num_blocks = self.block_hashes, num_tokens // block_size
+        hashes, num_blocks = self.block_hashes, need.full_blocks(num_tokens, block_size)
         if num_blocks > len(hashes):
             hashes.extend(self.known.hashes(block_size)[len(hashes) : num_blocks])
             output_hash = self.known.output_hash

@@ -106,8 +106,8 @@ BUGS = {
     "blocks are cached before they are full": Bug(
         EngineCore,
         "_publish_full_blocks",
-        "full = request.num_computed_tokens // block_size",
-        "full = -(-request.num_computed_tokens // block_size)",
+        "full = pool.full_blocks(request",
+        "full = pool.blocks_for(request",
         40,
     ),
     "freed blocks keep their generation": Bug(

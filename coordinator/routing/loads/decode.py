@@ -75,7 +75,7 @@ class DecodeLoad(SlotArrays):
         requests = load.running_requests + load.waiting_requests
         if member.role is NodeRole.PREFILL:
             requests = 0  # mostly prompts; what it decodes for others is not in its report
-        context = used_blocks * hello.layout.block_size
+        context = hello.layout.tokens_in(used_blocks)
         self.others[slot] = max(requests - int(self._active[slot]), 0)
         # Blocks count as others' only if others have requests there.
         is_others = self.others[slot] > 0

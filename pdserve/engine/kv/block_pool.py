@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from pdserve.errors import OutOfBlocks
+from pdserve.kv import need
 
 
 def _ignore(_: Sequence[int]) -> None:
@@ -74,6 +75,18 @@ class BlockPool:
         self._tell_used: Callable[[int], None] = _nobody_asks
         self._observers: list[CacheObserver] = []
         self.cache_version = 0  # incremented whenever the prefix cache changes
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """See `need.blocks_for`."""
+        return need.blocks_for(num_tokens, self.block_size)
+
+    def full_blocks(self, num_tokens: int) -> int:
+        """See `need.full_blocks`."""
+        return need.full_blocks(num_tokens, self.block_size)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """See `need.tokens_in`."""
+        return need.tokens_in(num_blocks, self.block_size)
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever blocks have become free."""

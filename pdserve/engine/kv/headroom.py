@@ -17,6 +17,7 @@ from typing import Final
 
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
+from pdserve.kv import need
 from pdserve.output_lengths import OutputLengths
 from pdserve.settings.config import Headroom, PolicyConfig
 
@@ -41,7 +42,10 @@ def greedy(streams: Sequence[Request], remaining: Remaining, block_size: int) ->
 def reserve_static(streams: Sequence[Request], remaining: Remaining, block_size: int) -> int:
     """Return the blocks that the streams need if all of them reach `max_tokens`."""
     return sum(
-        max(0, _blocks(s.num_tokens + max_remaining(s), block_size) - _num_held(s, block_size))
+        max(
+            0,
+            need.blocks_for(s.num_tokens + max_remaining(s), block_size) - _num_held(s, block_size),
+        )
         for s in streams
     )
 
@@ -112,8 +116,4 @@ def make_headroom(policy: PolicyConfig, pool: BlockPool) -> KvHeadroom:
 
 def _num_held(request: Request, block_size: int) -> int:
     """Return the blocks that a request has; for a newcomer, those that it will be given."""
-    return len(request.block_table) or _blocks(request.num_tokens, block_size)
-
-
-def _blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
+    return len(request.block_table) or need.blocks_for(request.num_tokens, block_size)

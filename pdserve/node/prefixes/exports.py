@@ -210,10 +210,9 @@ class PrefixHolds:
             self.settle(query.query_id)
             return
         exporter = self._exports.exporter
-        block_size = exporter.layout.block_size
-        ticket = exporter.issue(
-            query.query_id, query.first_block * block_size, num_blocks * block_size, hold.block_ids
-        )
+        first_token = exporter.layout.tokens_in(query.first_block)
+        num_tokens = exporter.layout.tokens_in(num_blocks)
+        ticket = exporter.issue(query.query_id, first_token, num_tokens, hold.block_ids)
         self._exports.statistics.blocks += num_blocks
         lease_s = self._exports.lease_s
         loop = asyncio.get_running_loop()

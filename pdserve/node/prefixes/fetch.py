@@ -167,8 +167,8 @@ class PrefixFetcher:
         finally:
             num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
             self._worth.learn(TIER, num_loaded, len(missing), started_s)
-            fetched.from_tier += num_loaded * self._layout.block_size
-            self.statistics.tier_tokens += num_loaded * self._layout.block_size
+            fetched.from_tier += self._layout.tokens_in(num_loaded)
+            self.statistics.tier_tokens += self._layout.tokens_in(num_loaded)
 
     # ---- other nodes ---------------------------------------------------------------------------
 
@@ -190,8 +190,8 @@ class PrefixFetcher:
             try:
                 async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
                     num_new = await self._sources.extend(source, prefix, block_ids)
-                fetched.from_nodes += num_new * self._layout.block_size
-                self.statistics.tokens += num_new * self._layout.block_size
+                fetched.from_nodes += self._layout.tokens_in(num_new)
+                self.statistics.tokens += self._layout.tokens_in(num_new)
                 self.statistics.bytes += num_new * self._layout.block_bytes
             except OutOfBlocks as error:
                 self.statistics.crowded += 1

@@ -27,7 +27,7 @@ def num_spoken_for(queues: Queues) -> int:
     num_tokens = 0
     if queues.waiting and not queues.preemptions.away:
         num_tokens = (queues.kept_out or queues.waiting[0]).num_tokens
-    return len(queues.running) + -(-num_tokens // queues.pool.block_size)
+    return len(queues.running) + queues.pool.blocks_for(num_tokens)
 
 
 class Headroom:

@@ -9,6 +9,7 @@ from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
+from pdserve.kv import need
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
@@ -27,13 +28,13 @@ class Prefix:
     def reusable(cls, request: Request, block_size: int) -> Prefix:
         """What this node need not compute of a request, if it has the KV."""
         request.extend_hashes(request.num_tokens, block_size)
-        num_blocks = request.num_reusable_tokens // block_size
+        num_blocks = need.full_blocks(request.num_reusable_tokens, block_size)
         prompt = request.prompt.then(request.output_token_ids)
         return cls(prompt, request.block_hashes[:num_blocks])
 
     def num_offered(self, source: PrefixSource, block_size: int) -> int:
         """How many blocks of this node's size the source could provide, from the first on."""
-        return min(source.num_tokens // block_size, len(self.hashes))
+        return min(need.full_blocks(source.num_tokens, block_size), len(self.hashes))
 
 
 @dataclass(slots=True)

@@ -35,15 +35,15 @@ class SourcePuller:
             OutOfBlocks: there is no room here.
             PdserveError: the source is lost, has none of them any more, or its answer is invalid.
         """
-        block_size = self._layout.block_size
+        layout = self._layout
         session = await self._parts.sessions.get(source.node)
         theirs = session.link.welcome.layout
         started_s = self._parts.clock.now()
         num_here = len(block_ids)
-        num_wanted = self._filling.room(prefix.num_offered(source, block_size) - num_here)
-        first_block = num_here * block_size // theirs.block_size
-        end_token = (num_here + num_wanted) * block_size
-        end_block = min(-(-end_token // theirs.block_size), first_block + MAX_HASHES)
+        num_wanted = self._filling.room(prefix.num_offered(source, layout.block_size) - num_here)
+        first_block = theirs.full_blocks(layout.tokens_in(num_here))
+        end_token = layout.tokens_in(num_here + num_wanted)
+        end_block = min(theirs.blocks_for(end_token), first_block + MAX_HASHES)
         hashes = self._hashes_for(prefix, theirs.block_size)[first_block:end_block]
         if num_wanted == 0 or not hashes:
             raise OutOfBlocks(f"room for {num_wanted} blocks of a prefix")
@@ -61,9 +61,9 @@ class SourcePuller:
         self, block_ids: list[int], covered: int, session: Session, ticket: bytes, prefix: Prefix
     ) -> None:
         """Pull the tokens up to `covered`, and publish the blocks that they fill."""
-        block_size, num_here = self._layout.block_size, len(block_ids)
-        num_new = self._layout.blocks_for(covered) - num_here
-        if num_new <= 0 or covered // block_size <= num_here:
+        layout, num_here = self._layout, len(block_ids)
+        num_new, begin = layout.blocks_for(covered) - num_here, layout.tokens_in(num_here)
+        if num_new <= 0 or layout.full_blocks(covered) <= num_here:
             raise StaleTicket(f"{session.peer.node_id} does not have the prefix any more")
         if self._filling.room(num_new) < num_new:
             raise OutOfBlocks(f"no room for {num_new} blocks of a prefix")
@@ -72,9 +72,9 @@ class SourcePuller:
         try:
             with self._filling.begun(num_new):
                 await self._parts.puller.pull(
-                    session.link, ticket, block_ids + taken, num_here * block_size, self._timeout_s
+                    session.link, ticket, block_ids + taken, begin, self._timeout_s
                 )
-            num_full = min(covered // block_size, len(prefix.hashes)) - num_here
+            num_full = min(layout.full_blocks(covered), len(prefix.hashes)) - num_here
             for index in range(num_full):
                 self._pool.publish(taken[index], prefix.hashes[num_here + index])
             block_ids += taken[:num_full]
@@ -99,8 +99,8 @@ def _covered_tokens(
     if answer.num_blocks == 0:
         return 0
     ticket = read_ticket(answer.ticket)
-    first_token = first_block * theirs.block_size
-    num_tokens = answer.num_blocks * theirs.block_size
+    first_token = theirs.tokens_in(first_block)
+    num_tokens = theirs.tokens_in(answer.num_blocks)
     given = (ticket.first_token, ticket.num_tokens, ticket.first_layer, ticket.end_layer)
     expected = (first_token, num_tokens, 0, theirs.num_layers)
     if answer.num_blocks > num_asked or given != expected:

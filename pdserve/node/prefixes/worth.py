@@ -57,5 +57,5 @@ class PrefixWorth:
 
     def _forecast(self, transport: str, num_blocks: int) -> Forecast:
         layout = self._layout
-        num_bytes, num_tokens = num_blocks * layout.block_bytes, num_blocks * layout.block_size
-        return self._costs.forecast(transport, num_bytes, num_tokens)
+        num_bytes = num_blocks * layout.block_bytes
+        return self._costs.forecast(transport, num_bytes, layout.tokens_in(num_blocks))

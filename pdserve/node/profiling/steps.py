@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdserve.kv import need
 from pdserve.node.profiling.fit import token_ladder
 from pdserve.perf_model import StepRow, StepShape
 
@@ -39,25 +40,30 @@ class StepLimits:
     vocab_size: int
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose KV the pool holds."""
+        return need.tokens_in(self.num_blocks, self.block_size)
+
+    @property
     def longest(self) -> int:
         """Most tokens of a request that is profiled."""
-        return min(self.max_model_len, self.num_blocks * self.block_size, MAX_PROMPT_TOKENS)
+        return min(self.max_model_len, self.num_kv_tokens, MAX_PROMPT_TOKENS)
 
     @property
     def context_tokens(self) -> int:
         """Most tokens of all requests of a profiled step together."""
-        return min(self.num_blocks * self.block_size, max(MAX_CONTEXT_TOKENS, self.longest))
+        return min(self.num_kv_tokens, max(MAX_CONTEXT_TOKENS, self.longest))
 
     def allow(self, step: Step) -> bool:
         """Whether the node can run this step."""
         lengths = [row.num_before + row.num_tokens for row in step]
-        num_blocks = sum(-(-length // self.block_size) for length in lengths)
+        num_blocks = sum(need.blocks_for(length, self.block_size) for length in lengths)
         return (
             0 < len(step) <= self.max_batch_size
             and min(row.num_tokens for row in step) > 0
             and sum(row.num_tokens for row in step) <= self.token_budget
             and max(lengths) <= self.longest
-            and num_blocks * self.block_size <= self.context_tokens
+            and need.tokens_in(num_blocks, self.block_size) <= self.context_tokens
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pdserve.engine.interface import Launcher, Runner
 from pdserve.engine.request import Request, Scheduled
+from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.profiling.fit import Sample
 from pdserve.node.profiling.steps import Step, work
@@ -165,7 +166,7 @@ class StepTimer:
         rng = np.random.default_rng(0)
         first_block = 0
         for number, row in enumerate(step):
-            num_blocks = -(-(row.num_before + row.num_tokens) // self._block_size)
+            num_blocks = need.blocks_for(row.num_before + row.num_tokens, self._block_size)
             blocks = list(range(first_block, first_block + num_blocks))
             num_tokens = row.num_before + row.num_tokens + (not row.is_sampled)
             tokens: list[int] = rng.integers(self._vocab_size, size=num_tokens).tolist()

@@ -22,6 +22,7 @@ from pdserve.bench.load.client import PLAIN_IDS
 from pdserve.bench.load.open_loop import OpenLoopClient
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.load.workload import TimedRequest
+from pdserve.kv import need
 from pdserve.measured.calibration import NodeLimits
 
 ANSWER = 6  # tokens after a measured prompt
@@ -57,7 +58,7 @@ class Driver:
     ) -> None:
         self._client = client
         self._limits = limits
-        self._tokens = limits.num_blocks * block_size
+        self._tokens = need.tokens_in(limits.num_blocks, block_size)
         self._random = random.Random(seed)
         self._num_phases = 0
         self.prompt_lengths: set[int] = set()  # of all requests that were served

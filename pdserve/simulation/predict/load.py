@@ -57,7 +57,7 @@ def rows_of(trace: str, seed: int) -> list[TraceRow]:
 def most_tokens(calibration: Calibration) -> int:
     """Return the most tokens of a request that such a node can hold."""
     limits = calibration.limits
-    return min(limits.max_model_len, limits.num_blocks * calibration.shape.block_size)
+    return min(limits.max_model_len, calibration.shape.layout.tokens_in(limits.num_blocks))
 
 
 def calls_of(
