@@ -18,7 +18,7 @@ from pdserve.simulation.predict.config import PredictConfig
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rate", "requests", "seeds"),
     "cluster": ("calibration", "modes", "max_nodes", "price"),
-    "promises": ("ttft_s", "tpot_s", "target"),
+    "promises": ("ttft_s", "tpot_s", "target", "admission"),
     "answer": ("extrapolate", "json"),
 }
 
@@ -39,6 +39,10 @@ class PlanConfig(PredictConfig, frozen=True):
         list[str],
         Meta(description=DESCRIPTION),
     ] = msgspec.field(default_factory=list)
+
+    admission: Annotated[
+        bool, Meta(description="as clusters have it: refuse requests that would be late")
+    ] = True
 
     def check(self) -> None:
         """Check what no single setting says.

@@ -12,7 +12,7 @@ from pdserve.simulation.predict.answer import Card
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The cheapest deployment of a mode that serves the load."""
+    """A deployment that serves the load at the least cost of its mode."""
 
     tried: Tried
     goodput: Goodput | None  # None: requests of other rates are outside of the calibration
@@ -28,7 +28,8 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     target: float
     knee: Knee
     chosen: Best | None  # None: no deployment of so many nodes serves the load
-    per_mode: list[Best]
+    why: str  # it was chosen
+    cheapest: list[Best]  # of each mode, all that serve the load at its least cost
     front: list[Tried]  # cost against TPOT
     tried: list[Tried]
     unknown: dict[str, str]  # deployment |-> why nothing was predicted for it

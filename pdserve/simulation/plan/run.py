@@ -10,6 +10,7 @@ from pdserve.bench.output import print_json, print_tables
 from pdserve.errors import CalibrationError, ConfigError
 from pdserve.process.collector import freeze_loaded_objects
 from pdserve.process.exit_codes import FAILED, OK
+from pdserve.simulation.plan.choice import choose
 from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig
 from pdserve.simulation.plan.knee import knee_of
@@ -51,19 +52,19 @@ def answer(config: PlanConfig) -> PlanReport:
     """Make the plan. Raises as `run`."""
     began_s, prices = time.perf_counter(), config.prices
     calibration = load_calibration(config.calibration)
-    question, rig = question_of(config), rig_of(config, calibration, admission=False)
+    question, rig = question_of(config), rig_of(config, calibration, admission=config.admission)
     rate, case = _rate(config), question.case(calibration, 0)
     promise = promise_of(config, rig, case, [Deployment(mode, 1, 1) for mode in config.modes])
     knee = knee_of(rig, case, promise, question.count)
     search = Search(rig, question, promise, prices, config.seeds, config.max_nodes)
     tried = search.tried(config.modes, rate, knee)
-    bests = [
-        Best(best, _goodput(search, best.deployment, rate))
-        for mode in config.modes
-        if (best := search.best([one for one in tried if one.deployment.mode == mode]))
+    of_modes = [[one for one in tried if one.deployment.mode == mode] for mode in config.modes]
+    cheapest = [
+        Best(one, _goodput(search, one.deployment, rate))
+        for of_mode in of_modes
+        for one in search.cheapest(of_mode)
     ]
-    cheapest = search.best([best.tried for best in bests])
-    chosen = next((best for best in bests if best.tried is cheapest), None)
+    chosen, why = choose(cheapest)
     deployment = chosen.tried.deployment if chosen else None
     return PlanReport(
         card=card_of(config, rig),
@@ -73,7 +74,8 @@ def answer(config: PlanConfig) -> PlanReport:
         target=config.target,
         knee=knee,
         chosen=chosen,
-        per_mode=bests,
+        why=why,
+        cheapest=cheapest,
         front=front([one for one in tried if search.serves(one)]),
         tried=tried,
         unknown=search.unknown,

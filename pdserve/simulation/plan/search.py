@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 
 import msgspec
 
@@ -62,6 +63,8 @@ class Search:
     def tried(self, modes: Sequence[Mode], rate: float, knee: Knee) -> list[Tried]:
         """Try deployments, cheapest first, until a few of each mode serve the rate.
 
+        Those that cost as much as the cheapest of their mode are all tried.
+
         Raises:
             CalibrationError: none of them is within the calibration.
         """
@@ -72,9 +75,13 @@ class Search:
             for deployment in candidates(mode, self.max_nodes, self.prices):
                 if not knee.could_serve(deployment, rate):
                     continue
-                best = self.best(found)
                 price = price_per_hour(deployment, self.prices)
-                if best is not None and price > _DEAR * best.cost.per_hour:
+                cheapest = self.cheapest(found)
+                if cheapest and price > _DEAR * cheapest[0].cost.per_hour:
+                    break
+                of_mode = self.cheapest([one for one in found if one.deployment.mode == mode])
+                is_equal = bool(of_mode) and isclose(price, of_mode[0].cost.per_hour)
+                if num_good >= _ENOUGH and not is_equal:
                     break
                 try:
                     tried = self.at(deployment, rate)
@@ -84,8 +91,6 @@ class Search:
                     continue
                 found.append(tried)
                 num_good += self.serves(tried)
-                if num_good == _ENOUGH:
-                    break
         if error is not None and not found:
             raise error
         return found
@@ -102,10 +107,11 @@ class Search:
         """Whether enough requests of each kind are in time."""
         return tried.attainment >= self.rig.target
 
-    def best(self, tried: Sequence[Tried]) -> Tried | None:
-        """Return the cheapest that serves; of equally cheap ones that with the best attainment."""
+    def cheapest(self, tried: Sequence[Tried]) -> list[Tried]:
+        """Return the cheapest that serve, all of one price."""
         good = [one for one in tried if self.serves(one)]
-        return min(good, key=lambda one: (one.cost.per_hour, -one.attainment), default=None)
+        least = min((one.cost.per_hour for one in good), default=0.0)
+        return [one for one in good if isclose(one.cost.per_hour, least)]
 
     def changes(self, chosen: Deployment, rate: float) -> Iterator[Change]:
         """Yield what a different rate, different lengths and step times would change."""

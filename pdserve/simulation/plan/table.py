@@ -56,7 +56,7 @@ def _deployments(report: PlanReport) -> Table:
         "per M uncached", "per M cached", "per M output",
     ):  # fmt: skip
         table.add_column(column, justify="right")
-    goodputs = {best.tried.deployment: best.goodput for best in report.per_mode}
+    goodputs = {best.tried.deployment: best.goodput for best in report.cheapest}
     for one in report.tried:
         is_in_front = any(one is other for other in report.front)
         goodput = goodputs.get(one.deployment)
@@ -77,7 +77,7 @@ def _deployments(report: PlanReport) -> Table:
 
 def _choice(report: PlanReport, chosen: Tried) -> Iterator[str]:
     result = chosen.result
-    yield f"choice: {chosen.deployment.text}, {chosen.cost.per_hour:.4g} an hour"
+    yield f"choice: {chosen.deployment.text}, {chosen.cost.per_hour:.4g} an hour: {report.why}"
     rate = result.score.sent / result.seconds
     yield (
         f"Little's law: arriving requests found {result.in_flight:.1f} in flight; rate x latency "

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from pdserve.bench.compare.goodput import Goodput
 from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import build_parser
 from pdserve.cluster.config import ClusterConfig
@@ -18,11 +19,12 @@ from pdserve.errors import CalibrationError, ConfigError
 from pdserve.settings.config import NodeConfig, PolicyConfig
 from pdserve.settings.flags import config_from
 from pdserve.settings.values import parse_bytes
+from pdserve.simulation.plan.choice import choose
 from pdserve.simulation.plan.commands import commands, helm_values
 from pdserve.simulation.plan.config import PlanConfig, Prices
 from pdserve.simulation.plan.cost import price_per_hour
 from pdserve.simulation.plan.knee import knee_of
-from pdserve.simulation.plan.report import PlanReport
+from pdserve.simulation.plan.report import Best, PlanReport
 from pdserve.simulation.plan.run import answer
 from pdserve.simulation.plan.search import candidates, front
 from pdserve.simulation.plan.table import tables
@@ -167,9 +169,10 @@ def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:
     ]
     (tmp_path / "trace").write_text("\n".join(lines))
     shared = {"trace": str(tmp_path / "trace"), "requests": 60, "rate": 12.0}
+    shared |= {"ttft_s": 3.0}  # or the first, of which nothing is cached yet, would be refused
     config = PlanConfig(**(vars_of(LOAD) | shared | {"modes": ["disaggregated"]}))
     calibration = load_calibration("a100-13b")
-    rig = rig_of(config, calibration, admission=False)
+    rig = rig_of(config, calibration, admission=True)
     question = question_of(config)
     knee = knee_of(rig, question.case(calibration, 0), Promise(1.0, 0.05), 60)
     assert knee.mean_shared == pytest.approx(96 * 64 * 59 / 60)
@@ -219,6 +222,56 @@ def said(plan: PlanReport) -> str:
         for part in tables(plan):
             console.print(part)
     return captured.get()
+
+
+def best(plan: PlanReport, cost: float, rate: float | None, attainment: float = 0.95) -> Best:
+    """A deployment that serves the load at this cost; None: its goodput is not known."""
+    assert plan.chosen is not None
+    tried = plan.chosen.tried
+    name = f"{cost} {rate} {attainment}"
+    return Best(
+        msgspec.structs.replace(
+            tried,
+            deployment=Deployment("colocated", 0, 1 + sum(map(ord, name))),
+            attainment=attainment,
+            cost=msgspec.structs.replace(tried.cost, per_hour=cost),
+        ),
+        None if rate is None else Goodput(rate=rate, where="crossing", low=rate, high=rate),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen", "told"),
+    [
+        ([(3, 48.0), (3, 49.6), (4, 90.0)], 1, "2 deployments cost 3 an hour; its goodput is the"),
+        ([(3, 48.0), (2, 10.0)], 1, "nothing cheaper serves the load; next is colocated"),
+        ([(3, 48.0)], 0, "nothing cheaper serves the load"),
+        ([(3, None), (3, 48.0)], 1, "its goodput is 48/s, and that of colocated"),
+        ([(3, 48.0, 0.91), (3, 48.0, 0.99)], 1, "of equal goodput, most of its requests are in"),
+        ([(3, 48.01, 0.95), (3, 48.0, 0.95)], 0, "is as good"),
+        ([(0.1 + 0.2, 48.0), (0.3, 40.0)], 0, "2 deployments cost 0.3 an hour"),
+    ],
+)
+def test_of_equal_cost_the_better_goodput_is_taken_and_the_reason_told(
+    plan: PlanReport, found: list[tuple[float, float | None]], chosen: int, told: str
+) -> None:
+    bests = [best(plan, *one) for one in found]
+    taken, why = choose(bests)
+    assert taken is bests[chosen]
+    assert told in why
+
+
+def test_all_deployments_of_the_least_cost_are_compared(plan: PlanReport) -> None:
+    """And why one of them is taken is printed."""
+    one_price = answer(PlanConfig(**(vars_of(LOAD) | {"price": [], "modes": ["adaptive"]})))
+    assert one_price.chosen is not None
+    num_nodes = one_price.chosen.tried.deployment.num_nodes
+    of_that_price = [one for one in one_price.tried if one.deployment.num_nodes == num_nodes]
+    assert len(of_that_price) == num_nodes - 1
+    goodputs = [one.goodput.rate for one in one_price.cheapest if one.goodput]
+    assert one_price.chosen.goodput is not None
+    assert one_price.chosen.goodput.rate == max(goodputs)
+    assert one_price.why in said(one_price)
 
 
 def test_candidates_come_by_price_and_the_front_only_falls(plan: PlanReport) -> None:
