@@ -78,6 +78,7 @@ class NumberRules:
 
     def __init__(self, multiples: set[Decimal], *, combines: bool) -> None:
         """`multiples`: all of the document, which are multiplied where schemas are combined."""
+        self._combines = combines
         decimals = max(map(_decimals, multiples), default=0)
         product = math.prod(int(one.scaleb(decimals)) for one in multiples) if combines else 1
         self._fits = product < _MAX_COEFFICIENT
@@ -108,6 +109,8 @@ class NumberRules:
             return
         least, most = _number_range(lowest, highest, place)
         node |= {"minimum": least, "maximum": most}
+        if not self._combines:
+            _take_exclusive(node, lowest, highest)
         is_narrow = _exact(most) - _exact(least) < _NARROW
         if "multipleOf" not in node and not is_value and not is_narrow:
             node["multipleOf"] = float(f"1e-{self._decimals}") if self._decimals else 1
@@ -188,6 +191,23 @@ def _number_range(
         raise place.refusal(given, f"{_EMPTY} of at most {len(str(MAX_NUMBER))} digits")
     least, most = max(least, Decimal(-MAX_NUMBER)), min(most, Decimal(MAX_NUMBER))
     return _plain(least), _plain(most)
+
+
+def _take_exclusive(node: dict[str, Any], lowest: _Bound | None, highest: _Bound | None) -> None:
+    """Have the library keep out exclusive bounds, which leaves shorter numbers before them.
+
+    It lets a whole one through if both bounds have the same whole part.
+    """
+    least = node["minimum"] if lowest is None else lowest.value
+    most = node["maximum"] if highest is None else highest.value
+    if math.trunc(least) == math.trunc(most):
+        return
+    for bound, keyword in ((lowest, "minimum"), (highest, "maximum")):
+        if bound is None or not bound.is_exclusive or abs(bound.value) > MAX_NUMBER:
+            continue
+        if is_held(_plain(bound.value)):
+            del node[keyword]
+            node[bound.keyword] = _plain(bound.value)
 
 
 def _inclusive(bound: _Bound, inward: Decimal, place: Place) -> Decimal:

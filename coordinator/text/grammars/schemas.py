@@ -79,7 +79,9 @@ class SchemaReader:
             raise place.refusal(name, "must be a schema: an object, or true or false")
         _check_type(schema, place)
         if names := unsupported(schema):
-            raise place.refusal(names, "has no grammar" if len(names) == 1 else "have no grammar")
+            raise place.refusal(
+                names, "is not supported" if len(names) == 1 else "are not supported"
+            )
         types = types_of(schema)
         made: dict[str, Any] = {}
         for keyword, value in schema.items():

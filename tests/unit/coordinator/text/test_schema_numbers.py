@@ -169,8 +169,10 @@ def test_bounds_that_leave_nothing_are_named(schema: dict[str, Any]) -> None:
 def test_what_is_beyond_a_bound_is_never_let_through() -> None:
     """Also where the library's own ranges are wrong: zero beyond an exclusive bound, and others."""
     draw = random.Random(7)
-    for _ in range(150):
-        lowest = Decimal(draw.randint(-(10**6), 10**6)).scaleb(-draw.choice([0, 0, 1, 3, 6]))
+    for _ in range(300):
+        lowest = Decimal(draw.choice([0, 1, -1, 5, draw.randint(-(10**6), 10**6)])).scaleb(
+            -draw.choice([0, 0, 1, 3, 6])
+        )
         width = Decimal(draw.choice([1, 5, 10, 99, 10**7])).scaleb(-draw.choice([0, 1, 4]))
         ends = (lowest, lowest + width)
         names = [draw.choice(["m", "exclusiveM"]) for _ in ends]
@@ -187,6 +189,14 @@ def test_what_is_beyond_a_bound_is_never_let_through() -> None:
             assert is_in or not made.takes(plain(number)), (schema, number)
         inside = plain((ends[0] + width / 2).quantize(Decimal("1e-9")))
         assert made.takes(inside) or made.takes(inside + "0"), (schema, inside)
+
+
+def test_numbers_before_an_exclusive_bound_may_be_short() -> None:
+    made = Enforced({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+    assert made.takes("0.9")
+    assert made.takes("0.999")
+    assert not made.takes("1")
+    assert not made.takes("1.0")
 
 
 # ---- ends ----------------------------------------------------------------------------------------
