@@ -57,7 +57,7 @@ from pdserve.slo import ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
-from pdserve.wire.security import Security, check_exposure
+from pdserve.wire.security import Security, check_exposure, read_token
 
 log = logging.getLogger(__name__)
 
@@ -240,9 +240,11 @@ class Coordinator:
 
 
 def _api_config(config: CoordinatorConfig) -> ApiConfig:
+    file = config.access.metrics_token_file
     return ApiConfig(
         splits_reasoning=config.answers.split_reasoning,
         cors_origins=parse_origins(config.access.cors_origins),
+        metrics_token=read_token(Path(file), "metrics token") if file else "",
         idle_timeout_s=config.timeouts.idle_s,
     )
 

@@ -16,6 +16,13 @@ class AccessConfig(ConfigStruct, frozen=True):
     key_file: Annotated[
         str, Meta(description="TOML file of tenants and API keys; reloaded when it changes")
     ] = ""
+    metrics_token_file: Annotated[
+        str,
+        Meta(
+            description="file with the token of who scrapes: /status, /metrics and "
+            "/metrics/targets are for who shows it or a key; empty: for anybody"
+        ),
+    ] = ""
     https_dir: Annotated[
         str, Meta(description="directory of tls.crt and tls.key, to speak HTTPS; empty: HTTP")
     ] = ""

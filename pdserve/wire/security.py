@@ -57,7 +57,9 @@ class Security:
             ConfigError: a file cannot be read or used; says which, and why.
         """
         tls_dir = Path(config.tls_dir) if config.tls_dir else None
-        token = _read_token(Path(config.join_token_file)) if config.join_token_file else ""
+        token = (
+            read_token(Path(config.join_token_file), "join token") if config.join_token_file else ""
+        )
         if tls_dir is not None:
             _check_keys(tls_dir)
         return Security(tls_dir, token)
@@ -184,14 +186,19 @@ def _text(names: Iterable[bytes]) -> str:
     return ", ".join(name.decode(errors="replace") for name in names) or "nobody"
 
 
-def _read_token(path: Path) -> str:
+def read_token(path: Path, name: str) -> str:
+    """Return the secret in a file; `name` is what it is called.
+
+    Raises:
+        ConfigError: it cannot be read, or is none.
+    """
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the join token cannot be read: {error}") from error
+        raise ConfigError(f"the {name} cannot be read: {error}") from error
     if len(token) < _LEAST_TOKEN or not (token.isascii() and token.isprintable()):
         raise ConfigError(
-            f"the join token in {path} must be at least {_LEAST_TOKEN} printable ASCII characters "
+            f"the {name} in {path} must be at least {_LEAST_TOKEN} printable ASCII characters "
             "in one line, such as those of: openssl rand -hex 32"
         )
     return token

@@ -354,3 +354,19 @@ async def test_the_key_of_the_environment_is_an_operators() -> None:
             assert response.status == 401
         async with api.client.post("/admin/x", headers=bearer("secret")) as response:
             assert response.status == 404
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/metrics/targets"])
+@pytest.mark.parametrize("has_keys", [True, False])
+async def test_the_state_is_for_who_has_a_key_or_the_token_for_it(
+    path: str, tenants: Tenants, *, has_keys: bool
+) -> None:
+    seen = {}
+    async with served(tenants=tenants if has_keys else None, metrics_token="m" * 16) as api:
+        for shown in ("", "unknown", "acme-1", "m" * 16):
+            headers = bearer(shown) if shown else {}
+            async with api.client.get(path, headers=headers) as response:
+                seen[shown] = response.status
+        async with api.client.get("/health") as probe:
+            assert probe.status == 200
+    assert seen == {"": 401, "unknown": 401, "acme-1": 200 if has_keys else 401, "m" * 16: 200}
