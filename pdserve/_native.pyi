@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.plan.forms import WeightForm
 
 def cpu_features() -> dict[str, bool]:
     """Instruction set extensions: avx2 (with FMA), avx512f (with BW, DQ, VL), avx512_bf16,
@@ -104,7 +105,7 @@ class PackedMatrix(Protocol):
     """The attributes of a pdserve.engine.native.linear.PackedLinear that are read."""
 
     @property
-    def kind(self) -> str: ...
+    def form(self) -> WeightForm: ...
     @property
     def num_out(self) -> int: ...
     @property
@@ -118,7 +119,7 @@ class PackedMatrix(Protocol):
     @property
     def bias(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
 
-def packed_size(kind: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
+def packed_size(form: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
     """Return (bytes of a packed matrix, its number of outputs padded to whole panels)."""
 
 def pack_linear_rows(
@@ -132,7 +133,7 @@ def pack_linear_rows(
     tensors.
 
     Raises:
-        ValueError: also if a value is not finite and the kind is int8.
+        ValueError: also if a value is not finite and the form is quantised.
     """
 
 def linear(
@@ -225,6 +226,7 @@ class Decoder:
         num_token_ids: int,
         first_layer: int,  # in the pool
         pool_layers: int,
+        hidden_size: int,
         head_dim: int,
         is_bfloat16: bool,  # activations, embedding and KV; else float32
         norm_eps: float,

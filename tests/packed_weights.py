@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from pdserve.engine.experts import Experts
 from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
-from pdserve.engine.native.linear import PackedLinear, WeightKind, pack
-from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeMlp, NativeWeights
+from pdserve.engine.native.linear import PackedLinear, pack
+from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
+from pdserve.engine.plan.forms import FLOAT32, WeightForm
 
 
-def pack_weights(weights: DecoderWeights, config: ModelConfig, kind: WeightKind) -> NativeWeights:
+def pack_weights(weights: DecoderWeights, config: ModelConfig, form: WeightForm) -> NativeWeights:
     """Pack weights for the native decoder, which serves in the dtype of the embedding.
 
     Args:
         weights: on the CPU, float32 or bfloat16.
         config: of the same model.
-        kind: how to store the matrices.
+        form: how to store the matrices.
     """
     return NativeWeights(
         dtype=weights.embedding.dtype,
         embedding=weights.embedding,
-        layers=[_layer(layer, config, kind) for layer in weights.layers],
+        layers=[_layer(layer, config, form) for layer in weights.layers],
         final_norm=weights.final_norm.float(),
-        lm_head=pack(weights.lm_head, kind=kind),
+        lm_head=pack(weights.lm_head, form=form),
     )
 
 
-def _layer(layer: LayerWeights, config: ModelConfig, kind: WeightKind) -> NativeLayer:
+def _layer(layer: LayerWeights, config: ModelConfig, form: WeightForm) -> NativeLayer:
     def packed(linear: Linear, *, is_gated: bool = False) -> PackedLinear:
-        return pack(linear.weight, linear.bias, kind=kind, is_gated=is_gated)
+        return pack(linear.weight, linear.bias, form=form, is_gated=is_gated)
 
-    def mlp(mlp: Mlp) -> NativeMlp:
-        return NativeMlp(packed(mlp.gate_up, is_gated=True), packed(mlp.down))
+    def mlp(mlp: Mlp) -> dict[str, PackedLinear]:
+        return {"gate_up": packed(mlp.gate_up, is_gated=True), "down": packed(mlp.down)}
 
-    def experts(experts: Experts) -> NativeExperts:
-        pairs = zip(experts.gate_up, experts.down, strict=True)
-        return NativeExperts(
-            router=pack(experts.router, kind=WeightKind.FLOAT32),
-            mlps=[mlp(Mlp(Linear(gate_up, None), Linear(down, None))) for gate_up, down in pairs],
-            num_chosen=experts.config.num_chosen,
-            normalizes_weights=experts.config.normalizes_weights,
-        )
-
-    def head_norm(head: int) -> Tensor | None:
+    norms = {name: norm.float() for name, norm in layer.norms.items()}
+    if layer.qk_norm is not None:
         # There is a row per head; all query rows are equal, and so are all key rows.
-        return None if layer.qk_norm is None else layer.qk_norm[head].float()
-
+        heads = {"q_norm": 0, "k_norm": config.num_heads}
+        norms |= {name: layer.qk_norm[head].float() for name, head in heads.items()}
+    matrices = {name: packed(linear) for name, linear in layer.mixer.items()}
+    if isinstance(layer.mlp, Mlp):
+        return NativeLayer(norms, matrices | mlp(layer.mlp), None)
+    experts = layer.mlp
+    matrices["router"] = pack(experts.router, form=FLOAT32)
+    each = [
+        mlp(Mlp(experts.gate_up[number], experts.down[number]))
+        for number in range(experts.config.num_experts)
+    ]
+    choice = experts.config
     return NativeLayer(
-        attention_norm=layer.attention_norm.float(),
-        qkv=packed(layer.qkv),
-        q_norm=head_norm(0),
-        k_norm=head_norm(config.num_heads),
-        attention_out=packed(layer.attention_out),
-        mlp_norm=layer.mlp_norm.float(),
-        mlp=mlp(layer.mlp) if isinstance(layer.mlp, Mlp) else None,
-        experts=experts(layer.mlp) if isinstance(layer.mlp, Experts) else None,
+        norms, matrices, NativeExperts(each, choice.num_chosen, choice.normalizes_weights)
     )

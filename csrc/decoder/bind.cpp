@@ -93,14 +93,26 @@ private:
 
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
     int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
-    int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t head_dim,
+    int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t hidden_size, int64_t head_dim,
     bool is_bfloat16, double norm_eps, std::vector<int64_t> sliding_windows,
     nb::handle inverse_frequencies, double rope_scale, const char* variant_name,
     nb::object group) {
     const Variant variant = variant_from(variant_name);
-    OwnedModel owned = read_model({weights, num_heads, num_kv_heads, model_kv_heads, first_kv_head,
-        vocab_size, first_token_id, num_token_ids, first_layer, pool_layers, is_bfloat16, head_dim,
-        norm_eps, std::move(sliding_windows), inverse_frequencies, rope_scale});
+    const Sizes sizes{
+        .first_layer = first_layer,
+        .pool_layers = pool_layers,
+        .vocab = vocab_size,
+        .first_token_id = first_token_id,
+        .num_token_ids = num_token_ids,
+        .hidden = hidden_size,
+        .num_heads = num_heads,
+        .model_kv_heads = model_kv_heads,
+        .first_kv_head = first_kv_head,
+        .num_kv_heads = num_kv_heads,
+        .head_dim = head_dim,
+    };
+    OwnedModel owned = read_model({weights, sizes, is_bfloat16, norm_eps,
+        std::move(sliding_windows), inverse_frequencies, rope_scale});
     new (self) Decoder(std::move(owned), variant, std::move(group));
 }
 
@@ -115,7 +127,7 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", &decoder::make_decoder, arg("weights"), nb::kw_only(), arg("num_heads"),
             arg("num_kv_heads"), arg("model_kv_heads"), arg("first_kv_head"), arg("vocab_size"),
             arg("first_token_id"), arg("num_token_ids"), arg("first_layer"), arg("pool_layers"),
-            arg("head_dim"), arg("is_bfloat16"), arg("norm_eps"), arg("sliding_windows"),
+            arg("hidden_size"), arg("head_dim"), arg("is_bfloat16"), arg("norm_eps"), arg("sliding_windows"),
             arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "",
             arg("group") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),

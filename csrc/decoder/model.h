@@ -17,9 +17,9 @@ struct Sizes {
     int64_t first_token_id;  // of the rank's share
     int64_t num_token_ids;   // likewise
     int64_t hidden;
-    int64_t inner;           // of a row: the widest MLP, or the chosen experts of the widest layer
-    int64_t num_experts;     // most of a layer; 0: no layer has experts
-    int64_t num_chosen;      // likewise
+    int64_t inner = 0;       // of a row: the widest MLP, or the chosen experts of the widest layer
+    int64_t num_experts = 0;  // most of a layer; 0: no layer has experts
+    int64_t num_chosen = 0;   // likewise
     int64_t num_heads;
     int64_t model_kv_heads;  // of the whole model: the pool has these
     int64_t first_kv_head;
@@ -49,17 +49,63 @@ struct Experts {
 };
 
 struct Layer {
-    const float* attention_norm;         // [hidden]
-    linear::PackedMatrix qkv;            // [qkv_width, hidden]; heads are queries, keys, values
-    const float* q_norm;                 // [head_dim]; null: heads are not normalised
-    const float* k_norm;                 // [head_dim]
-    linear::PackedMatrix attention_out;  // [hidden, query_width]
-    const float* mlp_norm;               // [hidden]
-    Mlp mlp;                             // unless the layer has experts
+    const float* attention_norm;
+    const float* q_norm;  // null: heads are not normalised
+    const float* k_norm;
+    const float* mlp_norm;
+    linear::PackedMatrix qkv;  // heads are queries, keys, values
+    linear::PackedMatrix attention_out;
+    Mlp mlp;                   // unless the layer has experts
     Experts experts;
-    int sliding_window;  // 0: none
+    int sliding_window;        // 0: none
 
     bool has_experts() const { return !experts.mlps.empty(); }
+};
+
+// num_in 0: any, since a rank has a share of the width.
+struct MatrixShape {
+    int64_t num_out;
+    int64_t num_in;
+    bool is_gated = false;
+
+    bool operator==(const MatrixShape&) const = default;
+};
+
+// What a plan (pdserve/engine/plan) has by this name, where it is kept, and its size.
+template <class Owner, class Member, class Size>
+struct Field {
+    const char* name;
+    Member Owner::*member;
+    Size (*size)(const Sizes& sizes, const Owner& owner);  // given the fields before
+    bool is_optional = false;
+};
+
+using NormField = Field<Layer, const float*, int64_t>;
+template <class Owner>
+using MatrixField = Field<Owner, linear::PackedMatrix, MatrixShape>;
+
+// All that a layer may have; anything else is refused.
+inline constexpr NormField kNorms[] = {
+    {"attention_norm", &Layer::attention_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
+    {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
+    {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
+    {"mlp_norm", &Layer::mlp_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
+};
+
+inline constexpr MatrixField<Layer> kMixer[] = {
+    {"qkv", &Layer::qkv, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.qkv_width(), sizes.hidden};
+    }},
+    {"attention_out", &Layer::attention_out, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.hidden, sizes.query_width()};
+    }},
+};
+
+inline constexpr MatrixField<Mlp> kMlp[] = {
+    {"down", &Mlp::down, [](auto& sizes, auto&) { return MatrixShape{sizes.hidden, 0}; }},
+    {"gate_up", &Mlp::gate_up, [](auto& sizes, auto& mlp) {
+        return MatrixShape{2 * mlp.inner(), sizes.hidden, true};
+    }},
 };
 
 struct Model {

@@ -18,12 +18,17 @@ namespace pdserve::decoder {
 
 namespace {
 
+std::string text(const MatrixShape& shape) {
+    return std::string(shape.is_gated ? "a gated" : "a plain") + " matrix of "
+        + std::to_string(shape.num_out) + " x " + std::to_string(shape.num_in);
+}
+
 // Reads tensors, and keeps a reference to each one that the model points into.
 class Reader {
 public:
-    explicit Reader(std::vector<nb::object>& owners) : owners_(owners) {}
+    Reader(std::vector<nb::object>& owners, const Sizes& sizes) : owners_(owners), sizes_(sizes) {}
 
-    const float* vector(nb::object object, const std::string& name, int64_t size) {
+    const float* read(nb::object object, const std::string& name, int64_t size) {
         const TensorView vector(object, name.c_str());
         vector.expect_type({ElementType::kFloat32});
         vector.expect_shape({size}, "[size]");
@@ -32,100 +37,98 @@ public:
         return vector.data<float>();
     }
 
-    const void* embedding(nb::object object, bool is_bfloat16, const Sizes& sizes) {
-        const TensorView table(object, "embedding");
-        table.expect_type({is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
-        table.expect_shape({sizes.num_token_ids, sizes.hidden}, "[num_token_ids, hidden_size]");
-        table.expect_contiguous();
-        owners_.push_back(std::move(object));
-        return table.data<void>();
-    }
-
-    linear::PackedMatrix matrix(nb::handle object, const std::string& name, int64_t num_out,
-        int64_t num_in, bool is_gated) {
+    linear::PackedMatrix read(nb::object object, const std::string& name, MatrixShape shape) {
         linear::OwnedMatrix owned = linear::read_packed(object, name.c_str());
         const linear::PackedMatrix matrix = owned.matrix;
-        if (matrix.num_out != num_out || matrix.num_in != num_in || matrix.is_gated != is_gated) {
-            raise_value_error(name, size_text(num_out, num_in, is_gated),
-                size_text(matrix.num_out, matrix.num_in, matrix.is_gated));
-        }
+        if (shape.num_in == 0) shape.num_in = matrix.num_in;
+        const MatrixShape found{matrix.num_out, matrix.num_in, matrix.is_gated};
+        if (found != shape) raise_value_error(name, text(shape), text(found));
         for (nb::object* tensor : {&owned.weights, &owned.scales, &owned.bias}) {
             owners_.push_back(std::move(*tensor));
         }
         return matrix;
     }
 
-    // The width is what the weights have of it: a rank has a share.
-    Mlp mlp(nb::handle object, const std::string& prefix, const Sizes& sizes) {
-        const std::string name = prefix + "down";
-        const nb::object down = object.attr("down");
-        const int64_t inner = linear::read_packed(down, name.c_str()).matrix.num_in;
-        return {matrix(object.attr("gate_up"), prefix + "gate_up", 2 * inner, sizes.hidden, true),
-            matrix(down, name, sizes.hidden, inner, false)};
+    const void* embedding(nb::object object, bool is_bfloat16) {
+        const TensorView table(object, "embedding");
+        table.expect_type({is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
+        table.expect_shape({sizes_.num_token_ids, sizes_.hidden}, "[num_token_ids, hidden_size]");
+        table.expect_contiguous();
+        owners_.push_back(std::move(object));
+        return table.data<void>();
+    }
+
+    Layer layer(nb::handle object, const std::string& prefix) {
+        Layer layer{};
+        const auto norms = nb::cast<nb::dict>(object.attr("norms"));
+        expect_all_taken(norms, prefix + "norms", take(norms, prefix, kNorms, layer));
+        if ((layer.q_norm == nullptr) != (layer.k_norm == nullptr)) {
+            raise_value_error(prefix + "k_norm", "a norm if and only if q_norm is one", "otherwise");
+        }
+        const auto matrices = nb::cast<nb::dict>(object.attr("matrices"));
+        size_t taken = take(matrices, prefix, kMixer, layer);
+        const nb::object experts = object.attr("experts");
+        if (experts.is_none()) {
+            taken += take(matrices, prefix, kMlp, layer.mlp);
+        } else {
+            layer.experts = mixture(experts, matrices["router"], prefix);
+            ++taken;
+        }
+        expect_all_taken(matrices, prefix + "matrices", taken);
+        return layer;
     }
 
 private:
-    static std::string size_text(int64_t num_out, int64_t num_in, bool is_gated) {
-        return "a " + std::string(is_gated ? "gated" : "plain") + " matrix of "
-            + std::to_string(num_out) + " x " + std::to_string(num_in);
+    Experts mixture(nb::handle object, nb::object router, const std::string& prefix) {
+        Experts experts{};
+        const nb::object mlps = object.attr("matrices");
+        const auto count = static_cast<int64_t>(nb::len(mlps));
+        experts.router =
+            read(std::move(router), prefix + "router", MatrixShape{count, sizes_.hidden});
+        experts.num_chosen = nb::cast<int64_t>(object.attr("num_chosen"));
+        experts.normalizes_weights = nb::cast<bool>(object.attr("normalizes_weights"));
+        if (experts.num_chosen < 1 || experts.num_chosen > count) {
+            raise_value_error(prefix + "num_chosen", "1 to " + std::to_string(count) + " experts",
+                std::to_string(experts.num_chosen));
+        }
+        for (nb::handle mlp : mlps) {
+            const std::string name = prefix + "experts[" + std::to_string(experts.count()) + "].";
+            take(nb::cast<nb::dict>(mlp), name, kMlp, experts.mlps.emplace_back());
+            if (const int64_t inner = experts.mlps.back().inner(); inner != experts.inner()) {
+                raise_value_error(name + "down",
+                    "one of " + std::to_string(experts.inner()) + " inputs", std::to_string(inner));
+            }
+        }
+        return experts;
+    }
+
+    // Reads all fields of a table; returns how many there were.
+    template <class Fields, class Owner>
+    size_t take(
+        const nb::dict& dict, const std::string& prefix, const Fields& fields, Owner& owner) {
+        size_t count = 0;
+        for (const auto& field : fields) {
+            const std::string name = prefix + field.name;
+            if (dict.contains(field.name)) {
+                owner.*field.member = read(dict[field.name], name, field.size(sizes_, owner));
+                ++count;
+            } else if (!field.is_optional) {
+                raise_value_error(name, "one", "none");
+            }
+        }
+        return count;
+    }
+
+    // What is not known would be left out.
+    static void expect_all_taken(const nb::dict& dict, const std::string& name, size_t taken) {
+        if (nb::len(dict) == taken) return;
+        raise_value_error(name, std::to_string(taken) + " that this decoder computes with",
+            nb::cast<std::string>(nb::str(dict.keys())));
     }
 
     std::vector<nb::object>& owners_;
+    const Sizes& sizes_;
 };
-
-Experts read_experts(
-    Reader& reader, nb::handle object, const std::string& prefix, const Sizes& sizes) {
-    Experts experts{};
-    const nb::object mlps = object.attr("mlps");
-    const auto count = static_cast<int64_t>(nb::len(mlps));
-    experts.router =
-        reader.matrix(object.attr("router"), prefix + "router", count, sizes.hidden, false);
-    experts.num_chosen = nb::cast<int64_t>(object.attr("num_chosen"));
-    experts.normalizes_weights = nb::cast<bool>(object.attr("normalizes_weights"));
-    if (experts.num_chosen < 1 || experts.num_chosen > count) {
-        raise_value_error(prefix + "num_chosen", "1 to " + std::to_string(count) + " experts",
-            std::to_string(experts.num_chosen));
-    }
-    for (nb::handle mlp : mlps) {
-        const std::string name = prefix + "mlps[" + std::to_string(experts.count()) + "].";
-        experts.mlps.push_back(reader.mlp(mlp, name, sizes));
-        if (experts.mlps.back().inner() != experts.inner()) {
-            raise_value_error(name + "down", "one of " + std::to_string(experts.inner()) + " inputs",
-                std::to_string(experts.mlps.back().inner()));
-        }
-    }
-    return experts;
-}
-
-Layer read_layer(
-    Reader& reader, nb::handle object, const std::string& prefix, const Sizes& sizes) {
-    const auto vector = [&](const char* name, int64_t size) {
-        return reader.vector(object.attr(name), prefix + name, size);
-    };
-    const auto head_norm = [&](const char* name) {
-        return object.attr(name).is_none() ? nullptr : vector(name, sizes.head_dim);
-    };
-    const auto matrix = [&](const char* name, int64_t num_out, int64_t num_in, bool is_gated) {
-        return reader.matrix(object.attr(name), prefix + name, num_out, num_in, is_gated);
-    };
-    Layer layer{};
-    layer.attention_norm = vector("attention_norm", sizes.hidden);
-    layer.qkv = matrix("qkv", sizes.qkv_width(), sizes.hidden, false);
-    layer.q_norm = head_norm("q_norm");
-    layer.k_norm = head_norm("k_norm");
-    if ((layer.q_norm == nullptr) != (layer.k_norm == nullptr)) {
-        raise_value_error(prefix + "k_norm", "a norm if and only if q_norm is one", "otherwise");
-    }
-    layer.attention_out = matrix("attention_out", sizes.hidden, sizes.query_width(), false);
-    layer.mlp_norm = vector("mlp_norm", sizes.hidden);
-    const nb::object experts = object.attr("experts");
-    if (experts.is_none()) {
-        layer.mlp = reader.mlp(object.attr("mlp"), prefix + "mlp.", sizes);
-    } else {
-        layer.experts = read_experts(reader, experts, prefix + "experts.", sizes);
-    }
-    return layer;
-}
 
 // Makes room for what a row needs in the layer.
 void widen(Sizes& sizes, const Layer& layer) {
@@ -151,27 +154,33 @@ void check_share(const char* name, int64_t first, int64_t count, int64_t total) 
     }
 }
 
-void check_arguments(const ModelArguments& arguments, size_t num_layers) {
-    check_at_least("num_kv_heads", arguments.num_kv_heads, 1);
-    check_at_least("num_heads", arguments.num_heads, 1);
-    check_at_least("head_dim", arguments.head_dim, 2);
-    if (arguments.num_heads % arguments.num_kv_heads != 0) {
+void check(const ModelArguments& arguments, int64_t num_layers) {
+    const Sizes& sizes = arguments.sizes;
+    check_at_least("num_kv_heads", sizes.num_kv_heads, 1);
+    check_at_least("num_heads", sizes.num_heads, 1);
+    check_at_least("head_dim", sizes.head_dim, 2);
+    check_at_least("hidden_size", sizes.hidden, 1);
+    if (sizes.num_heads % sizes.num_kv_heads != 0) {
         raise_value_error("num_heads",
-            "a multiple of " + std::to_string(arguments.num_kv_heads) + " KV heads",
-            std::to_string(arguments.num_heads));
+            "a multiple of " + std::to_string(sizes.num_kv_heads) + " KV heads",
+            std::to_string(sizes.num_heads));
     }
-    if (arguments.head_dim % 2 != 0) {
-        raise_value_error("head_dim", "an even number", std::to_string(arguments.head_dim));
+    if (sizes.head_dim % 2 != 0) {
+        raise_value_error("head_dim", "an even number", std::to_string(sizes.head_dim));
     }
     if (!std::isfinite(arguments.norm_eps) || arguments.norm_eps < 0) {
         raise_value_error("norm_eps", "0 or more", std::to_string(arguments.norm_eps));
     }
-    if (num_layers == 0 || arguments.sliding_windows.size() != num_layers) {
+    const auto num_windows = static_cast<int64_t>(arguments.sliding_windows.size());
+    if (num_layers == 0 || num_windows != num_layers) {
         raise_value_error("sliding_windows",
             "one for each of at least one layer, of which there are " + std::to_string(num_layers),
-            std::to_string(arguments.sliding_windows.size()));
+            std::to_string(num_windows));
     }
     for (int64_t window : arguments.sliding_windows) check_at_least("sliding_windows", window, 0);
+    check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
+    check_share("first_kv_head", sizes.first_kv_head, sizes.num_kv_heads, sizes.model_kv_heads);
+    check_share("first_layer", sizes.first_layer, num_layers, sizes.pool_layers);
 }
 
 }  // namespace
@@ -179,57 +188,30 @@ void check_arguments(const ModelArguments& arguments, size_t num_layers) {
 OwnedModel read_model(const ModelArguments& arguments) {
     const nb::handle weights = arguments.weights;
     const nb::object layers = weights.attr("layers");
-    check_arguments(arguments, nb::len(layers));
-    const auto num_layers = static_cast<int64_t>(nb::len(layers));
-    check_share(
-        "first_token_id", arguments.first_token_id, arguments.num_token_ids, arguments.vocab_size);
-    check_share(
-        "first_kv_head", arguments.first_kv_head, arguments.num_kv_heads, arguments.model_kv_heads);
-    check_share("first_layer", arguments.first_layer, num_layers, arguments.pool_layers);
-
-    const nb::object first_out = layers[0].attr("attention_out");
-    const linear::OwnedMatrix out = linear::read_packed(first_out, "layers[0].attention_out");
+    check(arguments, static_cast<int64_t>(nb::len(layers)));
     OwnedModel owned{};  // weights that a stage does not have are null
-    Reader reader(owned.owners);
     Model& model = owned.model;
-    model.sizes = {
-        .first_layer = arguments.first_layer,
-        .pool_layers = arguments.pool_layers,
-        .vocab = arguments.vocab_size,
-        .first_token_id = arguments.first_token_id,
-        .num_token_ids = arguments.num_token_ids,
-        .hidden = out.matrix.num_out,
-        .inner = 0,  // this and the next two are those of the layers
-        .num_experts = 0,
-        .num_chosen = 0,
-        .num_heads = arguments.num_heads,
-        .model_kv_heads = arguments.model_kv_heads,
-        .first_kv_head = arguments.first_kv_head,
-        .num_kv_heads = arguments.num_kv_heads,
-        .head_dim = arguments.head_dim,
-    };
-    Sizes& sizes = model.sizes;
+    model.sizes = arguments.sizes;
     model.is_bfloat16 = arguments.is_bfloat16;
     model.norm_eps = static_cast<float>(arguments.norm_eps);
+    model.rope_scale = arguments.rope_scale;
+    Reader reader(owned.owners, model.sizes);
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
-        model.layers.push_back(
-            read_layer(reader, layer, "layers[" + std::to_string(index) + "].", sizes));
+        model.layers.push_back(reader.layer(layer, "layers[" + std::to_string(index) + "]."));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
-        widen(sizes, model.layers.back());
+        widen(model.sizes, model.layers.back());
     }
-    nb::object embedding = weights.attr("embedding");
-    if (!embedding.is_none()) {
-        model.embedding = reader.embedding(std::move(embedding), model.is_bfloat16, sizes);
+    if (nb::object embedding = weights.attr("embedding"); !embedding.is_none()) {
+        model.embedding = reader.embedding(std::move(embedding), model.is_bfloat16);
     }
-    if (!weights.attr("final_norm").is_none()) {
-        model.final_norm = reader.vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
-        model.lm_head = reader.matrix(
-            weights.attr("lm_head"), "lm_head", sizes.num_token_ids, sizes.hidden, false);
+    if (nb::object final_norm = weights.attr("final_norm"); !final_norm.is_none()) {
+        model.final_norm = reader.read(std::move(final_norm), "final_norm", model.sizes.hidden);
+        const MatrixShape shape{model.sizes.num_token_ids, model.sizes.hidden};
+        model.lm_head = reader.read(weights.attr("lm_head"), "lm_head", shape);
     }
-    model.inverse_frequencies = reader.vector(nb::borrow(arguments.inverse_frequencies),
-        "inverse_frequencies", sizes.head_dim / 2);
-    model.rope_scale = arguments.rope_scale;
+    model.inverse_frequencies = reader.read(nb::borrow(arguments.inverse_frequencies),
+        "inverse_frequencies", model.sizes.head_dim / 2);
     return owned;
 }
 

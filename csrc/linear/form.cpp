@@ -29,27 +29,31 @@ const TileKernels* tile_kernels(Variant variant) {
     return nullptr;
 }
 
-Form tiled(const Product& product, const TileKernels& kernels) {
-    const bool is_int8 = product.matrix->type == WeightType::kInt8;
+Form tiled(const Product& product, const Layout& layout, MultiplyFunction multiply,
+    ConvertFunction convert) {
     const int64_t num_inputs = round_up(product.matrix->num_in, kTileInputs);
     const int64_t row_bytes = num_inputs * 2;
     const int64_t fitting = kMostTileBytes / row_bytes / (2 * kTileRows) * 2 * kTileRows;
+    const bool is_widened = layout.unit_inputs > 2;  // else units are rows of tiles
     return {
-        .multiply = is_int8 ? kernels.int8 : kernels.bfloat16,
-        .convert = kernels.tile_rows,
+        .multiply = multiply,
+        .convert = convert,
         .is_in_place = false,
         .element_bytes = 2,
         .num_inputs = num_inputs,
         .rows_together = kTileRows,
         .most_rows = std::clamp(fitting, 4 * kTileRows, kMostTileRows),
-        .scratch_bytes = kMaxChunkPanels * kPanelOutputs * (is_int8 ? row_bytes : 2 * kTileInputs),
+        .scratch_bytes =
+            kMaxChunkPanels * kPanelOutputs * (is_widened ? row_bytes : 2 * kTileInputs),
     };
 }
 
-// `weight_bytes`: what an item needs for each weight of a chunk that it widens.
+// `step_inputs`: of an output, that the kernels read in a step. With several steps a unit, an item
+// widens the weights of a chunk to elements like those of x.
 Form by_rows(const Product& product, const Layout& layout, MultiplyFunction multiply,
-    ConvertFunction convert, bool is_in_place, int64_t element_bytes, int64_t weight_bytes) {
+    ConvertFunction convert, bool is_in_place, int64_t element_bytes, int step_inputs) {
     const int64_t num_inputs = layout.num_units * layout.unit_inputs;
+    const int64_t weight_bytes = layout.unit_inputs > step_inputs ? element_bytes : 0;
     return {
         .multiply = multiply,
         .convert = convert,
@@ -65,24 +69,21 @@ Form by_rows(const Product& product, const Layout& layout, MultiplyFunction mult
 }  // namespace
 
 Form form_of(const Product& product, const Layout& layout, Variant variant) {
-    const WeightType type = product.matrix->type;
+    const auto type = static_cast<int>(product.matrix->type);
     const ProductKernels& kernels = PDSERVE_OF_VARIANT(variant, ProductKernels);
-    if (product.is_bfloat16 && type != WeightType::kFloat32) {
-        if (const TileKernels* tiles = tile_kernels(variant)) return tiled(product, *tiles);
-        if (kernels.has_pairs) {
-            return type == WeightType::kInt8
-                ? by_rows(product, layout, kernels.int8_by_pairs, kernels.pad_pairs, true, 2, 2)
-                : by_rows(
-                    product, layout, kernels.bfloat16_by_pairs, kernels.pad_pairs, true, 2, 0);
+    if (product.is_bfloat16) {
+        const TileKernels* tiles = tile_kernels(variant);
+        if (tiles != nullptr && tiles->by_tiles[type] != nullptr) {
+            return tiled(product, layout, tiles->by_tiles[type], tiles->tile_rows);
+        }
+        if (kernels.by_pairs[type] != nullptr) {
+            return by_rows(product, layout, kernels.by_pairs[type], kernels.pad_pairs, true, 2, 2);
         }
     }
-    const MultiplyFunction multiply = type == WeightType::kInt8 ? kernels.int8_by_float32
-        : type == WeightType::kBFloat16                         ? kernels.bfloat16_by_float32
-                                                                : kernels.float32_by_float32;
     const ConvertFunction convert =
         product.is_bfloat16 ? kernels.widen_bfloat16 : kernels.widen_float32;
-    return by_rows(product, layout, multiply, convert, !product.is_bfloat16, 4,
-        type == WeightType::kFloat32 ? 0 : 4);
+    return by_rows(
+        product, layout, kernels.by_float32[type], convert, !product.is_bfloat16, 4, 1);
 }
 
 }  // namespace pdserve::linear

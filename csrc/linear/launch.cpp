@@ -110,8 +110,8 @@ void pack_linear_rows(nb::handle packed, int64_t first_row, nb::handle rows_obje
 }
 
 nb::tuple packed_size(
-    const char* kind, int64_t num_out, int64_t num_in, bool is_gated) {
-    const WeightType type = weight_type_from(kind);
+    const char* form, int64_t num_out, int64_t num_in, bool is_gated) {
+    const WeightType type = weight_type_from(form);
     check_sizes(num_out, num_in, is_gated);
     const Layout layout = layout_of(type, num_out, num_in, is_gated);
     return nb::make_tuple(
@@ -128,7 +128,7 @@ void bind_linear(nb::module_& m) {
         arg("variant") = "", "x times a packed matrix, into `out`.");
     m.def("pack_linear_rows", &linear::pack_linear_rows, arg("packed"), arg("first_row"),
         arg("rows"), "Put rows of a weight matrix into their places in a packed one.");
-    m.def("packed_size", &linear::packed_size, arg("kind"), arg("num_out"), arg("num_in"),
+    m.def("packed_size", &linear::packed_size, arg("form"), arg("num_out"), arg("num_in"),
         arg("is_gated"),
         "Bytes of a packed matrix, and its outputs padded to whole panels.");
 }

@@ -19,9 +19,19 @@ namespace pdserve::linear {
 
 enum class WeightType { kFloat32, kBFloat16, kInt8 };
 
+constexpr int kNumForms = 3;
+
 constexpr int kPanelOutputs = 16;
 
 constexpr int kUnitBytes = 64;
+
+// What distinguishes the forms of weights: a row for each type, in its order.
+struct FormTraits {
+    const char* name;  // as in pdserve/engine/plan/forms.py
+    int unit_inputs;   // of each output
+    bool has_scales;   // of float32, one for each output, or for a group of its inputs
+    int group_inputs;  // that share a scale; 0: all
+};
 
 struct Layout {
     int64_t num_panels;
@@ -32,12 +42,22 @@ struct Layout {
 
 namespace {
 
+constexpr FormTraits kForms[kNumForms] = {
+    {"float32", 1, false, 0},
+    {"bfloat16", 2, false, 0},
+    {"int8", 4, true, 0},
+};
+
+[[maybe_unused]] constexpr const FormTraits& traits_of(WeightType type) {
+    return kForms[static_cast<int>(type)];
+}
+
 [[maybe_unused]] Layout layout_of(
     WeightType type, int64_t num_out, int64_t num_in, bool is_gated) {
     const int64_t half = is_gated ? num_out / 2 : num_out;
     Layout layout;
     layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
-    layout.unit_inputs = type == WeightType::kFloat32 ? 1 : type == WeightType::kBFloat16 ? 2 : 4;
+    layout.unit_inputs = traits_of(type).unit_inputs;
     layout.num_units = (num_in + layout.unit_inputs - 1) / layout.unit_inputs;
     layout.panel_bytes = layout.num_units * kUnitBytes;
     return layout;

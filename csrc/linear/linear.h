@@ -18,8 +18,9 @@ struct PackedMatrix {
     int64_t num_in;
     bool is_gated;        // gate above up: made for Result::kGatedSilu
     const void* weights;  // aligned to 64 bytes
-    const float* scales;  // [panels * 16] in the panels' order; null unless the weights are int8
-    const float* bias;    // [panels * 16] in the panels' order; null: none
+    const float* scales;   // [groups of inputs][panels * 16] in the panels' order; null: none
+    int64_t scale_stride;  // from a group's scales to the next one's; 0: there is one group
+    const float* bias;     // [panels * 16] in the panels' order; null: none
 };
 
 struct Product {

@@ -111,6 +111,7 @@ Job job_of(const Product& product, Variant variant, int64_t wanted) {
     call.weights = static_cast<const uint8_t*>(matrix.weights);
     call.layout = layout_of(matrix.type, matrix.num_out, matrix.num_in, matrix.is_gated);
     call.scales = matrix.scales;
+    call.scale_stride = matrix.scale_stride;
     call.bias = matrix.bias;
     call.result = product.result;
     call.is_bfloat16 = product.is_bfloat16;

@@ -19,12 +19,8 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kMostOutputs = int64_t{1} << 30;
 
 const float* lane_values(
-    nb::handle object, const std::string& name, int64_t num_lanes, bool is_required,
-    Access access) {
-    if (object.is_none()) {
-        if (is_required) raise_type_error(name, "a tensor, as the weights are int8", "None");
-        return nullptr;
-    }
+    nb::handle object, const std::string& name, int64_t num_lanes, Access access) {
+    if (object.is_none()) return nullptr;
     const TensorView view(object, name.c_str(), access);
     view.expect_type({ElementType::kFloat32});
     view.expect_shape({num_lanes}, "[outputs, padded to panels]");
@@ -34,11 +30,14 @@ const float* lane_values(
 
 }  // namespace
 
-WeightType weight_type_from(const char* kind) {
-    if (std::strcmp(kind, "float32") == 0) return WeightType::kFloat32;
-    if (std::strcmp(kind, "bfloat16") == 0) return WeightType::kBFloat16;
-    if (std::strcmp(kind, "int8") == 0) return WeightType::kInt8;
-    raise_value_error("kind", "float32, bfloat16 or int8", kind);
+WeightType weight_type_from(const char* name) {
+    std::string known;
+    int type = 0;
+    for (const FormTraits& form : kForms) {
+        if (std::strcmp(name, form.name) == 0) return static_cast<WeightType>(type);
+        known += (type++ == 0 ? "" : ", ") + std::string(form.name);
+    }
+    raise_value_error("form", "one of " + known, name);
 }
 
 void check_sizes(int64_t num_out, int64_t num_in, bool is_gated) {
@@ -57,7 +56,7 @@ OwnedMatrix read_packed(nb::handle object, const char* name, Access access) {
     const std::string prefix = std::string(name) + ".";
     OwnedMatrix owned{{}, object.attr("weights"), object.attr("scales"), object.attr("bias")};
     PackedMatrix& matrix = owned.matrix;
-    matrix.type = weight_type_from(nb::cast<std::string>(object.attr("kind")).c_str());
+    matrix.type = weight_type_from(nb::cast<std::string>(object.attr("form").attr("name")).c_str());
     matrix.num_out = nb::cast<int64_t>(object.attr("num_out"));
     matrix.num_in = nb::cast<int64_t>(object.attr("num_in"));
     matrix.is_gated = nb::cast<bool>(object.attr("is_gated"));
@@ -77,9 +76,16 @@ OwnedMatrix read_packed(nb::handle object, const char* name, Access access) {
             "an address with remainder " + std::to_string(address % kAlignment));
     }
     const int64_t num_lanes = layout.num_panels * kPanelOutputs;
-    const bool is_int8 = matrix.type == WeightType::kInt8;
-    matrix.scales = lane_values(owned.scales, prefix + "scales", num_lanes, is_int8, access);
-    matrix.bias = lane_values(owned.bias, prefix + "bias", num_lanes, false, access);
+    const FormTraits& form = traits_of(matrix.type);
+    const int64_t num_groups =
+        form.group_inputs == 0 ? 1 : (matrix.num_in + form.group_inputs - 1) / form.group_inputs;
+    matrix.scales = lane_values(owned.scales, prefix + "scales", num_groups * num_lanes, access);
+    matrix.scale_stride = num_groups == 1 ? 0 : num_lanes;
+    if (form.has_scales && matrix.scales == nullptr) {
+        raise_type_error(prefix + "scales", "a tensor, as the weights are " + std::string(form.name),
+            "None");
+    }
+    matrix.bias = lane_values(owned.bias, prefix + "bias", num_lanes, access);
     return owned;
 }
 

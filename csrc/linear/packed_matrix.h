@@ -23,8 +23,8 @@ struct OwnedMatrix {
 OwnedMatrix read_packed(
     nanobind::handle object, const char* name, Access access = Access::kRead);
 
-// "float32", "bfloat16" or "int8". Raises ValueError.
-WeightType weight_type_from(const char* kind);
+// The form of that name. Raises ValueError.
+WeightType weight_type_from(const char* name);
 
 // Raises ValueError: impossible sizes.
 void check_sizes(int64_t num_out, int64_t num_in, bool is_gated);

@@ -21,6 +21,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     """
     from pdserve.engine.models.config import load_model_config, parse_model_config
     from pdserve.engine.models.json_fields import JsonFields
+    from pdserve.engine.plan.forms import ActivationDtype
     from pdserve.engine.steps.worst import WorstStep
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
@@ -37,7 +38,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     longest = config.max_model_len or model.max_model_len
     found = capacity(
         model,
-        config.dtype,
+        ActivationDtype(config.dtype),
         Devices(
             memory_bytes=parse_bytes(config.device_memory),
             number=config.devices,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.expert_config import ExpertConfig
 
 
@@ -17,8 +18,8 @@ class Experts:
 
     config: ExpertConfig
     router: Tensor  # [num_experts, hidden_size] float32
-    gate_up: Tensor  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
-    down: Tensor  # [num_experts, hidden_size, intermediate_size]
+    gate_up: Linear  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
+    down: Linear  # [num_experts, hidden_size, intermediate_size]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
@@ -48,9 +49,8 @@ def choose_experts(x: Tensor, router: Tensor, config: ExpertConfig) -> Routing:
 def _mixed(x: Tensor, layer: Experts, routing: Routing) -> Tensor:
     """Return the weighted sums, added in float32 in the experts' order."""
     mixed = torch.zeros_like(x, dtype=torch.float32)
-    for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+    for expert in range(layer.config.num_experts):
         rows, places = torch.where(routing.experts == expert)
-        gate, up = functional.linear(x[rows], gate_up).chunk(2, dim=-1)
-        made = functional.linear(functional.silu(gate).mul_(up), down)
+        made = Mlp(layer.gate_up[expert], layer.down[expert])(x[rows])
         mixed.index_add_(0, rows, made * routing.weights[rows, places, None])
     return mixed.to(x.dtype)

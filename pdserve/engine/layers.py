@@ -2,23 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.plan.matrix import Matrix
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's type of this name: of activations, or of the codes of a form."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x · weightᵀ + bias."""
+    """x · weightᵀ + bias; or a stack of such, of which `[number]` is one."""
 
-    weight: Tensor  # [out_features, in_features]
+    weight: Tensor  # [out_features, in_features]; of a stack, [number of them, ...], as all here
     bias: Tensor | None  # [out_features]
+    scales: Tensor | None = (
+        None  # [out_features] float32, of the weights' rows; None: they have none
+    )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
-        return functional.linear(x, self.weight, self.bias)
+        if self.scales is None:
+            return functional.linear(x, self.weight, self.bias)
+        scaled = functional.linear(x, self.weight.to(x.dtype)) * self.scales
+        return (scaled if self.bias is None else scaled + self.bias).to(x.dtype)
+
+    def __getitem__(self, number: int) -> Linear:
+        """Return one of a stack."""
+        bias = None if self.bias is None else self.bias[number]
+        scales = None if self.scales is None else self.scales[number]
+        return Linear(self.weight[number], bias, scales)
+
+
+def empty_linear(matrix: Matrix, dtype: torch.dtype, device: torch.device, *stack: int) -> Linear:
+    """Allocate memory for a matrix, or for a stack of so many like it, in its form.
+
+    Args:
+        matrix: as planned.
+        dtype: of its bias.
+        device: where it will be.
+        stack: how many there are; nothing: it is none.
+    """
+    form = matrix.form
+    assert not form.is_quantised or (form.group, form.has_zeros) == ((1, 0), False), form.name
+    rows = (*stack, matrix.num_out)
+    return Linear(
+        torch.empty((*rows, matrix.num_in), dtype=torch_dtype(form.dtype), device=device),
+        torch.empty(rows, dtype=dtype, device=device) if matrix.has_bias else None,
+        torch.empty(rows, device=device) if form.is_quantised else None,
+    )
+
+
+def quantised(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return codes of `dtype` and a scale for each row of [rows, in_features].
+
+    The largest magnitude of a row has the largest code.
+    """
+    wide = weight.float()
+    largest = (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
+    scales = wide.abs().amax(dim=1) / largest
+    ratios = (wide / scales.where(scales > 0, 1.0)[:, None]).clamp(-largest, largest)
+    return (ratios if dtype.is_floating_point else ratios.round()).to(dtype), scales
+
+
+def gated_silu(rows: Tensor) -> Tensor:
+    """Return silu(gate) * up: [..., 2 * size], gate and then up, -> [..., size]."""
+    gate, up = rows.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +86,9 @@ class Mlp:
     gate_up: Linear  # the rows of gate, then those of up: [2 * intermediate_size, hidden_size]
     down: Linear  # [hidden_size, intermediate_size]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(functional.silu(gate).mul_(up))
+    def __call__(self, x: Tensor, gated: Callable[[Tensor], Tensor] = gated_silu) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; `gated` as gated_silu."""
+        return self.down(gated(self.gate_up(x)))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

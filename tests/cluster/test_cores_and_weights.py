@@ -12,6 +12,8 @@ from pdserve.cluster.child import Child
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.forms import INT8, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.load import load_decoder
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
@@ -74,7 +76,8 @@ def quantised_tokens(path: Path, prompt: list[int]) -> list[int]:
     """What one process makes of it."""
     checkpoint = resolve_checkpoint(str(path))
     config = load_model_config(checkpoint)
-    model = load_decoder(checkpoint, config, torch.float32, torch.device("cpu"), is_int8=True)
+    plan = ModelPlan.of(config, form=INT8)
+    model = load_decoder(checkpoint, plan, ActivationDtype.FLOAT32, torch.device("cpu"))
     kv_cache = KvCache(config.kv_layout(16, KvDtype.FLOAT32), 64, torch.device("cpu"))
     node = Node(model, kv_cache, ModelRunner(model, kv_cache), list(range(64)))
     request = make_request(prompt)

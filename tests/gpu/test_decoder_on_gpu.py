@@ -20,13 +20,13 @@ from pdserve.engine.cuda.decoder import CudaDecoder
 from pdserve.engine.cuda.load import cuda_decoder
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig, load_model_config
-from pdserve.engine.models.parameters import tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.weights.load import load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
+from tests.plans import activations, plan_in
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.replayed import Recorded
@@ -191,10 +191,12 @@ def test_weights_arrive_as_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
     """As the file has them, and converted."""
     checkpoint = resolve_checkpoint(str(make_checkpoint(tmp_path, "qwen3_moe")))
     config = load_model_config(checkpoint)
-    there, here = (load_torch_weights(checkpoint, config, dtype, on) for on in (CUDA, CPU))
-    expected = tensor_slots(here, config)
-    for name, slot in tensor_slots(there, config).items():
-        assert torch.equal(slot.destination.cpu(), expected[name].destination), name
+    plan = plan_in(config, dtype)
+    there, here = (
+        load_torch_weights(checkpoint, plan, activations(dtype), on) for on in (CUDA, CPU)
+    )
+    for name, slot in there.slots.items():
+        assert torch.equal(slot.destination.cpu(), here.slots[name].destination), name
 
 
 def test_a_node_gets_it_from_its_weights(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 from pdserve.engine.native.linear import (
     PackedLinear,
     Result,
-    WeightKind,
     linear,
     pack,
     unpack,
 )
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
 
-KINDS = list(WeightKind)
+WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8]
 DTYPES = [torch.float32, torch.bfloat16]
 FLOAT_RESULTS = (Result.STORE_FLOAT, Result.ADD)
 
@@ -27,7 +27,7 @@ FLOAT_RESULTS = (Result.STORE_FLOAT, Result.ADD)
 class Product:
     """Everything that a product depends on but its x."""
 
-    kind: WeightKind = WeightKind.BFLOAT16
+    form: WeightForm = BFLOAT16
     dtype: torch.dtype = torch.bfloat16  # of x
     num_out: int = 64
     num_in: int = 96
@@ -66,7 +66,7 @@ def products(result: Result | None = None) -> st.SearchStrategy[Product]:
     results = st.sampled_from(list(Result)) if result is None else st.just(result)
     return st.builds(
         Product,
-        kind=st.sampled_from(KINDS),
+        form=st.sampled_from(WEIGHT_FORMS),
         dtype=st.sampled_from(DTYPES),
         num_out=st.one_of(st.integers(1, 70), st.sampled_from([96, 128, 300])).map(lambda n: 2 * n),
         num_in=st.one_of(st.integers(1, 70), st.sampled_from([96, 128, 301])),
@@ -84,7 +84,7 @@ def make_case(product: Product, num_rows: int, seed: int = 0, is_strided: bool =
     torch.manual_seed(seed)
     weight = torch.randn(product.num_out, product.num_in)
     bias = torch.randn(product.num_out) if product.has_bias else None
-    packed = pack(weight, bias, kind=product.kind, is_gated=product.is_gated)
+    packed = pack(weight, bias, form=product.form, is_gated=product.is_gated)
     x = random_rows(num_rows, product.num_in, product.dtype, is_strided)
     before = random_rows(num_rows, packed.num_columns, product.out_dtype, is_strided)
     return Case(product, packed, bias, x, before)

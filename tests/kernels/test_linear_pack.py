@@ -15,7 +15,6 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.native.linear import (
     PackedLinear,
-    WeightKind,
     aligned_bytes,
     empty_packed,
     pack,
@@ -23,7 +22,8 @@ from pdserve.engine.native.linear import (
     packed_size,
     unpack,
 )
-from tests.kernels.linear_cases import DTYPES, KINDS
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT8, WeightForm
+from tests.kernels.linear_cases import DTYPES, WEIGHT_FORMS
 
 
 def same_memory(a: PackedLinear, b: PackedLinear) -> bool:
@@ -31,16 +31,16 @@ def same_memory(a: PackedLinear, b: PackedLinear) -> bool:
     return all(p is q if p is None or q is None else torch.equal(p, q) for p, q in pairs)
 
 
-@pytest.mark.parametrize("kind", [WeightKind.FLOAT32, WeightKind.BFLOAT16])
+@pytest.mark.parametrize("form", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(("num_out", "num_in"), [(2, 1), (32, 16), (74, 33), (96, 130)])
 def test_unpacked_is_what_was_packed(
-    kind: WeightKind, dtype: torch.dtype, is_gated: bool, num_out: int, num_in: int
+    form: WeightForm, dtype: torch.dtype, is_gated: bool, num_out: int, num_in: int
 ) -> None:
     weight = torch.randn(num_out, num_in).to(dtype)
-    found = unpack(pack(weight, kind=kind, is_gated=is_gated))
-    stored = torch.float32 if kind is WeightKind.FLOAT32 else torch.bfloat16
+    found = unpack(pack(weight, form=form, is_gated=is_gated))
+    stored = torch.float32 if form is FLOAT32 else torch.bfloat16
     assert torch.equal(found, weight.to(stored).float())
 
 
@@ -49,7 +49,7 @@ def test_unpacked_is_what_was_packed(
 def test_int8_is_the_nearest_of_255_values(dtype: torch.dtype, is_gated: bool) -> None:
     weight = (torch.randn(74, 33) * torch.logspace(-9, 9, 74)[:, None]).to(dtype)
     weight[5] = 0
-    found = unpack(pack(weight, kind=WeightKind.INT8, is_gated=is_gated))
+    found = unpack(pack(weight, form=INT8, is_gated=is_gated))
     largest = weight.float().abs().amax(1, keepdim=True)
     scale = largest / 127
     steps = torch.where(scale > 0, weight.float() / scale, 0).round()
@@ -61,25 +61,25 @@ def test_int8_is_the_nearest_of_255_values(dtype: torch.dtype, is_gated: bool) -
 def test_int8_of_numbers_that_have_lost_digits() -> None:
     """A scale of one bit: 190 / 127 of the smallest number there is."""
     weight = torch.full((1, 4), 190 * 2.0**-149)
-    found = unpack(pack(weight, kind=WeightKind.INT8))
+    found = unpack(pack(weight, form=INT8))
     assert bool((found == 127 * 2.0**-149).all())
 
 
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from(KINDS),
+    form=st.sampled_from(WEIGHT_FORMS),
     is_gated=st.booleans(),
     num_out=st.integers(1, 60).map(lambda n: 2 * n),
     num_in=st.integers(1, 40),
     data=st.data(),
 )
 def test_a_matrix_may_be_packed_in_any_pieces(
-    kind: WeightKind, is_gated: bool, num_out: int, num_in: int, data: st.DataObject
+    form: WeightForm, is_gated: bool, num_out: int, num_in: int, data: st.DataObject
 ) -> None:
     """Every byte is the same, whatever the memory held before."""
     weight, bias = torch.randn(num_out, num_in), torch.randn(num_out)
-    whole = pack(weight, bias, kind=kind, is_gated=is_gated)
-    pieces = empty_packed(kind, num_out, num_in, is_gated=is_gated, has_bias=True)
+    whole = pack(weight, bias, form=form, is_gated=is_gated)
+    pieces = empty_packed(form, num_out, num_in, is_gated=is_gated, has_bias=True)
     pieces.weights.fill_(0xFF)
     if pieces.scales is not None:
         pieces.scales.fill_(7.0)
@@ -90,22 +90,22 @@ def test_a_matrix_may_be_packed_in_any_pieces(
     assert same_memory(pieces, whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_a_larger_tensor(kind: WeightKind) -> None:
+@pytest.mark.parametrize("form", WEIGHT_FORMS)
+def test_rows_of_a_larger_tensor(form: WeightForm) -> None:
     wide = torch.randn(50, 100)
     rows = wide[3:40, 7:60]
-    assert same_memory(pack(rows, kind=kind), pack(rows.contiguous(), kind=kind))
+    assert same_memory(pack(rows, form=form), pack(rows.contiguous(), form=form))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_threads_make_no_difference(kind: WeightKind) -> None:
+@pytest.mark.parametrize("form", WEIGHT_FORMS)
+def test_the_threads_make_no_difference(form: WeightForm) -> None:
     weight = torch.randn(500, 33)
     before = _native.num_threads()
     try:
         _native.set_num_threads(1)
-        one = pack(weight, kind=kind)
+        one = pack(weight, form=form)
         _native.set_num_threads(3)
-        assert same_memory(pack(weight, kind=kind), one)
+        assert same_memory(pack(weight, form=form), one)
     finally:
         _native.set_num_threads(before)
 
@@ -116,30 +116,30 @@ def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> No
     weight = torch.randn(40, 9).to(dtype)
     weight[33, 4] = value
     with pytest.raises(ValueError, match=r"rows: expected finite values.* in row 3[2-9]"):
-        pack(weight, kind=WeightKind.INT8)
-    pack(weight, kind=WeightKind.BFLOAT16)
+        pack(weight, form=INT8)
+    pack(weight, form=BFLOAT16)
 
 
 def test_packed_rows_fill_lanes_and_cache_lines() -> None:
-    assert packed_size(WeightKind.FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
-    assert packed_size(WeightKind.BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
-    assert packed_size(WeightKind.INT8, 17, 3).num_bytes == 2 * 64
-    assert packed_size(WeightKind.INT8, 17, 5).num_bytes == 2 * 128  # whole cache lines
-    assert packed_size(WeightKind.INT8, 17, 5).num_lanes == 32
-    assert packed_size(WeightKind.BFLOAT16, 34, 3, is_gated=True).num_lanes == 64
+    assert packed_size(FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
+    assert packed_size(BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
+    assert packed_size(INT8, 17, 3).num_bytes == 2 * 64
+    assert packed_size(INT8, 17, 5).num_bytes == 2 * 128  # whole cache lines
+    assert packed_size(INT8, 17, 5).num_lanes == 32
+    assert packed_size(BFLOAT16, 34, 3, is_gated=True).num_lanes == 64
 
 
 def test_a_bias_that_has_no_room_or_is_missing() -> None:
     weight, bias = torch.zeros(16, 4), torch.zeros(16)
     with pytest.raises(ValueError, match="bias: expected none"):
-        pack_rows(empty_packed(WeightKind.BFLOAT16, 16, 4), 0, weight, bias)
+        pack_rows(empty_packed(BFLOAT16, 16, 4), 0, weight, bias)
     with pytest.raises(ValueError, match="bias: expected one"):
-        pack_rows(empty_packed(WeightKind.BFLOAT16, 16, 4, has_bias=True), 0, weight)
+        pack_rows(empty_packed(BFLOAT16, 16, 4, has_bias=True), 0, weight)
 
 
 @pytest.mark.parametrize("shape", [(1,), (15,), (17,), (16, 1), ()])
 def test_a_bias_of_another_size_is_refused_and_nothing_packed(shape: tuple[int, ...]) -> None:
-    packed = empty_packed(WeightKind.BFLOAT16, 32, 4, has_bias=True)
+    packed = empty_packed(BFLOAT16, 32, 4, has_bias=True)
     with pytest.raises(ValueError, match=r"bias: expected shape \[num_rows\] = \[16\], found"):
         pack_rows(packed, 0, torch.ones(16, 4), torch.ones(shape))
     assert not packed.weights.any()
@@ -148,7 +148,7 @@ def test_a_bias_of_another_size_is_refused_and_nothing_packed(shape: tuple[int, 
 def parts(**changes: Any) -> SimpleNamespace:
     """A gated int8 matrix of [64, 10] that works, changed."""
     works = {
-        "kind": "int8",
+        "form": INT8,
         "num_out": 64,
         "num_in": 10,
         "is_gated": True,
@@ -164,7 +164,7 @@ def misaligned(num_bytes: int) -> Tensor:
 
 
 MATRIX_ERRORS: list[tuple[SimpleNamespace, type[Exception], str]] = [
-    (parts(kind="int4"), ValueError, "kind: expected float32, bfloat16 or int8, found int4"),
+    (parts(form=FLOAT16), ValueError, "form: expected one of float32, .*int8, found float16"),
     (parts(num_out=63), ValueError, "num_out: expected an even number.*found 63"),
     (parts(num_out=0), ValueError, "at least 1.*found 0 and 10"),
     (parts(num_in=-1), ValueError, "found 64 and -1"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pdserve import _native
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.plan.forms import FLOAT32
 from tests.kernels.cases import Shape, make_case
 from tests.kernels.test_attention import attend
 from tests.unit.engine_model.small_models import all_logits, random_tokens, small_model
@@ -76,7 +76,7 @@ def said_anew(thread: int) -> int:
 
 def test_a_worker_leaves_the_core_of_its_caller() -> None:
     model = small_model(torch.float32)
-    decoder = model.native(WeightKind.FLOAT32)
+    decoder = model.native(FLOAT32)
 
     def step() -> None:  # during which a worker looks for work, however late it wakes up
         all_logits(decoder, model.kv_cache(), random_tokens(40, 1))

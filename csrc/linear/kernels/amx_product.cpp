@@ -81,7 +81,7 @@ PDSERVE_INLINE void widen_tile(const uint8_t* units, uint8_t* tile) {
 template <WeightType kType>
 class TileMultiply {
     static constexpr bool kIsInt8 = kType == WeightType::kInt8;
-    static constexpr int kUnitsInTile = kIsInt8 ? 8 : 16;
+    static constexpr int kUnitsInTile = kTileInputs / traits_of(kType).unit_inputs;
 
 public:
     TileMultiply(const Call& call, const WorkItem& item, uint8_t* scratch)
@@ -285,8 +285,7 @@ void tile_rows(const Rows& rows, int64_t num_in, int64_t padded, void* target) {
 }  // namespace
 
 const TileKernels PDSERVE_OF_THIS_BUILD(TileKernels) = {
-    .bfloat16 = multiply_item<WeightType::kBFloat16>,
-    .int8 = multiply_item<WeightType::kInt8>,
+    .by_tiles = {nullptr, multiply_item<WeightType::kBFloat16>, multiply_item<WeightType::kInt8>},
     .tile_rows = tile_rows,
 };
 

@@ -39,7 +39,7 @@ public:
         const int64_t first_lane = first_panel * kPanelOutputs;
         const Part part{
             sums, sum_stride, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
-        if (call_.scales != nullptr) {
+        if (call_.scales != nullptr && call_.scale_stride == 0) {
             change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
         }
         if (call_.bias != nullptr) {

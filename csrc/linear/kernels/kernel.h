@@ -22,8 +22,9 @@ struct Call {
 
     const uint8_t* weights;
     Layout layout;
-    const float* scales;  // [num_panels * 16] or null
-    const float* bias;    // [num_panels * 16] or null
+    const float* scales;   // [num_panels * 16] of each group of inputs, or null
+    int64_t scale_stride;  // between groups; 0: there is one, whose scales are applied at the end
+    const float* bias;     // [num_panels * 16] or null
 
     Result result;
     bool is_bfloat16;  // what "same type" means
@@ -56,12 +57,8 @@ using ConvertFunction = void (*)(
     const Rows& rows, int64_t num_in, int64_t padded, void* target);
 
 struct ProductKernels {
-    bool has_pairs;  // bfloat16 x is read in pairs, unless the weights are float32
-    MultiplyFunction float32_by_float32;
-    MultiplyFunction bfloat16_by_float32;  // weights bfloat16, x float32
-    MultiplyFunction int8_by_float32;
-    MultiplyFunction bfloat16_by_pairs;  // null unless has_pairs
-    MultiplyFunction int8_by_pairs;
+    MultiplyFunction by_float32[kNumForms];  // of x, by the type of the weights
+    MultiplyFunction by_pairs[kNumForms];    // of bfloat16; null: x is widened
     ConvertFunction widen_float32;   // float32 -> float32, padded
     ConvertFunction widen_bfloat16;  // bfloat16 -> float32, padded
     ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
@@ -71,8 +68,7 @@ struct ProductKernels {
 // zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of
 // weights, or as many panels of bfloat16 if the weights are int8.
 struct TileKernels {
-    MultiplyFunction bfloat16;
-    MultiplyFunction int8;
+    MultiplyFunction by_tiles[kNumForms];  // by the type of the weights; null: there are none
     ConvertFunction tile_rows;  // of up to 16 rows
 };
 

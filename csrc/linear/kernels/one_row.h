@@ -51,7 +51,7 @@ constexpr int kRowAhead = 1024;  // bytes of a panel
 template <WeightType kType, int kPanels>
 PDSERVE_INLINE void multiply_row(
     const uint8_t* x, const uint8_t* panels, const Layout& layout, float* sums) {
-    constexpr int kPairBytes = kType == WeightType::kInt8 ? kUnitBytes / 2 : kUnitBytes;
+    constexpr int kPairBytes = kUnitBytes * 2 / traits_of(kType).unit_inputs;
     const int64_t num_pairs = layout.panel_bytes / kPairBytes;
     const WithoutDenormals without_denormals;
     FloatLanes totals[kPanels] = {};

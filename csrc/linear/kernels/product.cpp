@@ -8,20 +8,12 @@
 namespace pdserve::linear {
 
 const ProductKernels PDSERVE_OF_THIS_BUILD(ProductKernels) = {
+    .by_float32 = {multiply_item<ReadFloat32>, multiply_item<ReadBFloat16>,
+        multiply_item<ReadInt8>},
 #if defined(PDSERVE_HAS_PAIRS)
-    .has_pairs = true,
+    .by_pairs = {nullptr, multiply_item<ReadBFloat16Pairs>, multiply_item<ReadInt8Pairs>},
 #else
-    .has_pairs = false,
-#endif
-    .float32_by_float32 = multiply_item<ReadFloat32>,
-    .bfloat16_by_float32 = multiply_item<ReadBFloat16>,
-    .int8_by_float32 = multiply_item<ReadInt8>,
-#if defined(PDSERVE_HAS_PAIRS)
-    .bfloat16_by_pairs = multiply_item<ReadBFloat16Pairs>,
-    .int8_by_pairs = multiply_item<ReadInt8Pairs>,
-#else
-    .bfloat16_by_pairs = nullptr,
-    .int8_by_pairs = nullptr,
+    .by_pairs = {},
 #endif
     .widen_float32 = widen_rows<float>,
     .widen_bfloat16 = widen_rows<BFloat16>,

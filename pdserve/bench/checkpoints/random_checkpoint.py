@@ -131,8 +131,7 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
         "self_attn.o_proj.weight": (hidden, q_rows),
         "post_attention_layernorm.weight": (hidden,),
     }
-    if model.has_qk_norm:
-        layer |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
+    layer |= {f"{norm.tensor}.weight": (head_dim,) for norm in model.norms if norm.is_of_heads}
     shapes: Plan = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
         own = layer | _mlp_shapes(model, index)

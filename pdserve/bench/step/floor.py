@@ -24,13 +24,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import bytes_read, kv_weights, row_weights
 from pdserve.kv import KvDtype
 from pdserve.perf_model import StepRow
 
 _LOGIT_BYTES = 4  # float32
-_ROUTER_BYTES = 4  # float32
-_SCALE_BYTES = 4  # float32, one for each output of an int8 matrix
 
 
 class Limit(StrEnum):
@@ -65,29 +65,19 @@ class Rates:
         return Limit.MEMORY if memory_s >= work.num_flops / self.flops_per_s else Limit.ARITHMETIC
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrices:
-    """The weights of some linear layers, and the number of their outputs."""
-
-    num_weights: int
-    num_out: int
-
-
 class StepWork:
     """The work of any step of one model."""
 
-    def __init__(self, model: ModelConfig, dtype: KvDtype, *, is_int8: bool = False) -> None:
-        """Count for one model; `dtype`: of KV, activations and, unless `is_int8`, weights."""
-        hidden = model.hidden_size
-        queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        self._kv = _Matrices(2 * keys * hidden, 2 * keys)
-        self._attention = _Matrices(2 * queries * hidden, queries + hidden)  # but for those
-        self._mlp = _gated(hidden, model.intermediate_size)
-        self._expert = _gated(hidden, model.experts.intermediate_size if model.experts else 0)
-        self._output = _Matrices(model.vocab_size * hidden, model.vocab_size)
-        self._model = model
-        self._dtype = dtype
-        self._is_int8 = is_int8
+    def __init__(self, plan: ModelPlan, dtype: ActivationDtype, kv_dtype: KvDtype) -> None:
+        """Count for the whole of a model; `dtype`: of its embedding."""
+        assert plan.lm_head is not None, "all stages are counted"
+        self._layers = plan.layers
+        self._output = plan.lm_head
+        self._config = plan.config
+        self._row_bytes = plan.config.hidden_size * dtype.itemsize
+        self._token_bytes = sum(plane.layer_bytes for plane in plan.planes(kv_dtype))
+        self._last_kv_weights = kv_weights(plan.layers[-1])
+        self._row_weights = [row_weights(layer) for layer in plan.layers]
 
     def of(self, rows: Sequence[StepRow]) -> Work:
         """Return the work of one step; at least one of its rows must be sampled."""
@@ -95,72 +85,30 @@ class StepWork:
         return Work(self._bytes(rows), self._flops(rows))
 
     def _bytes(self, rows: Sequence[StepRow]) -> int:
-        model = self._model
         num_tokens = sum(row.num_tokens for row in rows)
         num_sampled = sum(row.is_sampled for row in rows)
-        layer = self._weight_bytes(self._kv) + self._weight_bytes(self._attention)
-        last = model.num_layers - 1
-        mlps = sum(
-            self._mlp_bytes(index, num_tokens if index < last else num_sampled)
-            for index in range(model.num_layers)
-        )
-        kv_tokens = sum(_tokens_seen(row, window) for row in rows for window in self._windows)
-        token_bytes = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize  # of a layer
+        *layers, last = self._layers
+        weights = sum(bytes_read(layer, num_tokens) for layer in layers)
+        weights += bytes_read(last, num_sampled) + self._output.num_bytes
+        kv_tokens = sum(_tokens_seen(row, layer.window) for row in rows for layer in self._layers)
         return (
-            model.num_layers * layer
-            + mlps
-            + self._weight_bytes(self._output)
-            + num_tokens * model.hidden_size * self._dtype.itemsize
-            + kv_tokens * token_bytes
-            + num_sampled * model.vocab_size * _LOGIT_BYTES
+            weights
+            + num_tokens * self._row_bytes
+            + kv_tokens * self._token_bytes
+            + num_sampled * self._output.num_out * _LOGIT_BYTES
         )
 
     def _flops(self, rows: Sequence[StepRow]) -> int:
-        model = self._model
         num_tokens = sum(row.num_tokens for row in rows)
         num_sampled = sum(row.is_sampled for row in rows)
-        kv = self._kv.num_weights
-        *others, rest = [
-            self._attention.num_weights + self._mlp_weights(index)
-            for index in range(model.num_layers)
-        ]
-        products = (model.num_layers * kv + sum(others)) * num_tokens
-        products += (rest + self._output.num_weights) * num_sampled
-        *first, last = self._windows
-        pairs = sum(_pairs_seen(row, window) for row in rows for window in first)
-        pairs += sum(_last_pairs(row, last) for row in rows if row.is_sampled)
-        return 2 * products + 4 * model.head_dim * model.num_heads * pairs
-
-    def _mlp_bytes(self, layer: int, num_rows: int) -> int:
-        """Of the weights of a layer's MLP, or of those of its experts that some row chooses."""
-        experts = self._model.experts_of(layer)
-        if experts is None:
-            return self._weight_bytes(self._mlp)
-        missed = (1 - experts.num_chosen / experts.num_experts) ** num_rows
-        chosen = round(experts.num_experts * (1 - missed) * self._weight_bytes(self._expert))
-        return chosen + experts.num_experts * self._model.hidden_size * _ROUTER_BYTES
-
-    def _mlp_weights(self, layer: int) -> int:
-        """Number of those that a row is multiplied by."""
-        experts = self._model.experts_of(layer)
-        if experts is None:
-            return self._mlp.num_weights
-        router = experts.num_experts * self._model.hidden_size
-        return router + experts.num_chosen * self._expert.num_weights
-
-    def _weight_bytes(self, matrices: _Matrices) -> int:
-        if self._is_int8:
-            return matrices.num_weights + _SCALE_BYTES * matrices.num_out
-        return matrices.num_weights * self._dtype.itemsize
-
-    @property
-    def _windows(self) -> tuple[int | None, ...]:
-        return self._model.sliding_windows
-
-
-def _gated(hidden: int, inner: int) -> _Matrices:
-    """Gate, up and down."""
-    return _Matrices(3 * inner * hidden, 2 * inner + hidden)
+        *before, last = self._row_weights
+        last_kv = self._last_kv_weights
+        products = (sum(before) + last_kv) * num_tokens
+        products += (last - last_kv + self._output.num_weights) * num_sampled
+        *layers, last_layer = self._layers
+        pairs = sum(_pairs_seen(row, layer.window) for row in rows for layer in layers)
+        pairs += sum(_last_pairs(row, last_layer.window) for row in rows if row.is_sampled)
+        return 2 * products + 4 * self._config.head_dim * self._config.num_heads * pairs
 
 
 def _tokens_seen(row: StepRow, window: int | None) -> int:

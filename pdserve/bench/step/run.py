@@ -30,7 +30,7 @@ from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.bench.step.table import neighbour_table, step_remarks, step_table
 from pdserve.bench.step.yardsticks import CpuYardsticks, GpuYardsticks, Yardsticks
 from pdserve.engine.cuda.stopwatch import CudaStopwatch
-from pdserve.engine.kv.cache import TORCH_DTYPES
+from pdserve.engine.layers import torch_dtype
 from pdserve.errors import ConfigError
 from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.start.cores import processor_name
@@ -109,7 +109,7 @@ def _kv_memory(engine: EngineConfig) -> str:
 def yardsticks_of(model: NodeModel, num_threads: int) -> Yardsticks:
     """The yardsticks of what computes the model, whose product is that of its gate and up."""
     hidden, inner = model.config.hidden_size, max(model.config.inner_widths)
-    width, dtype = (hidden, 2 * inner), TORCH_DTYPES[model.layout.dtype]
+    width, dtype = (hidden, 2 * inner), torch_dtype(model.activations)
     if model.device.type == "cpu":
         return CpuYardsticks(width, dtype, num_threads)
     return GpuYardsticks(
@@ -135,8 +135,8 @@ def computing_on(model: NodeModel, num_threads: int) -> Computing:
 
 def _weights(model: NodeModel) -> str:
     """The type of the weights."""
-    return model.layout.dtype if model.quantization == "none" else model.quantization
+    return model.form.name
 
 
 def _work(model: NodeModel) -> StepWork:
-    return StepWork(model.config, model.layout.dtype, is_int8=model.quantization == "int8")
+    return StepWork(model.plan(), model.activations, model.layout.dtype)

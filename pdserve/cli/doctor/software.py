@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pdserve
 from pdserve.cli.doctor.finding import Finding, Verdict
-from pdserve.kv import KvDtype
+from pdserve.engine.plan.forms import FLOAT32, FORMS, ActivationDtype
 
 _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
@@ -63,9 +63,7 @@ def _fastest_kernels() -> Finding:
     """The build that a node would choose for each kind of weights, as measured now."""
     name, need = "fastest builds", "every node"
     try:
-        from pdserve.engine.kv.cache import TORCH_DTYPES
         from pdserve.engine.native.choice import choose_kernels
-        from pdserve.engine.native.linear import WeightKind
     except ImportError as error:
         detail = f"cannot be measured without torch: {error}"
         return Finding(
@@ -76,9 +74,10 @@ def _fastest_kernels() -> Finding:
             needed_for=need,
         )
     chosen = []
-    for kind in WeightKind:
-        dtype = KvDtype.FLOAT32 if kind is WeightKind.FLOAT32 else KvDtype.BFLOAT16
-        chosen.append(f"{kind}: {choose_kernels([_WIDTH], TORCH_DTYPES[dtype], kind, None)}")
+    for form in FORMS.values():
+        if "cpu" in form.devices:
+            dtype = ActivationDtype.FLOAT32 if form is FLOAT32 else ActivationDtype.BFLOAT16
+            chosen.append(f"{form.name}: {choose_kernels([_WIDTH], dtype, form, None)}")
     return Finding(topic="native kernels", name=name, verdict=Verdict.OK, detail=", ".join(chosen))
 
 

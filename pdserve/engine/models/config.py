@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.models.families import (
     Family,
+    LayerNorm,
     Windows,
     find_family,
     refuse_foreign_arithmetic,
@@ -14,6 +15,7 @@ from pdserve.engine.models.families import (
 )
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.errors import ModelError
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
@@ -36,7 +38,7 @@ class ModelConfig:
     has_qkv_bias: bool
     has_o_bias: bool
     has_mlp_bias: bool
-    has_qk_norm: bool
+    norms: tuple[LayerNorm, ...]  # of each layer
     ties_embeddings: bool
     sliding_windows: Windows  # one per layer; None: the layer sees the whole context
     rope: RopeConfig
@@ -58,19 +60,19 @@ class ModelConfig:
         has_both = len(self.experts.layers) < self.num_layers
         return [self.intermediate_size] * has_both + [self.experts.intermediate_size]
 
-    def default_dtype(self, device_type: str) -> KvDtype:
-        """The dtype to serve in by default: the stored one, but bfloat16 for float16 on CPUs."""
-        if self.stored_dtype == KvDtype.FLOAT32:
-            return KvDtype.FLOAT32
-        is_float16 = self.stored_dtype == KvDtype.FLOAT16 and device_type != "cpu"
-        return KvDtype.FLOAT16 if is_float16 else KvDtype.BFLOAT16
+    def default_dtype(self, device_type: str) -> ActivationDtype:
+        """The dtype to compute in by default: the stored one, but bfloat16 for float16 on CPUs."""
+        if self.stored_dtype == ActivationDtype.FLOAT32:
+            return ActivationDtype.FLOAT32
+        is_float16 = self.stored_dtype == ActivationDtype.FLOAT16 and device_type != "cpu"
+        return ActivationDtype.FLOAT16 if is_float16 else ActivationDtype.BFLOAT16
 
     def kv_layout(self, block_size: int, dtype: KvDtype) -> KvLayout:
         """Return the layout of this model's KV blocks.
 
         Args:
             block_size: in tokens.
-            dtype: of the cache and the activations.
+            dtype: of the cache.
         """
         return KvLayout(
             num_layers=self.num_layers,
@@ -124,7 +126,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
-        has_qk_norm=family.has_qk_norm,
+        norms=family.norms,
         ties_embeddings=fields.boolean("tie_word_embeddings", False),
         sliding_windows=family.windows(fields, num_layers),
         rope=rope,

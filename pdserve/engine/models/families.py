@@ -24,20 +24,22 @@ Windows = tuple[int | None, ...]  # per layer: number of tokens a query sees; No
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """One architecture. A bias of None means that config.json decides."""
+class LayerNorm:
+    """A norm that each layer has."""
 
-    model_type: str
-    default_max_positions: int
-    windows: Callable[[JsonFields, int], Windows]  # (config.json, num_layers) -> windows
-    qkv_bias: bool | None = False
-    o_bias: bool | None = False
-    mlp_bias: bool | None = False
-    has_qk_norm: bool = False
-    default_head_dim: int | None = None  # None: hidden_size / num_heads
-    default_theta: float = 10_000.0  # of rotary positions
-    default_norm_eps: float = 1e-6
-    experts: Callable[[JsonFields, int], ExpertConfig | None] = no_experts  # as windows
+    name: str  # as decoders know it
+    tensor: str  # in the checkpoint, within its layer and without ".weight"
+    is_of_heads: bool = False  # else of the residual stream
+
+
+_BEFORE_ATTENTION = LayerNorm("attention_norm", "input_layernorm")
+_BEFORE_MLP = LayerNorm("mlp_norm", "post_attention_layernorm")
+_OF_HEADS = (
+    LayerNorm("q_norm", "self_attn.q_norm", is_of_heads=True),
+    LayerNorm("k_norm", "self_attn.k_norm", is_of_heads=True),
+)
+PRE_NORMS = (_BEFORE_ATTENTION, _BEFORE_MLP)
+PRE_AND_HEAD_NORMS = (_BEFORE_ATTENTION, *_OF_HEADS, _BEFORE_MLP)
 
 
 def _no_windows(fields: JsonFields, num_layers: int) -> Windows:
@@ -47,6 +49,24 @@ def _no_windows(fields: JsonFields, num_layers: int) -> Windows:
             "architecture does not have"
         )
     return (None,) * num_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture. A bias of None means that config.json decides."""
+
+    model_type: str
+    default_max_positions: int
+    # (config.json, num_layers) -> windows
+    windows: Callable[[JsonFields, int], Windows] = _no_windows
+    qkv_bias: bool | None = False
+    o_bias: bool | None = False
+    mlp_bias: bool | None = False
+    norms: tuple[LayerNorm, ...] = PRE_NORMS  # in the order of packed files
+    default_head_dim: int | None = None  # None: hidden_size / num_heads
+    default_theta: float = 10_000.0  # of rotary positions
+    default_norm_eps: float = 1e-6
+    experts: Callable[[JsonFields, int], ExpertConfig | None] = no_experts  # as windows
 
 
 def _same_window(fields: JsonFields, num_layers: int) -> Windows:
@@ -97,7 +117,7 @@ def _window_per_layer(fields: JsonFields, num_layers: int) -> Windows:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", 2048, _no_windows, None, None, None),
+    "LlamaForCausalLM": Family("llama", 2048, qkv_bias=None, o_bias=None, mlp_bias=None),
     "MistralForCausalLM": Family("mistral", 131_072, _same_window),
     "Qwen2ForCausalLM": Family("qwen2", 32_768, _window_per_layer, qkv_bias=True),
     "Qwen3ForCausalLM": Family(
@@ -106,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         _window_per_layer,
         qkv_bias=None,
         o_bias=None,
-        has_qk_norm=True,
+        norms=PRE_AND_HEAD_NORMS,
         default_head_dim=128,
     ),
     "MixtralForCausalLM": Family(
@@ -123,7 +143,7 @@ FAMILIES: dict[str, Family] = {
         _window_if_used,
         qkv_bias=None,
         o_bias=None,
-        has_qk_norm=True,
+        norms=PRE_AND_HEAD_NORMS,
         experts=qwen3_experts,
     ),
 }

@@ -35,7 +35,12 @@ class TorchDecoder:
         ranks: Collectives = ALONE,
         least_part: int = LEAST_PART,
     ) -> None:
-        """`config` is that of the whole model, `weights` are those of this rank."""
+        """`config` is that of the whole model, `weights` are those of this rank.
+
+        Raises:
+            ModelError: layers have norms that are none of this decoder.
+        """
+        weights.expect_norms("attention_norm", "mlp_norm")
         self.config = config
         self.sampler = PlainSampler()
         self.most_ahead = 0
@@ -87,15 +92,15 @@ class TorchDecoder:
         hidden = self._ends.enter(batch.token_ids)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
-            normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+            normed = rms_norm(hidden, layer.norms["attention_norm"], self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
             kv = LayerKv(kv_pool, index, self._scale, self._windows[index])
             attended = self._attention.attend(query, kv, batch.attention)
-            hidden += self._ranks.all_reduce(layer.attention_out(attended.flatten(1)))
+            hidden += self._ranks.all_reduce(layer.mixer["attention_out"](attended.flatten(1)))
             if progress is not None:
                 progress.reached(index + 1)  # the ranks have met: all have written their heads
-            normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+            normed = rms_norm(hidden, layer.norms["mlp_norm"], self.config.rms_norm_eps)
             hidden += self._ranks.all_reduce(layer.mlp(normed))
         return hidden
 
@@ -105,7 +110,7 @@ class TorchDecoder:
         """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
         config = self._own
         num_qk_heads = config.num_heads + config.num_kv_heads
-        heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
+        heads = layer.mixer["qkv"](normed).view(len(normed), -1, config.head_dim)
         query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)

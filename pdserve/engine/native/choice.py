@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.native.linear import Result, WeightKind, empty_packed, linear, pack
+from pdserve.engine.layers import torch_dtype
+from pdserve.engine.native.linear import Result, empty_packed, linear, pack
+from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
 def choose_kernels(
     widths: Sequence[int],
-    dtype: torch.dtype,
-    kind: WeightKind,
+    dtype: ActivationDtype,
+    form: WeightForm,
     folder: Path | None,
     wanted: str = AUTO,
 ) -> KernelChoice:
@@ -65,7 +67,7 @@ def choose_kernels(
     Args:
         widths: number of inputs of each of its matrices.
         dtype: of activations.
-        kind: of weights.
+        form: of weights.
         folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
         wanted: AUTO, or the build to take.
 
@@ -76,14 +78,14 @@ def choose_kernels(
         variants = _native.kernel_variants()
         if wanted not in variants:
             raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
-        return KernelChoice(wanted, digest_of(wanted, dtype, kind))
+        return KernelChoice(wanted, digest_of(wanted, dtype, form))
     candidates = [name for name in _native.kernel_variants() if name != EMULATED]
-    digests = {name: digest_of(name, dtype, kind) for name in candidates}
+    digests = {name: digest_of(name, dtype, form) for name in candidates}
     key = [f"{name}-{digest}" for name, digest in digests.items()]
-    key += [str(dtype), kind, *(str(width) for width in sorted(set(widths)))]
+    key += [f"torch.{dtype}", form.name, *(str(width) for width in sorted(set(widths)))]
     variant = _read(folder, key, candidates)
     if variant is None:
-        times = measured(candidates, sorted(set(widths)), dtype, kind)
+        times = measured(candidates, sorted(set(widths)), dtype, form)
         variant = _agreed(folder, key, preferred(times), candidates)
         log.info("kernels: %s (times of %s)", variant, _described(times))
     return KernelChoice(variant, digests[variant])
@@ -99,20 +101,19 @@ def preferred(times: dict[str, float]) -> str:
 
 
 def measured(
-    candidates: Sequence[str], widths: Sequence[int], dtype: torch.dtype, kind: WeightKind
+    candidates: Sequence[str], widths: Sequence[int], dtype: ActivationDtype, form: WeightForm
 ) -> dict[str, float]:
     """Return build |-> mean time of its products relative to the best one, without hopeless ones.
 
     Measured in turns, so that other work on the machine hits all of them alike.
     """
-    element_bytes = {WeightKind.FLOAT32: 4, WeightKind.BFLOAT16: 2, WeightKind.INT8: 1}[kind]
     totals = dict.fromkeys(candidates, 0.0)
     for width in widths:
-        num_out = max(1, _WEIGHT_BYTES // (width * element_bytes * 64)) * 64
-        packed = empty_packed(kind, num_out, width)
+        num_out = max(1, _WEIGHT_BYTES * 8 // (width * form.bits * 64)) * 64
+        packed = empty_packed(form, num_out, width)
         for num_rows in _ROWS:
-            x = torch.zeros(num_rows, width, dtype=dtype)
-            out = torch.empty(num_rows, num_out, dtype=dtype)
+            x = torch.zeros(num_rows, width, dtype=torch_dtype(dtype))
+            out = torch.empty(num_rows, num_out, dtype=x.dtype)
             best_s = dict.fromkeys(totals, float("inf"))
             for _ in range(_REPEATS):
                 for name in best_s:
@@ -128,19 +129,19 @@ def measured(
     return {name: total / (len(widths) * len(_ROWS)) for name, total in totals.items()}
 
 
-def digest_of(variant: str, dtype: torch.dtype, kind: WeightKind) -> str:
+def digest_of(variant: str, dtype: ActivationDtype, form: WeightForm) -> str:
     """Return a digest of what a build computes of fixed inputs.
 
-    Products with weights of `kind` and with a router's, norms and attention.
+    Products with weights of that form and with a router's, norms and attention.
     """
-    digest = hashlib.blake2b(digest_size=4)
-    weight, x = _numbers(48, 100).to(dtype), _numbers(20, 100).to(dtype)
+    digest, type_of_x = hashlib.blake2b(digest_size=4), torch_dtype(dtype)
+    weight, x = _numbers(48, 100).to(type_of_x), _numbers(20, 100).to(type_of_x)
     out = torch.empty(20, 48)
-    linear(x, pack(weight, kind=kind), out, Result.STORE_FLOAT, variant)
-    router, scores = pack(weight, kind=WeightKind.FLOAT32), torch.empty_like(out)
+    linear(x, pack(weight, form=form), out, Result.STORE_FLOAT, variant)
+    router, scores = pack(weight, form=FLOAT32), torch.empty_like(out)
     linear(x, router, scores, Result.STORE_FLOAT, variant)
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
-    for tensor in (out, scores, normed, _attended(variant, dtype)):
+    for tensor in (out, scores, normed, _attended(variant, type_of_x)):
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

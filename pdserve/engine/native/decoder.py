@@ -63,6 +63,7 @@ class NativeDecoder:
             weights,
             num_heads=own.num_heads,
             num_kv_heads=own.num_kv_heads,
+            hidden_size=config.hidden_size,
             head_dim=config.head_dim,
             norm_eps=config.rms_norm_eps,
             is_bfloat16=weights.dtype == torch.bfloat16,

@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.layers import torch_dtype
+from pdserve.engine.plan.forms import WeightForm
 
 PANEL_OUTPUTS = 16
 ALIGNMENT = 64
-
-
-class WeightKind(StrEnum):
-    """How an element of a packed matrix is stored."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"  # weight-only, one scale per output channel
 
 
 class Result(StrEnum):
@@ -40,10 +34,10 @@ class PackedSize:
 
 
 def packed_size(
-    kind: WeightKind, num_out: int, num_in: int, *, is_gated: bool = False
+    form: WeightForm, num_out: int, num_in: int, *, is_gated: bool = False
 ) -> PackedSize:
     """Return the required sizes of the tensors of a PackedLinear."""
-    return PackedSize(*_native.packed_size(kind, num_out, num_in, is_gated))
+    return PackedSize(*_native.packed_size(form.name, num_out, num_in, is_gated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +47,11 @@ class PackedLinear:
     Scales and biases are in the order of the panels, with zeros for padded outputs.
     """
 
-    kind: WeightKind
+    form: WeightForm
     num_out: int
     num_in: int
     weights: Tensor  # [num_bytes] uint8, aligned to 64 bytes
-    scales: Tensor | None  # [num_lanes] float32, only for INT8
+    scales: Tensor | None  # [num_lanes] float32, if the form has any
     bias: Tensor | None  # [num_lanes] float32
     is_gated: bool = False  # rows of gate, then of up, packed to give silu(gate) * up in one pass
 
@@ -68,16 +62,16 @@ class PackedLinear:
 
 
 def empty_packed(
-    kind: WeightKind, num_out: int, num_in: int, *, is_gated: bool = False, has_bias: bool = False
+    form: WeightForm, num_out: int, num_in: int, *, is_gated: bool = False, has_bias: bool = False
 ) -> PackedLinear:
     """Allocate memory for a packed matrix, to be filled by pack_rows."""
-    size = packed_size(kind, num_out, num_in, is_gated=is_gated)
+    size = packed_size(form, num_out, num_in, is_gated=is_gated)
     return PackedLinear(
-        kind=kind,
+        form=form,
         num_out=num_out,
         num_in=num_in,
         weights=aligned_bytes(size.num_bytes),
-        scales=torch.zeros(size.num_lanes) if kind is WeightKind.INT8 else None,
+        scales=torch.zeros(size.num_lanes) if form.is_quantised else None,
         bias=torch.zeros(size.num_lanes) if has_bias else None,
         is_gated=is_gated,
     )
@@ -93,7 +87,7 @@ def pack_rows(
 
     Raises:
         ValueError: shapes do not match; a bias is given although `packed` has none, or is missing
-            although it has one; or a value is not finite, and the kind is INT8.
+            although it has one; or a value is not finite, and the form is quantised.
     """
     if weight.dtype not in (torch.float32, torch.bfloat16):
         weight = weight.float()
@@ -109,24 +103,21 @@ def pack_rows(
 
 
 def pack(
-    weight: Tensor, bias: Tensor | None = None, *, kind: WeightKind, is_gated: bool = False
+    weight: Tensor, bias: Tensor | None = None, *, form: WeightForm, is_gated: bool = False
 ) -> PackedLinear:
     """Pack a whole matrix [num_out, num_in] into newly allocated memory."""
-    packed = empty_packed(kind, *weight.shape, is_gated=is_gated, has_bias=bias is not None)
+    packed = empty_packed(form, *weight.shape, is_gated=is_gated, has_bias=bias is not None)
     pack_rows(packed, 0, weight, bias)
     return packed
 
 
 def unpack(packed: PackedLinear) -> Tensor:
     """Return the packed weights as [num_out, num_in] float32, implemented from the layout alone."""
-    size = packed_size(packed.kind, packed.num_out, packed.num_in, is_gated=packed.is_gated)
+    size = packed_size(packed.form, packed.num_out, packed.num_in, is_gated=packed.is_gated)
     panels = packed.weights.view(size.num_lanes // PANEL_OUTPUTS, -1)  # rows of bytes
-    dtype, inputs = {
-        WeightKind.FLOAT32: (torch.float32, 1),
-        WeightKind.BFLOAT16: (torch.bfloat16, 2),
-        WeightKind.INT8: (torch.int8, 2),
-    }[packed.kind]
-    groups = panels.view(dtype).float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
+    inputs = 1 if packed.form.bits == 32 else 2  # of an output, side by side
+    codes = panels.view(torch_dtype(packed.form.dtype))
+    groups = codes.float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
     rows = groups.permute(0, 2, 1, 3).reshape(size.num_lanes, -1)[:, : packed.num_in]
     if packed.scales is not None:
         rows = rows * packed.scales[:, None]

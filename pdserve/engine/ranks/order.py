@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.engine.plan.forms import ActivationDtype, WeightForm
 from pdserve.engine.ranks.shard import Shard
 from pdserve.kv import KvLayout
 
@@ -23,7 +24,8 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str  # its directory
     model_id: str
     revision: str
-    is_int8: bool
+    form: WeightForm
+    activations: ActivationDtype
     kernels: str  # of `_native.kernel_variants()`
     packed_folder: str | None
     packed_limit: int  # bytes

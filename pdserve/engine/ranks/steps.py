@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from pdserve import _native
-from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
@@ -50,12 +51,10 @@ def _load(order: RankOrder, steps: StepMemory) -> NativeDecoder:
     folder = None if order.packed_folder is None else Path(order.packed_folder)
     return load_rank(
         checkpoint,
-        load_model_config(checkpoint),
-        TORCH_DTYPES[order.layout.dtype],
+        ModelPlan.of(load_model_config(checkpoint), order.shard, order.form),
+        order.activations,
         steps,
-        order.shard,
         lambda _: None,  # rank 0 kills whoever need not go on
-        is_int8=order.is_int8,
         cache=None if folder is None else PackedCache(folder, order.packed_limit, order.packing_s),
         kernels=order.kernels,
         first_pool_layer=order.first_pool_layer,

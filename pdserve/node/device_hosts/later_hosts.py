@@ -267,7 +267,7 @@ def _order(
         part=share,
         layout=model.layout,
         num_blocks=model.num_blocks,
-        quantization=model.quantization,
+        quantization=model.form.quantization,
         kernels="",
         devices=DevicesOrder(
             kind=model.device.type,

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.cuda.pool import OpenedPool
 from pdserve import _native
-from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.weights.load import load_torch_weights
@@ -85,8 +86,8 @@ def with_places(batch: Batch, block_size: int) -> Batch:
 def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> Decoder:
     checkpoint = Checkpoint(Path(order.checkpoint), order.model_id, order.revision)
     config = load_model_config(checkpoint)
-    dtype = TORCH_DTYPES[order.layout.dtype]
-    weights = load_torch_weights(checkpoint, config, dtype, device, None, order.shard)
+    plan = ModelPlan.of(config, order.shard, order.form)
+    weights = load_torch_weights(checkpoint, plan, order.activations, device)
     steps.group.say_ready()
     check = partial(_check, steps.group)
     while not steps.group.wait_ready(1.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.engine.plan.forms import ActivationDtype, WeightForm
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.kv import KvLayout
@@ -32,6 +33,8 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     pool_handle: bytes = b""  # on a GPU: CUDA IPC's of its KV; empty: it allocates it
     num_blocks: int
     layout: KvLayout  # of its KV: its layers and heads
+    form: WeightForm
+    activations: ActivationDtype
     checkpoint: str  # its directory
     model_id: str
     revision: str

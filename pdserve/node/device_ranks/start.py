@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import parts_of
-from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.process_group import GroupCollectives
@@ -106,9 +105,8 @@ class DeviceRanks:
             self.hosts.begin(lambda: on_progress(0.0))
         shard, device = model.share.shard(0), model.device_of_rank(0)
         steps = StepMemory(self.processes.memory, 0, self.processes.stages)
-        dtype = TORCH_DTYPES[model.layout.dtype]
         weights = load_torch_weights(
-            model.checkpoint, model.config, dtype, device, on_progress, shard
+            model.checkpoint, model.plan(shard), model.activations, device, on_progress
         )
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
@@ -229,6 +227,8 @@ def _order(
         pool_handle=handle,
         num_blocks=model.num_blocks,
         layout=model.rank_layouts[share.ranks[index]],
+        form=model.form,
+        activations=model.activations,
         checkpoint=str(model.checkpoint.path),
         model_id=model.checkpoint.model_id,
         revision=model.checkpoint.revision,

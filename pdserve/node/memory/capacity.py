@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import FORMS, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype
-from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 def capacity(
     model: ModelConfig,
-    dtype: KvDtype,
+    dtype: ActivationDtype,
     devices: Devices,
     worst: WorstStep,
     *,
@@ -69,13 +71,13 @@ def capacity(
             "as many as the others"
         )
     check_ranks(model, Parallelism(num_ranks, devices.stages))
-    torch_dtype = TORCH_DTYPES[dtype]
+    form = FORMS[dtype]
     shards = [Shard(0, num_ranks, stage, devices.stages) for stage in range(devices.stages)]
-    weights = max(weight_bytes(model, torch_dtype, shard) for shard in shards)
-    step = step_bytes(model, torch_dtype, worst, shards[0])
+    weights = max(weight_bytes(ModelPlan.of(model, shard, form), dtype) for shard in shards)
+    step = step_bytes(model, dtype, worst, shards[0])
     memory = devices.memory_bytes
     kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
-    parts = model.kv_layout(block_size, dtype).parts(num_ranks, devices.stages)
+    parts = model.kv_layout(block_size, KvDtype(dtype)).parts(num_ranks, devices.stages)
     block_bytes = max(part.block_bytes for part in parts)
     num_blocks = kv_bytes // block_bytes
     return Capacity(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
-
 from pdserve.engine.cuda.attention.split_keys import partial_bytes
 from pdserve.engine.cuda.capture.piece_sizes import MOST_PIECE_ROWS
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.parts import largest_part
 from pdserve.engine.steps.worst import WorstStep
@@ -23,15 +21,9 @@ _FLOAT_BYTES: Final = 4
 _LOGITS_COPIES: Final = 5
 
 
-def weight_bytes(model: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """Return the size of a model's weights on the device of one rank."""
-    weights = allocate_weights(model, dtype, torch.device("meta"), shard)
-    return sum(slot.destination.nbytes for slot in tensor_slots(weights, model, shard).values())
-
-
 def step_bytes(
     model: ModelConfig,
-    dtype: torch.dtype,
+    dtype: ActivationDtype,
     step: WorstStep,
     shard: Shard = WHOLE,
     *,

@@ -11,7 +11,7 @@ from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import PeerLost
 from pdserve.kv import KvLayout
 from pdserve.node.device_hosts.messages import HostResult
-from pdserve.settings.config import AttentionName, Quantization
+from pdserve.settings.config import AttentionName
 
 SECRET_BYTES: Final = 32
 
@@ -39,7 +39,7 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     part: HostShare
     layout: KvLayout  # of the whole model
     num_blocks: int
-    quantization: Quantization
+    quantization: str  # as the setting
     kernels: str  # digest of the build's arithmetic, on CPUs
     devices: DevicesOrder | None = None  # None: it computes on CPUs
 

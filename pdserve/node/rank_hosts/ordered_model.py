@@ -6,10 +6,9 @@ import msgspec
 import torch
 
 from pdserve import _native
-from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.choice import EMULATED, KernelChoice, digest_of
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.plan.forms import ActivationDtype, WeightForm, form_of
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import Checkpoint
@@ -33,6 +32,7 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
             f"the node's {order.num_blocks} KV blocks take {layout.block_bytes} bytes each of this "
             f"host, which has {total_bytes() >> 20} MiB: lower kv_memory of the node"
         )
+    form, activations = _arithmetic(order)
     return NodeModel(
         checkpoint,
         config,
@@ -40,8 +40,9 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
         layout,
         order.num_blocks,
         order.num_blocks * order.layout.block_size,
-        order.quantization,
-        kernels=_kernels(order),
+        form,
+        activations,
+        kernels=_kernels(order.kernels, form, activations),
         share=order.part,
     )
 
@@ -75,7 +76,7 @@ def device_model_of(
         order.layout,
         order.num_blocks,
         order.num_blocks * order.layout.block_size,
-        order.quantization,
+        *_arithmetic(order),
         devices.attention,
         devices.has_graphs,
         share=part,
@@ -96,14 +97,17 @@ def _config(order: HostOrder, checkpoint: Checkpoint) -> ModelConfig:
     return config
 
 
-def _kernels(order: HostOrder) -> KernelChoice:
+def _arithmetic(order: HostOrder) -> tuple[WeightForm, ActivationDtype]:
+    activations = ActivationDtype(order.layout.dtype)
+    return form_of(order.quantization, activations), activations
+
+
+def _kernels(digest: str, form: WeightForm, activations: ActivationDtype) -> KernelChoice:
     """The best build that computes as the node's does, bit for bit."""
-    dtype = order.layout.dtype
-    kind = WeightKind.INT8 if order.quantization == "int8" else WeightKind(dtype)
     variants = [name for name in _native.kernel_variants() if name != EMULATED]
     for name in variants:
-        if digest_of(name, TORCH_DTYPES[dtype], kind) == order.kernels:
-            return KernelChoice(name, order.kernels)
+        if digest_of(name, activations, form) == digest:
+            return KernelChoice(name, digest)
     raise ConfigError(
         f"no build of the kernels that this CPU can run ({', '.join(variants)}) computes as the "
         "node's does: start the node with --set engine.kernels=NAME, one that its CPU can run, too"

@@ -8,22 +8,19 @@ from pathlib import Path
 
 import torch
 
-from pdserve.engine.kv.cache import TORCH_DTYPES
+from pdserve.engine.plan.forms import ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.measured.samples import NodeKind
-from pdserve.node.memory.device_budget import weight_bytes
 from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import EngineConfig
 
-_INT8 = 0.5  # of the bytes in bfloat16; the scales are negligible
-
 
 def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
     """Describe a node with this model."""
-    layout, dtype = model.layout, TORCH_DTYPES[model.layout.dtype]
-    quantised = model.quantization != "none"
-    as_loaded = weight_bytes(model.config, torch.bfloat16 if quantised else dtype)
+    layout, form = model.layout, model.form
     return NodeKind(
         device=device_name(model.device),
         device_type="cuda" if model.device.type == "cuda" else "cpu",
@@ -38,7 +35,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             vocab=model.config.vocab_size,
             dtype=layout.dtype,
             block_size=layout.block_size,
-            weight_bytes=int(as_loaded * _INT8) if quantised else as_loaded,
+            weight_bytes=_weight_bytes(model),
         ),
         limits=NodeLimits(
             num_blocks=model.num_blocks,
@@ -48,8 +45,17 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
         ),
         tensor_parallel=model.share.parallelism.tensor,
         pipeline_parallel=model.share.parallelism.pipeline,
-        quantisation=model.quantization if quantised else "",
+        quantisation=form.name if form.is_quantised else "",
     )
+
+
+def _weight_bytes(model: NodeModel) -> int:
+    """As loaded; of quantised ones in proportion to bfloat16, since scales are negligible."""
+    form = model.form
+    if not form.is_quantised:
+        return weight_bytes(model.plan(), model.activations)
+    plan = ModelPlan.of(model.config)
+    return weight_bytes(plan, ActivationDtype.BFLOAT16) * form.bits // plan.form.bits
 
 
 def device_name(device: torch.device) -> str:

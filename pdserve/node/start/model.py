@@ -17,28 +17,30 @@ from numpy.typing import NDArray
 from pdserve import _native
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
-from pdserve.engine.kv.cache import TORCH_DTYPES, DeviceBuffer, KvCache
+from pdserve.engine.kv.cache import DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
-from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.plan.forms import ActivationDtype, WeightForm
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
-from pdserve.engine.ranks.shard import Shard, check_ranks
+from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
-from pdserve.kv import KvDtype, KvLayout
+from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
-from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes, weight_bytes
+from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
-from pdserve.node.start.sizing import cpu_kv_bytes, sizes_of
-from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig, Quantization
+from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
+from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.settings.values import parse_bytes
 
@@ -57,7 +59,8 @@ class NodeModel:
     layout: KvLayout
     num_blocks: int
     max_model_len: int  # prompt and output tokens
-    quantization: Quantization = "none"
+    form: WeightForm  # of matrices
+    activations: ActivationDtype
     attention: AttentionName = "auto"
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
@@ -95,6 +98,10 @@ class NodeModel:
         """The GPU of a rank of this host: they are in a row, from the first one's on."""
         return device_of_rank(self.device, rank)
 
+    def plan(self, shard: Shard = WHOLE) -> ModelPlan:
+        """What a rank has of the model."""
+        return ModelPlan.of(self.config, shard, self.form)
+
     @property
     def first_layer(self) -> int:
         """The first layer of the model that the pool has."""
@@ -104,8 +111,8 @@ class NodeModel:
     def revision(self) -> str:
         """What KV depends on: the weights, as quantized, and the arithmetic of CPU kernels."""
         parts = [self.checkpoint.revision]
-        if self.quantization != "none":
-            parts.append(self.quantization)
+        if self.form.is_quantised:
+            parts.append(self.form.name)
         if self.kernels is not None:
             parts.append(self.kernels.digest)
         return "+".join(parts)
@@ -138,7 +145,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len
     share = _share(engine, model, device)
-    budget_bytes = _kv_budget(engine, device, model, TORCH_DTYPES[layout.dtype], share)
+    budget_bytes = _kv_budget(engine, device, model, sizes, share)
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
         most_bytes = len(parts) * max(part.block_bytes for part in parts)
@@ -159,10 +166,11 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout=layout,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        quantization=engine.quantization,
+        form=sizes.form,
+        activations=sizes.activations,
         attention=engine.attention,
         has_graphs=engine.cuda_graphs,
-        kernels=_kernels(engine, model, layout.dtype) if device.type == "cpu" else None,
+        kernels=_kernels(engine, model, sizes) if device.type == "cpu" else None,
         share=share,
         worst_step=_worst_step(engine),
     )
@@ -214,13 +222,12 @@ def device_of_rank(first: torch.device, rank: int) -> torch.device:
     return torch.device(first.type, (first.index or 0) + rank)
 
 
-def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
-    is_int8 = engine.quantization == "int8"
+def _kernels(engine: EngineConfig, model: ModelConfig, sizes: Sizes) -> KernelChoice:
     try:
         return choose_kernels(
-            [model.hidden_size, model.num_heads * model.head_dim, *model.inner_widths],
-            TORCH_DTYPES[dtype],
-            WeightKind.INT8 if is_int8 else WeightKind(dtype),
+            [matrix.num_in for matrix in ModelPlan.of(model).matrices],
+            sizes.activations,
+            sizes.form,
             weights_folder(engine),
             engine.kernels,
         )
@@ -271,11 +278,10 @@ def _load_alone(
 ) -> Decoder:
     return load_decoder(
         model.checkpoint,
-        model.config,
-        TORCH_DTYPES[model.layout.dtype],
+        model.plan(),
+        model.activations,
         model.device,
         on_progress,
-        is_int8=model.quantization == "int8",
         cache=cache,
         kernels="" if model.kernels is None else model.kernels.variant,
         attention="" if model.attention == "auto" else model.attention,
@@ -323,7 +329,7 @@ def _kv_budget(
     engine: EngineConfig,
     device: torch.device,
     model: ModelConfig,
-    dtype: torch.dtype,
+    sizes: Sizes,
     share: HostShare,
 ) -> int:
     """Bytes of the KV pool, on all GPUs. Pages of a CPU pool cost nothing until they are used.
@@ -339,12 +345,14 @@ def _kv_budget(
     parallelism = share.parallelism
     first_ranks = range(0, parallelism.num_ranks, parallelism.tensor)
     stages = [Shard.of_rank(rank, parallelism) for rank in first_ranks]
+    plans = [ModelPlan.of(model, shard, sizes.form) for shard in stages]
+    activations, worst = sizes.activations, _worst_step(engine)
     return parallelism.num_ranks * gpu_kv_bytes(
         free_bytes,
         all_bytes,
         engine.kv_utilization,
-        max(weight_bytes(model, dtype, shard) for shard in stages),
-        step_bytes(model, dtype, _worst_step(engine), stages[0], has_graphs=engine.cuda_graphs),
+        max(weight_bytes(plan, activations) for plan in plans),
+        step_bytes(model, activations, worst, stages[0], has_graphs=engine.cuda_graphs),
     )
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 
 from kv_transfer.memory import ExportedPool
-from pdserve.engine.kv.cache import TORCH_DTYPES
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.ranks.order import RankOrder
@@ -61,12 +60,10 @@ class Ranks:
         steps = StepMemory(self.processes.memory, 0, self.processes.stages)
         decoder = load_rank(
             model.checkpoint,
-            model.config,
-            TORCH_DTYPES[model.layout.dtype],
+            model.plan(model.share.shard(0)),
+            model.activations,
             steps,
-            model.share.shard(0),
             on_progress,
-            is_int8=model.quantization == "int8",
             cache=cache,
             kernels=_variant(model),
         )
@@ -131,7 +128,8 @@ def _rank_order(
         checkpoint=str(model.checkpoint.path),
         model_id=model.checkpoint.model_id,
         revision=model.checkpoint.revision,
-        is_int8=model.quantization == "int8",
+        form=model.form,
+        activations=model.activations,
         kernels=_variant(model),
         packed_folder=None if cache is None else str(cache.folder),
         packed_limit=0 if cache is None else cache.limit_bytes,
@@ -165,7 +163,7 @@ def _carrier_order(
             part=later,
             layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
             num_blocks=model.num_blocks,
-            quantization=model.quantization,
+            quantization=model.form.quantization,
             kernels="" if model.kernels is None else model.kernels.digest,
         ),
         address=model.share.later_hosts[0],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm, form_of
 from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
@@ -23,13 +24,14 @@ LEAST_BLOCK_TOKENS: Final = 16  # of an automatic block size
 MOST_BLOCK_TOKENS: Final = 64  # likewise
 LEAST_BLOCKS: Final = 64  # of the longest context
 RUN_BYTES: Final = 8 << 10
-_INT8_SHARE: Final = 0.5  # of the bytes in bfloat16; embeddings are not quantized, and count less
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a node is to serve, and how much of it at a time."""
 
+    form: WeightForm  # of matrices
+    activations: ActivationDtype
     layout: KvLayout
     max_model_len: int  # prompt and output tokens
 
@@ -46,17 +48,20 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
             f"{model.max_model_len}"
         )
     max_model_len = engine.max_model_len or model.max_model_len
-    dtype = _dtype(engine, model, device)
-    if engine.quantization != "none" and device != "cpu":
+    activations = _activations(engine, model, device)
+    form = form_of(engine.quantization, activations)
+    if device not in form.devices:
+        (other,) = form.devices
         raise ConfigError(
-            f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
-            "leave it out, or ask for device cpu"
+            f"quantization {form.name} is for {'CPUs' if other == 'cpu' else 'GPUs'}, and this "
+            f"node computes on {device}: leave it out, or ask for device {other}"
         )
+    dtype = KvDtype(activations)
     block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
-    return Sizes(model.kv_layout(block_size, dtype), max_model_len)
+    return Sizes(form, activations, model.kv_layout(block_size, dtype), max_model_len)
 
 
-def _dtype(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> KvDtype:
+def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> ActivationDtype:
     """Raises ConfigError: this device does not compute in the dtype that is asked for."""
     if engine.dtype == "auto":
         return model.default_dtype(device)
@@ -65,7 +70,7 @@ def _dtype(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> KvDt
             "dtype float16 is for GPUs, and this node computes on a CPU: ask for bfloat16, or for "
             "float32"
         )
-    return KvDtype(engine.dtype)
+    return ActivationDtype(engine.dtype)
 
 
 def auto_block_size(head_dim: int, dtype: KvDtype, device: DeviceType, max_model_len: int) -> int:
@@ -116,10 +121,9 @@ def check_memory(
     sizes = sizes_of(engine, model, "cpu")
     kv_bytes = cpu_kv_bytes(engine.kv_memory, root)
     sizes.layout.blocks_in_budget(kv_bytes, sizes.max_model_len)
-    stored_itemsize = 4 if model.stored_dtype == KvDtype.FLOAT32 else 2
-    as_loaded = stored_bytes * sizes.layout.dtype.itemsize // stored_itemsize
-    if engine.quantization == "int8":
-        as_loaded = int(stored_bytes * 2 / stored_itemsize * _INT8_SHARE)
+    stored_bits = 32 if model.stored_dtype == FLOAT32.name else 16
+    # Embeddings are not quantised, and count less.
+    as_loaded = stored_bytes * sizes.form.bits // stored_bits
     if engine.kv_memory == "auto":
         kv_bytes = 0  # it takes what there is
     as_loaded //= 1 + len(engine.rank_hosts)  # which share them out
@@ -127,7 +131,7 @@ def check_memory(
     if as_loaded + kv_bytes > most_bytes:
         kv = f" and kv_memory {_gib(kv_bytes)}" if kv_bytes else ""
         raise ConfigError(
-            f"weights take {_gib(as_loaded)} in {sizes.layout.dtype}{kv}, and this machine or "
+            f"weights take {_gib(as_loaded)} in {sizes.form.name}{kv}, and this machine or "
             f"container has {_gib(most_bytes)}: take a smaller model, --quantization int8, or less "
             "--kv-memory"
         )

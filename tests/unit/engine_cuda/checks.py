@@ -13,7 +13,7 @@ from pdserve.engine.attention import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.layers import experts, rows
 from pdserve.engine.experts import Experts
-from pdserve.engine.layers import rms_norm
+from pdserve.engine.layers import Linear, rms_norm
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 from pdserve.engine.rope import rotate
 from tests.kernels.cases import Case, Shape, make_case
@@ -99,16 +99,17 @@ def check_experts(
     config = ExpertConfig(num_experts, num_chosen, inner, True, frozenset({0}), names)
     torch.manual_seed(4)
 
-    def matrices(num_out: int, num_in: int) -> Tensor:
+    def matrices(num_out: int, num_in: int) -> Linear:
         weights = torch.randn(num_experts, num_out, num_in, device=device) * num_in**-0.5
-        return weights.to(dtype)
+        return Linear(weights.to(dtype), None)
 
     router = torch.randn(num_experts, hidden, device=device)
     layer = Experts(config, router, matrices(2 * inner, hidden), matrices(hidden, inner))
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
     found = experts.mix_experts(x, layer)
     assert found.dtype == torch.float32
-    wide = replace(layer, gate_up=layer.gate_up.float(), down=layer.down.float())
+    gate_up, down = (Linear(stack.weight.float(), None) for stack in (layer.gate_up, layer.down))
+    wide = replace(layer, gate_up=gate_up, down=down)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(found, wide(x.float()), atol=tolerance, rtol=tolerance)
 

@@ -34,6 +34,7 @@ from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs, RankInputs
 from pdserve.engine.cuda.sampling.results import Results
 from pdserve.engine.experts import Experts
+from pdserve.engine.layers import Linear
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 
 NUM_ROWS = 64  # of a step: as many requests
@@ -106,7 +107,7 @@ def launch_experts(model: Model) -> None:
     config = ExpertConfig(num_experts, 8, inner, True, frozenset({0}), names)
     gate_up = shaped(num_experts, 2 * inner, hidden, dtype=model.dtype)
     down = shaped(num_experts, hidden, inner, dtype=model.dtype)
-    layer = Experts(config, floats(num_experts, hidden), gate_up, down)
+    layer = Experts(config, floats(num_experts, hidden), Linear(gate_up, None), Linear(down, None))
     mix_experts(shaped(8 * num_experts, hidden, dtype=model.dtype), layer)  # the largest tiles
 
 

@@ -12,16 +12,17 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
+from pdserve.engine.models.parameters import DecoderWeights, LayerWeights, allocate_weights
 from pdserve.kv import KvDtype
+from tests.plans import plan_in
 from tests.unit.engine_model.harness import Node
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """The same numbers on every device: norms about 1, all else about 0."""
     generator = torch.Generator().manual_seed(0)
-    weights = allocate_weights(config, dtype, device)
-    for tensor in _tensors(weights):
+    weights = allocate_weights(plan_in(config, dtype), dtype, device)
+    for tensor in _tensors(replace(weights, slots={})):
         # What is one number a channel or head dimension is a norm or a bias.
         values = torch.randn(tensor.shape, generator=generator) * 0.3
         tensor.copy_(values + 1.0 if tensor.ndim == 1 else values)
@@ -35,6 +36,10 @@ def _tensors(part: object) -> Iterator[Tensor]:
     elif isinstance(part, list):
         for item in part:
             yield from _tensors(item)
+    elif isinstance(part, LayerWeights):
+        norms, mixer = part.norms, part.mixer  # in the order of their use
+        attention = [norms["attention_norm"], mixer["qkv"], part.qk_norm, mixer["attention_out"]]
+        yield from _tensors([*attention, norms["mlp_norm"], part.mlp])
     elif is_dataclass(part):
         for field in fields(part):
             yield from _tensors(getattr(part, field.name))

@@ -82,12 +82,13 @@ def test_a_node_without_triton_serves_with_plain_torch(machine, tmp_path, caplog
     from pdserve.engine.models.config import load_model_config
     from pdserve.engine.models.parameters import allocate_weights
     from pdserve.engine.models.torch_decoder import TorchDecoder
+    from pdserve.engine.plan.model import ModelPlan
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from tests.checkpoints import make_checkpoint
 
     machine((9, 0))
     config = load_model_config(resolve_checkpoint(str(make_checkpoint(tmp_path, "llama"))))
-    weights = allocate_weights(config, torch.bfloat16, torch.device("cpu"))
+    weights = allocate_weights(ModelPlan.of(config), torch.bfloat16, torch.device("cpu"))
     assert isinstance(cuda_decoder(config, weights), TorchDecoder)
     assert "plain torch" in caplog.text
     with pytest.raises(ConfigError, match="'triton' was asked for"):

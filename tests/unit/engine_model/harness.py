@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
-from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.plan.forms import FORMS, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
 from pdserve.kv import KvDtype
@@ -34,14 +36,14 @@ class DecoderKind(Enum):
 
 def load_torch_decoder(
     checkpoint: Checkpoint,
-    config: ModelConfig,
-    dtype: torch.dtype,
+    plan: ModelPlan,
+    dtype: ActivationDtype,
     device: torch.device,
     on_progress: Progress | None = None,
 ) -> TorchDecoder:
     """The plain decoder on any device: the oracle of the others."""
-    weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-    return TorchDecoder(config, weights, writing_attention(device))
+    weights = load_torch_weights(checkpoint, plan, dtype, device, on_progress)
+    return TorchDecoder(plan.config, weights, writing_attention(device))
 
 
 def make_prompt(num_tokens: int, seed: int = 0, vocab_size: int = 256) -> list[int]:
@@ -72,7 +74,8 @@ class Node:
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
         load = load_decoder if kind is DecoderKind.SERVED else load_torch_decoder
-        model = load(checkpoint, config, TORCH_DTYPES[dtype], device)
+        plan = ModelPlan.of(config, form=FORMS[dtype])
+        model = load(checkpoint, plan, ActivationDtype(dtype), device)
         num_blocks = num_tokens // block_size + 64
         kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)
         # What a block held before must never matter.

@@ -18,15 +18,16 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.native.decoder import NativeDecoder
-from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, WeightForm
 from pdserve.engine.steps.batch import Batch
 from pdserve.kv import KvDtype
 from tests.native_attention import writing_attention
 from tests.packed_weights import pack_weights
+from tests.plans import plan_in
 
 CPU = torch.device("cpu")
-KINDS = {torch.float32: WeightKind.FLOAT32, torch.bfloat16: WeightKind.BFLOAT16}
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 KV_DTYPES = {torch.float32: KvDtype.FLOAT32, torch.bfloat16: KvDtype.BFLOAT16}
 
 _SMALL: dict[str, Any] = {
@@ -49,12 +50,12 @@ class SmallModel:
     config: ModelConfig
     weights: DecoderWeights
 
-    def packed(self, kind: WeightKind | None = None) -> NativeWeights:
-        kind = KINDS[self.weights.embedding.dtype] if kind is None else kind
-        return pack_weights(self.weights, self.config, kind)
+    def packed(self, form: WeightForm | None = None) -> NativeWeights:
+        form = KINDS[self.weights.embedding.dtype] if form is None else form
+        return pack_weights(self.weights, self.config, form)
 
-    def native(self, kind: WeightKind | None = None, variant: str = "") -> NativeDecoder:
-        return NativeDecoder(self.config, self.packed(kind), variant)
+    def native(self, form: WeightForm | None = None, variant: str = "") -> NativeDecoder:
+        return NativeDecoder(self.config, self.packed(form), variant)
 
     def torch(self) -> TorchDecoder:
         return TorchDecoder(self.config, self.weights, writing_attention(CPU))
@@ -74,7 +75,7 @@ def small_config(**fields: Any) -> ModelConfig:
 def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any) -> SmallModel:
     """Random weights of the size that training gives them, so that activations are of order 1."""
     config = small_config(**fields)
-    weights = allocate_weights(config, dtype, CPU)
+    weights = allocate_weights(plan_in(config, dtype), dtype, CPU)
     generator = torch.Generator().manual_seed(seed)
 
     def fill(tensor: Tensor | None, scale: float, mean: float = 0.0) -> None:
@@ -83,17 +84,17 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
 
     fill(weights.embedding, 1.0)
     for layer in weights.layers:
-        linears = [layer.qkv, layer.attention_out]
+        linears = [*layer.mixer.values()]
         if isinstance(layer.mlp, Experts):
-            for matrices in (layer.mlp.router, layer.mlp.gate_up, layer.mlp.down):
+            for matrices in (layer.mlp.router, layer.mlp.gate_up.weight, layer.mlp.down.weight):
                 fill(matrices, 1.5 * matrices.shape[-1] ** -0.5)
         else:
             linears += [layer.mlp.gate_up, layer.mlp.down]
         for linear in linears:
             fill(linear.weight, 1.5 * linear.weight.shape[1] ** -0.5)
             fill(linear.bias, 0.2)
-        fill(layer.attention_norm, 0.1, 1.0)
-        fill(layer.mlp_norm, 0.1, 1.0)
+        for norm in layer.norms.values():
+            fill(norm, 0.1, 1.0)
         if layer.qk_norm is not None:
             for heads in layer.qk_norm.split([config.num_heads, config.num_kv_heads]):
                 heads.copy_(torch.randn(config.head_dim, generator=generator) * 0.1 + 1.0)
@@ -176,6 +177,7 @@ def make_native(small: SmallModel, **changes: Any) -> _native.Decoder:
         "num_token_ids": config.vocab_size,
         "first_layer": 0,
         "pool_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
         "head_dim": config.head_dim,
         "is_bfloat16": False,
         "norm_eps": config.rms_norm_eps,

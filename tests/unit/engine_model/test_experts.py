@@ -55,9 +55,9 @@ def test_of_equal_experts_the_first_are_chosen(small: SmallModel, is_native: boo
     chosen = choose_experts(torch.randn(5, 64), experts.router, experts.config).experts
     assert torch.equal(chosen, torch.tensor([0, 1]).expand(5, 2))
     before = logits()
-    experts.down[2:] = 7.0
+    experts.down.weight[2:] = 7.0
     assert torch.equal(logits(), before)
-    experts.down[1] = 7.0
+    experts.down.weight[1] = 7.0
     assert not torch.equal(logits(), before)
 
 
@@ -103,16 +103,18 @@ def test_experts_that_contradict_each_other_are_refused(small: SmallModel) -> No
     assert layer.experts is not None
     narrow = small_model(**FIELDS | {"moe_intermediate_size": 24}).packed().layers[0].experts
     assert narrow is not None
-    mlps = layer.experts.mlps
-    changes: list[tuple[dict[str, Any], str]] = [
-        ({"num_chosen": 0}, r"layers\[0\]\.experts\.num_chosen: expected 1 to 6 experts, found 0"),
-        ({"num_chosen": 7}, "num_chosen: expected 1 to 6"),
-        ({"mlps": mlps[:-1]}, r"experts\.router: expected a plain matrix of 5 x 64"),
-        ({"mlps": [*mlps[:-1], narrow.mlps[0]]}, r"mlps\[5\]\.down: expected one of 40 inputs"),
-        ({"router": mlps[0].down}, r"experts\.router: expected a plain matrix of 6 x 64"),
+    mlps, router = layer.experts.matrices, {"router": layer.experts.matrices[0]["down"]}
+    mixed = [*mlps[:-1], narrow.matrices[0]]
+    changes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({}, {"num_chosen": 0}, r"layers\[0\]\.num_chosen: expected 1 to 6 experts, found 0"),
+        ({}, {"num_chosen": 7}, "num_chosen: expected 1 to 6"),
+        ({}, {"matrices": mlps[:-1]}, r"layers\[0\]\.router: expected a plain matrix of 5 x 64"),
+        ({}, {"matrices": mixed}, r"experts\[5\]\.down: expected one of 40 inputs"),
+        (router, {}, r"layers\[0\]\.router: expected a plain matrix of 6 x 64"),
     ]
-    for change, message in changes:
+    for changed, change, message in changes:
         experts = dataclasses.replace(layer.experts, **change)
-        layers = [dataclasses.replace(layer, experts=experts)]
+        matrices = layer.matrices | changed
+        layers = [dataclasses.replace(layer, experts=experts, matrices=matrices)]
         with pytest.raises(ValueError, match=message):
             make_native(small, weights=dataclasses.replace(packed, layers=layers))

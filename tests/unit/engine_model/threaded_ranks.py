@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.plan.forms import FORMS, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.ranks.process_group import join_ranks
 from pdserve.engine.ranks.shard import Shard, check_ranks
@@ -145,7 +147,8 @@ def threaded_node(
         ranks = [InTurn(each, computing) for each in joined]
     decoders, pools = [], []
     for shard, rank, layout in zip(shards, ranks, layouts, strict=True):
-        weights = load_torch_weights(checkpoint, config, TORCH_DTYPES[dtype], CPU, None, shard)
+        plan = ModelPlan.of(config, shard, FORMS[dtype])
+        weights = load_torch_weights(checkpoint, plan, ActivationDtype(dtype), CPU)
         decoders.append(make(config, weights, rank))
         pools.append(KvCache(layout, num_blocks, CPU))
         pools[-1].pool.fill_(float("nan"))  # what a block held before must never matter

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from pdserve import _native
 from pdserve.engine.native import choice
 from pdserve.engine.native.choice import EMULATED, choose_kernels, digest_of, preferred
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, ActivationDtype
 
 VARIANTS = _native.kernel_variants()
 
 
 def chosen(folder: Path | None, wanted: str = "auto") -> choice.KernelChoice:
-    return choose_kernels([64], torch.bfloat16, WeightKind.BFLOAT16, folder, wanted)
+    return choose_kernels([64], ActivationDtype.BFLOAT16, BFLOAT16, folder, wanted)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_build_that_this_cpu_lacks_is_refused() -> None:
 
 def test_the_measured_times_are_relative_to_the_best() -> None:
     candidates = [name for name in VARIANTS if name != EMULATED]
-    times = choice.measured(candidates, [96], torch.bfloat16, WeightKind.BFLOAT16)
+    times = choice.measured(candidates, [96], ActivationDtype.BFLOAT16, BFLOAT16)
     assert times
     assert set(times) <= set(candidates)
     assert all(seconds >= 1.0 for seconds in times.values())
@@ -101,7 +100,7 @@ def test_a_digest_does_not_depend_on_the_threads(variant: str) -> None:
     try:
         for num_threads in (1, 3):
             _native.set_num_threads(num_threads)
-            digests.add(digest_of(variant, torch.bfloat16, WeightKind.BFLOAT16))
+            digests.add(digest_of(variant, ActivationDtype.BFLOAT16, BFLOAT16))
     finally:
         _native.set_num_threads(before)
     assert len(digests) == 1
@@ -109,7 +108,7 @@ def test_a_digest_does_not_depend_on_the_threads(variant: str) -> None:
 
 def test_digests_tell_arithmetics_apart() -> None:
     fused = {name for name in VARIANTS if name.startswith("avx512")}
-    of_float32 = {digest_of(name, torch.float32, WeightKind.FLOAT32) for name in fused}
+    of_float32 = {digest_of(name, ActivationDtype.FLOAT32, FLOAT32) for name in fused}
     assert len(of_float32) == min(1, len(fused))  # alike, whatever they are called
-    of_pairs = {name: digest_of(name, torch.bfloat16, WeightKind.BFLOAT16) for name in VARIANTS}
+    of_pairs = {name: digest_of(name, ActivationDtype.BFLOAT16, BFLOAT16) for name in VARIANTS}
     assert of_pairs[EMULATED] != of_pairs["portable"]

@@ -14,16 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.models.parameters import allocate_weights, tensor_slots
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.models.parameters import allocate_weights
 from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.errors import MissingTensor, ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.packed_weights import pack_weights
+from tests.plans import plan_in
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -43,34 +45,35 @@ def cache(tmp_path: Path) -> PackedCache:
 def load(
     path: Path,
     dtype: torch.dtype = torch.float32,
-    kind: WeightKind = WeightKind.FLOAT32,
+    form: WeightForm = FLOAT32,
     cache: PackedCache | None = None,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> NativeWeights:
     checkpoint = resolve_checkpoint(str(path))
     config = load_model_config(checkpoint)
-    return load_native_weights(checkpoint, config, dtype, kind, cache, on_progress)
+    plan = ModelPlan.of(config, form=form)
+    return load_native_weights(checkpoint, plan, dtype, cache, on_progress)
 
 
-def from_memory(path: Path, dtype: torch.dtype, kind: WeightKind) -> NativeWeights:
+def from_memory(path: Path, dtype: torch.dtype, form: WeightForm) -> NativeWeights:
     """By way of plain weights, as torch would compute with them."""
     config = load_model_config(resolve_checkpoint(str(path)))
-    weights = allocate_weights(config, dtype, torch.device("cpu"))
+    weights = allocate_weights(plan_in(config, dtype), dtype, torch.device("cpu"))
     tensors: dict[str, Tensor] = {}
     for file in path.glob("*.safetensors"):
         tensors |= load_file(file)
-    for name, slot in tensor_slots(weights, config).items():
+    for name, slot in weights.slots.items():
         slot.destination.copy_(tensors[name])
-    return pack_weights(weights, config, kind)
+    return pack_weights(weights, config, form)
 
 
 def leaves(value: Any, name: str = "weights") -> Iterator[tuple[str, Any]]:
     if is_dataclass(value):
         for field in fields(value):
             yield from leaves(getattr(value, field.name), f"{name}.{field.name}")
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from leaves(item, f"{name}[{number}]")
+    elif isinstance(value, list | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f"{name}[{key}]")
     else:
         yield name, value
 
@@ -88,12 +91,12 @@ def assert_same(one: NativeWeights, other: NativeWeights) -> None:
 
 @pytest.mark.parametrize(("family", "overrides"), FAMILIES)
 @pytest.mark.parametrize(
-    ("dtype", "kind"),
+    ("dtype", "form"),
     [
-        (torch.float32, WeightKind.FLOAT32),
-        (torch.bfloat16, WeightKind.BFLOAT16),
-        (torch.float32, WeightKind.INT8),
-        (torch.bfloat16, WeightKind.INT8),
+        (torch.float32, FLOAT32),
+        (torch.bfloat16, BFLOAT16),
+        (torch.float32, INT8),
+        (torch.bfloat16, INT8),
     ],
 )
 def test_weights_are_those_of_the_checkpoint(
@@ -102,13 +105,13 @@ def test_weights_are_those_of_the_checkpoint(
     family: str,
     overrides: dict[str, Any],
     dtype: torch.dtype,
-    kind: WeightKind,
+    form: WeightForm,
 ) -> None:
     path = make_checkpoint(tmp_path / "model", family, dtype=dtype, **overrides)
-    expected = from_memory(path, dtype, kind)
-    assert_same(load(path, dtype, kind), expected)
-    assert_same(load(path, dtype, kind, cache), expected)
-    assert_same(load(path, dtype, kind, cache), expected)
+    expected = from_memory(path, dtype, form)
+    assert_same(load(path, dtype, form), expected)
+    assert_same(load(path, dtype, form, cache), expected)
+    assert_same(load(path, dtype, form, cache), expected)
     assert len(packed_files(cache.folder)) == 1
 
 
@@ -116,9 +119,9 @@ def test_an_embedding_of_another_type_is_converted_and_kept(
     tmp_path: Path, cache: PackedCache
 ) -> None:
     path = make_checkpoint(tmp_path / "model", "llama", dtype=torch.float32)
-    expected = from_memory(path, torch.bfloat16, WeightKind.BFLOAT16)
+    expected = from_memory(path, torch.bfloat16, BFLOAT16)
     for _ in range(2):
-        weights = load(path, torch.bfloat16, WeightKind.BFLOAT16, cache)
+        weights = load(path, torch.bfloat16, BFLOAT16, cache)
         assert torch.equal(weights.embedding, expected.embedding)
         assert torch.equal(weights.lm_head.weights, expected.lm_head.weights)
     assert ".packed" in mappings(weights.embedding)
@@ -147,8 +150,8 @@ def test_nothing_is_copied_at_the_second_start(tmp_path: Path, cache: PackedCach
 def test_each_kind_and_dtype_has_its_file(tmp_path: Path, cache: PackedCache) -> None:
     path = make_checkpoint(tmp_path / "model", "llama")
     for dtype in (torch.float32, torch.bfloat16):
-        load(path, dtype, WeightKind.INT8, cache)
-    load(path, torch.bfloat16, WeightKind.BFLOAT16, cache)
+        load(path, dtype, INT8, cache)
+    load(path, torch.bfloat16, BFLOAT16, cache)
     assert len(packed_files(cache.folder)) == 3
 
 
@@ -169,7 +172,7 @@ def test_a_checkpoint_that_was_changed_is_packed_anew(
     load(path, cache=cache)
     change(path)
     weights = load(path, cache=cache)
-    assert_same(weights, from_memory(path, torch.float32, WeightKind.FLOAT32))
+    assert_same(weights, from_memory(path, torch.float32, FLOAT32))
     assert len(packed_files(cache.folder)) == 2
 
 
@@ -193,7 +196,7 @@ def test_what_cannot_be_quantised_is_named_and_nothing_is_kept(
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj"):
-        load(path, kind=WeightKind.INT8, cache=cache)
+        load(path, form=INT8, cache=cache)
     assert packed_files(cache.folder) == []
     assert not list(cache.folder.glob("*.new"))
 

@@ -41,16 +41,17 @@ def mix_experts(x: Tensor, layer: Experts) -> Tensor:
     Returns:
         [num_rows, hidden_size] float32, contiguous.
     """
-    if x.shape[1:] != layer.gate_up.shape[2:] or not x.is_contiguous():
-        raise ValueError(f"rows of shape {list(x.shape)} for experts {list(layer.gate_up.shape)}")
-    if x.dtype != layer.gate_up.dtype:
-        raise TypeError(f"rows of {x.dtype} for experts of {layer.gate_up.dtype}")
+    weights = layer.gate_up.weight
+    if x.shape[1:] != weights.shape[2:] or not x.is_contiguous():
+        raise ValueError(f"rows of shape {list(x.shape)} for experts {list(weights.shape)}")
+    if x.dtype != weights.dtype:
+        raise TypeError(f"rows of {x.dtype} for experts of {weights.dtype}")
     return _mixed(x, layer, _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts))
 
 
 def warm_up(layer: Experts) -> None:
     """Launch every kernel for all tiles, so that no request waits for a compiler."""
-    weights = layer.gate_up
+    weights = layer.gate_up.weight
     x = torch.zeros((1, weights.shape[2]), dtype=weights.dtype, device=weights.device)
     for tile in _TILES:
         _mixed(x, layer, tile)
@@ -65,8 +66,8 @@ def _tile_of(num_places: int, num_experts: int) -> int:
 def _mixed(x: Tensor, layer: Experts, tile: int) -> Tensor:
     routing = choose_experts(x, layer.router, layer.config)
     places = _sorted(routing.experts, layer.config.num_experts)
-    inner = silu_mul(_product(x, layer.gate_up, places, tile, x.dtype, is_in_place=False))
-    made = _product(inner, layer.down, places, tile, torch.float32, is_in_place=True)
+    inner = silu_mul(_product(x, layer.gate_up.weight, places, tile, x.dtype, is_in_place=False))
+    made = _product(inner, layer.down.weight, places, tile, torch.float32, is_in_place=True)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if len(x):
         add_up_experts[(len(x), -(-x.shape[1] // _BLOCK))](

@@ -57,6 +57,8 @@ class Forward:
         ranks: Collectives = ALONE,
         least_part: int = LEAST_PART,
     ) -> None:
+        """Raises ModelError: layers have norms that are none of this decoder."""
+        weights.expect_norms("attention_norm", "mlp_norm")
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
@@ -127,9 +129,9 @@ class Forward:
             [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
         """
         weights, eps = self._weights.layers[layer], self.own.rms_norm_eps
-        normed = add_rms_norm(stream.residual, delta, weights.attention_norm, eps)
+        normed = add_rms_norm(stream.residual, delta, weights.norms["attention_norm"], eps)
         rotation = Rotation(stream.cos, stream.sin, weights.qk_norm, eps)
-        return rotate_and_write(weights.qkv(normed), rotation, slots, kv_pool, layer, out)
+        return rotate_and_write(weights.mixer["qkv"](normed), rotation, slots, kv_pool, layer, out)
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
@@ -137,17 +139,17 @@ class Forward:
 
     def attention_out(self, layer: int, attended: Tensor) -> Tensor:
         """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
-        out = self._weights.layers[layer].attention_out
+        out = self._weights.layers[layer].mixer["attention_out"]
         return self.ranks.all_reduce(out(attended.flatten(1)))
 
     def mlp(self, layer: int, stream: Stream, delta: Tensor) -> Tensor:
         """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
         weights = self._weights.layers[layer]
-        normed = add_rms_norm(stream.residual, delta, weights.mlp_norm, self.own.rms_norm_eps)
-        if isinstance(weights.mlp, Experts):
-            made = mix_experts(normed, weights.mlp)
-        else:
-            made = weights.mlp.down(silu_mul(weights.mlp.gate_up(normed)))
+        normed = add_rms_norm(
+            stream.residual, delta, weights.norms["mlp_norm"], self.own.rms_norm_eps
+        )
+        mlp = weights.mlp
+        made = mix_experts(normed, mlp) if isinstance(mlp, Experts) else mlp(normed, silu_mul)
         return self.ranks.all_reduce(made)
 
     def finals(

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, ActivationDtype, WeightForm
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.kv import KvDtype
 from pdserve.perf_model import StepRow
 
@@ -33,19 +35,26 @@ def tiny(num_layers: int = 2, **changes: object) -> ModelConfig:
     return dataclasses.replace(parsed(num_layers), **changes)
 
 
+def work_of(model: ModelConfig, form: WeightForm = BFLOAT16) -> StepWork:
+    """Everything that is not quantised in the type of weights, or in bfloat16."""
+    dtype = ActivationDtype.BFLOAT16 if form.is_quantised else ActivationDtype(form.name)
+    plan = ModelPlan.of(model, form=form)
+    return StepWork(plan, dtype, KvDtype(dtype))
+
+
 KV, REST, OUTPUT = 2 * 4 * 8, 2 * 8 * 8 + 3 * 12 * 8, 100 * 8  # weights of `tiny`
 TOKEN_BYTES = 2 * 4 * 2  # keys and values of a layer in bfloat16
 
 
 def test_a_decode_step_by_hand() -> None:
-    work = StepWork(tiny(), KvDtype.BFLOAT16).of([StepRow(1, 9, True), StepRow(1, 4, True)])
+    work = work_of(tiny()).of([StepRow(1, 9, True), StepRow(1, 4, True)])
     weights = 2 * (KV + REST) + OUTPUT
     assert work.num_bytes == 2 * weights + 2 * 8 * 2 + 2 * (10 + 5) * TOKEN_BYTES + 2 * 100 * 4
     assert work.num_flops == 2 * weights * 2 + 4 * 4 * 2 * 2 * (10 + 5)
 
 
 def test_the_last_layer_of_a_prompt_is_wanted_of_its_last_token_only() -> None:
-    work = StepWork(tiny(), KvDtype.BFLOAT16).of([StepRow(6, 0)])
+    work = work_of(tiny()).of([StepRow(6, 0)])
     products = 6 * (KV + REST) + 6 * KV + REST + OUTPUT
     pairs = (1 + 2 + 3 + 4 + 5 + 6) + 6
     assert work.num_flops == 2 * products + 4 * 4 * 2 * pairs
@@ -53,8 +62,8 @@ def test_the_last_layer_of_a_prompt_is_wanted_of_its_last_token_only() -> None:
 
 def test_windows_bound_what_is_seen() -> None:
     model = tiny(sliding_windows=(3, None))
-    work = StepWork(model, KvDtype.BFLOAT16)
-    full = StepWork(tiny(), KvDtype.BFLOAT16)
+    work = work_of(model)
+    full = work_of(tiny())
     rows = [StepRow(2, 8)]
     # Of ten keys, two queries see the last four through a window of three, three each.
     assert full.of(rows).num_bytes - work.of(rows).num_bytes == (10 - 4) * TOKEN_BYTES
@@ -70,7 +79,7 @@ def test_experts_that_some_row_chooses() -> None:
         "mlp_only_layers": [0],
         "head_dim": 4,
     }
-    work = StepWork(parsed(**fields), KvDtype.BFLOAT16)
+    work = work_of(parsed(**fields))
     attention, mlp, expert, router = 2 * 8 * 8, 3 * 12 * 8, 3 * 6 * 8, 4 * 8
     dense = 2 * (KV + attention) + mlp + OUTPUT
     for num_rows, num_read in ((1, 2), (2, 3), (3, 3.5)):  # a row misses half of them
@@ -82,9 +91,9 @@ def test_experts_that_some_row_chooses() -> None:
 
 def test_types_of_weights() -> None:
     rows = [StepRow(1, 0, True)]
-    bf16 = StepWork(tiny(), KvDtype.BFLOAT16).of(rows)
-    int8 = StepWork(tiny(), KvDtype.BFLOAT16, is_int8=True).of(rows)
-    float32 = StepWork(tiny(), KvDtype.FLOAT32).of(rows)
+    bf16 = work_of(tiny()).of(rows)
+    int8 = work_of(tiny(), INT8).of(rows)
+    float32 = work_of(tiny(), FLOAT32).of(rows)
     weights = 2 * (KV + REST) + OUTPUT
     scales = 4 * (2 * (8 + 8 + 8 + 24 + 8) + 100)
     assert bf16.num_bytes - int8.num_bytes == weights - scales
@@ -108,7 +117,7 @@ def test_more_to_do_is_never_less_work(
     sizes: list[tuple[int, int, bool]], window: int, number: int
 ) -> None:
     model = tiny(num_layers=3, sliding_windows=(window, None, window))
-    work = StepWork(model, KvDtype.BFLOAT16)
+    work = work_of(model)
     rows = [StepRow(length, before, length == 1, sampled) for length, before, sampled in sizes]
     rows.append(StepRow(1, 3, True))  # sampled
     fewer = work.of(rows)
@@ -122,4 +131,4 @@ def test_more_to_do_is_never_less_work(
 
 def test_a_step_that_samples_nothing_has_no_floor() -> None:
     with pytest.raises(AssertionError):
-        StepWork(tiny(), KvDtype.BFLOAT16).of([StepRow(4, 0, is_sampled=False)])
+        work_of(tiny()).of([StepRow(4, 0, is_sampled=False)])

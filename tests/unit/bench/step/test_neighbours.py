@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.bench.step.cases import StepCase
-from pdserve.bench.step.floor import StepWork
 from pdserve.bench.step.measurement import LEAST_ROUNDS, observe
 from pdserve.bench.step.neighbours import BusyProcesses, Rounds
 from pdserve.errors import ClusterError
-from pdserve.kv import KvDtype
-from tests.unit.bench.step.test_floor import tiny
+from tests.unit.bench.step.test_floor import tiny, work_of
 from tests.unit.bench.step.test_step import FakeBench
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -49,7 +47,7 @@ def children() -> set[int]:
 def test_each_case_is_measured_alone_and_beside_neighbours_in_turns() -> None:
     bench = FakeBench()
     cases = [StepCase("decode", 2, 8)]
-    work = StepWork(tiny(), KvDtype.BFLOAT16)
+    work = work_of(tiny())
     (seen,) = observe(cases, work, bench, 0.0, bench.now, FakeNeighbours(bench))
     turn = ["read", "product", "step 2", "busy", "step 2", "rest"]
     assert bench.log == ["step 2", *turn * LEAST_ROUNDS]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pdserve.bench.step.cases import Grid, StepCase, with_room
-from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
+from pdserve.bench.step.floor import Limit, Rates, Work
 from pdserve.bench.step.measurement import (
     LEAST_ROUNDS,
     Observed,
@@ -29,7 +29,7 @@ from pdserve.bench.step.yardsticks import (
 )
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
-from tests.unit.bench.step.test_floor import tiny
+from tests.unit.bench.step.test_floor import tiny, work_of
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=16, dtype=KvDtype.BFLOAT16)
 
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_told_and_never_shared() -> None:
 def test_steps_and_yardsticks_take_turns() -> None:
     bench = FakeBench()
     cases = [StepCase("decode", 1, 8), StepCase("decode", 2, 8)]
-    work = StepWork(tiny(), KvDtype.BFLOAT16)
+    work = work_of(tiny())
     observed = observe(cases, work, bench, 0.0, bench.now)
     turn = ["read", "product", "step 1", "read", "product", "step 2"]
     assert bench.log == ["step 1", "step 2", *turn * LEAST_ROUNDS]
@@ -95,7 +95,7 @@ def test_steps_and_yardsticks_take_turns() -> None:
 
 def test_time_that_is_left_is_used_and_not_more() -> None:
     bench = FakeBench()
-    work = StepWork(tiny(), KvDtype.BFLOAT16)
+    work = work_of(tiny())
     (seen,) = observe([StepCase("decode", 2, 8)], work, bench, 11.0, bench.now)
     assert len(seen.times) == 5  # 2 s each; the first, which does not count, is before
 

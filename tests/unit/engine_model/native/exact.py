@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.linear import PackedLinear, lanes_of_rows, unpack
-from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeMlp, NativeWeights
+from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
 from pdserve.engine.rope import inverse_frequencies
 
 Rounding = Callable[[Tensor], Tensor]
@@ -39,38 +39,45 @@ class ExactDecoder:
         config, weights = self._config, self._weights
         hidden = weights.embedding[torch.tensor(token_ids)].double()
         for layer, window in zip(weights.layers, config.sliding_windows, strict=True):
-            attended = self._attend(layer, self._norm(hidden, layer.attention_norm), window)
-            hidden = hidden + _linear(attended, layer.attention_out)
-            normed = self._norm(hidden, layer.mlp_norm)
+            normed = self._norm(hidden, layer.norms["attention_norm"])
+            attended = self._attend(layer, normed, window)
+            hidden = hidden + _linear(attended, layer.matrices["attention_out"])
+            normed = self._norm(hidden, layer.norms["mlp_norm"])
             if layer.experts is not None:
-                hidden = hidden + self._mixed(normed, layer.experts)
-            elif layer.mlp is not None:
-                hidden = hidden + self._mlp(normed, layer.mlp)
+                hidden = hidden + self._mixed(normed, layer.matrices["router"], layer.experts)
+            else:
+                hidden = hidden + self._mlp(normed, layer.matrices)
         return _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return self._rounded(_rms_norm(hidden, weight, self._config.rms_norm_eps))
 
-    def _mlp(self, normed: Tensor, mlp: NativeMlp) -> Tensor:
-        gate, up = _linear(normed, mlp.gate_up).chunk(2, dim=-1)
-        return _linear(self._rounded(functional.silu(gate) * up), mlp.down)
+    def _mlp(self, normed: Tensor, mlp: dict[str, PackedLinear]) -> Tensor:
+        gate, up = _linear(normed, mlp["gate_up"]).chunk(2, dim=-1)
+        return _linear(self._rounded(functional.silu(gate) * up), mlp["down"])
 
-    def _mixed(self, normed: Tensor, experts: NativeExperts) -> Tensor:
-        shares = _linear(normed, experts.router).softmax(dim=-1)
+    def _mixed(self, normed: Tensor, router: PackedLinear, experts: NativeExperts) -> Tensor:
+        shares = _linear(normed, router).softmax(dim=-1)
         best = shares.topk(experts.num_chosen)
         weights = torch.zeros_like(shares).scatter(1, best.indices, best.values)
         if experts.normalizes_weights:
             weights /= weights.sum(dim=-1, keepdim=True)
-        made = torch.stack([self._mlp(normed, mlp) for mlp in experts.mlps])
+        made = torch.stack([self._mlp(normed, mlp) for mlp in experts.matrices])
         return torch.einsum("eth,te->th", made, weights)
 
     def _attend(self, layer: NativeLayer, normed: Tensor, window: int | None) -> Tensor:
         """[num_tokens, num_heads * head_dim]."""
         config = self._config
-        heads = self._rounded(_linear(normed, layer.qkv)).view(len(normed), -1, config.head_dim)
+        heads = self._rounded(_linear(normed, layer.matrices["qkv"])).view(
+            len(normed), -1, config.head_dim
+        )
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         query, key, value = heads.split(sizes, dim=1)
-        query, key = self._turned(query, layer.q_norm), self._turned(key, layer.k_norm)
+        norms = layer.norms
+        query, key = (
+            self._turned(heads, norms.get(name))
+            for heads, name in ((query, "q_norm"), (key, "k_norm"))
+        )
         group_size = config.num_heads // config.num_kv_heads
         key, value = (x.repeat_interleave(group_size, dim=1) for x in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) * config.head_dim**-0.5

@@ -19,7 +19,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.engine.native.decoder import NativeDecoder
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
 from tests.unit.engine_model.small_models import (
     Part,
     SmallModel,
@@ -40,17 +40,17 @@ EXPERTS: dict[str, Any] = {
 
 class Case(NamedTuple):
     dtype: torch.dtype
-    kind: WeightKind
+    form: WeightForm
     has_experts: bool
 
 
 CASES = [
-    Case(dtype, kind, has_experts)
+    Case(dtype, form, has_experts)
     for has_experts in (False, True)
-    for dtype, kind in (
-        (torch.float32, WeightKind.FLOAT32),
-        (torch.bfloat16, WeightKind.BFLOAT16),
-        (torch.bfloat16, WeightKind.INT8),
+    for dtype, form in (
+        (torch.float32, FLOAT32),
+        (torch.bfloat16, BFLOAT16),
+        (torch.bfloat16, INT8),
     )
 ]
 BLOCK_SIZE = 16
@@ -77,7 +77,7 @@ def model(case: Case) -> SmallModel:
 
 @cache
 def decoder(case: Case) -> NativeDecoder:
-    return model(case).native(case.kind)
+    return model(case).native(case.form)
 
 
 @cache

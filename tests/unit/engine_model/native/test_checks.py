@@ -107,17 +107,40 @@ def test_sizes_that_contradict_the_weights_are_refused(
 def test_weights_of_another_architecture_are_refused(small: SmallModel) -> None:
     packed = small.packed()
     last = packed.layers[-1]
+    norms, matrices, down = last.norms, last.matrices, last.matrices["down"]
     for change, message in (
         (
-            {"mlp": dataclasses.replace(last.mlp, gate_up=last.mlp.down)},
-            r"layers\[2\].mlp.gate_up: expected a gated matrix of 192 x 64",
+            {"matrices": matrices | {"gate_up": down}},
+            r"layers\[2\].gate_up: expected a gated matrix of 192 x 64",
         ),
-        ({"attention_norm": torch.ones(63)}, r"layers\[2\].attention_norm: expected shape"),
-        ({"mlp_norm": torch.ones(64).bfloat16()}, r"layers\[2\].mlp_norm: expected dtype float32"),
-        ({"q_norm": None}, r"layers\[2\].k_norm: expected a norm if and only if q_norm"),
+        (
+            {"matrices": {"down": down}},
+            r"layers\[2\].qkv: expected one, found none",
+        ),
+        (
+            {"matrices": matrices | {"router": down}},
+            r"layers\[2\].matrices: expected 4 that this decoder computes with, found .*router",
+        ),
+        (
+            {"norms": norms | {"attention_norm": torch.ones(63)}},
+            r"layers\[2\].attention_norm: expected shape",
+        ),
+        (
+            {"norms": norms | {"mlp_norm": torch.ones(64).bfloat16()}},
+            r"layers\[2\].mlp_norm: expected dtype float32",
+        ),
+        (
+            {"norms": {name: norm for name, norm in norms.items() if name != "q_norm"}},
+            r"layers\[2\].k_norm: expected a norm if and only if q_norm",
+        ),
+        (
+            {"norms": norms | {"post_norm": torch.ones(64)}},
+            r"layers\[2\].norms: expected 4 that this decoder computes with, found .*post_norm",
+        ),
+        ({"norms": {}}, r"layers\[2\].attention_norm: expected one, found none"),
     ):
         layers = [*packed.layers[:-1], dataclasses.replace(last, **change)]
         with pytest.raises((TypeError, ValueError), match=message):
             make_native(small, weights=dataclasses.replace(packed, layers=layers))
     with pytest.raises(ValueError, match="lm_head: expected a plain matrix of 320 x 64"):
-        make_native(small, weights=dataclasses.replace(packed, lm_head=last.mlp.down))
+        make_native(small, weights=dataclasses.replace(packed, lm_head=down))

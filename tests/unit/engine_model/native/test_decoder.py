@@ -151,7 +151,7 @@ def test_the_decoder_keeps_what_it_reads_alive_and_no_longer(small: SmallModel) 
     packed = small.packed()
     held = [
         weakref.ref(tensor)
-        for tensor in (packed.lm_head.weights, packed.layers[1].mlp.down.weights)
+        for tensor in (packed.lm_head.weights, packed.layers[1].matrices["down"].weights)
     ]
     native = make_native(small, weights=packed)
     del packed
@@ -169,21 +169,16 @@ def test_what_becomes_of_the_weights_object_makes_no_difference(small: SmallMode
 
     weights = loose(small.packed())
     weights.layers = [loose(layer) for layer in weights.layers]
-    mlp = weights.layers[1].mlp = loose(weights.layers[1].mlp)
-    down = mlp.down = loose(mlp.down)
-    places = [
-        (weights, "embedding"),
-        (weights, "final_norm"),
-        (weights.layers[1], "mlp_norm"),
-        (down, "weights"),
-    ]
+    layer = weights.layers[1]
+    down = layer.matrices["down"] = loose(layer.matrices["down"])
+    places = [(vars(weights), "embedding"), (vars(weights), "final_norm")]
+    places += [(layer.norms, "mlp_norm"), (vars(down), "weights")]
     for owner, name in places:
-        # Held by nobody else.
-        setattr(owner, name, getattr(owner, name).clone())
-    held = [weakref.ref(getattr(owner, name)) for owner, name in places]
+        owner[name] = owner[name].clone()  # held by nobody else
+    held = [weakref.ref(owner[name]) for owner, name in places]
     native = make_native(small, weights=weights)
     for owner, name in places:
-        setattr(owner, name, None)
+        owner[name] = None
     gc.collect()
     assert all(tensor() is not None for tensor in held)
     del native

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.plan.forms import BFLOAT16, INT8, WeightForm
 from tests.unit.engine_model.native.exact import ExactDecoder, to_bfloat16
 from tests.unit.engine_model.small_models import all_logits, random_tokens, small_model
 
@@ -48,15 +48,15 @@ def test_float32_logits_are_as_exact_as_float32_can_be(fields: dict[str, Any]) -
     assert error_of(all_logits(small.native(), small.kv_cache(), tokens), exact) < 2e-6
 
 
-@pytest.mark.parametrize("kind", [WeightKind.BFLOAT16, WeightKind.INT8])
+@pytest.mark.parametrize("form", [BFLOAT16, INT8])
 @pytest.mark.parametrize("model", MODELS)
-def test_bfloat16_is_off_by_what_rounding_predicts(model: str, kind: WeightKind) -> None:
+def test_bfloat16_is_off_by_what_rounding_predicts(model: str, form: WeightForm) -> None:
     small = small_model(torch.bfloat16, num_hidden_layers=4, **MODELS[model])
     tokens = random_tokens(150)
-    packed = small.packed(kind)
+    packed = small.packed(form)
     exact = ExactDecoder(small.config, packed).logits(tokens)
     predicted = error_of(ExactDecoder(small.config, packed, to_bfloat16).logits(tokens), exact)
-    found = error_of(all_logits(small.native(kind), small.kv_cache(), tokens), exact)
+    found = error_of(all_logits(small.native(form), small.kv_cache(), tokens), exact)
     assert 1e-3 < predicted < 5e-2, "or nothing is compared"
     assert found < 1.15 * predicted
 
@@ -77,7 +77,7 @@ def test_int8_weights_change_little(dtype: torch.dtype) -> None:
     small = small_model(dtype)
     tokens = random_tokens(100)
     exact = ExactDecoder(small.config, small.packed()).logits(tokens)
-    found = all_logits(small.native(WeightKind.INT8), small.kv_cache(), tokens)
+    found = all_logits(small.native(INT8), small.kv_cache(), tokens)
     # A weight is off by up to 1 / 254 of its row's largest, which is three times the usual one:
     # by 0.7 % of the usual one in the mean. Some ten products of sums follow each other.
     assert 1e-3 < error_of(found, exact) < 4e-2

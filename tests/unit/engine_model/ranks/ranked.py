@@ -13,10 +13,12 @@ import torch
 
 from kv_transfer.memory import ExportedPool
 from pdserve import _native
-from pdserve.engine.kv.cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.plan.forms import FORMS, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.process import run_rank
@@ -63,7 +65,8 @@ def ranked_node(
             checkpoint=str(checkpoint.path),
             model_id=checkpoint.model_id,
             revision=checkpoint.revision,
-            is_int8=False,
+            form=FORMS[dtype],
+            activations=ActivationDtype(dtype),
             kernels="",
             packed_folder=None if cache is None else str(cache.folder),
             packed_limit=1 << 40,
@@ -82,9 +85,9 @@ def ranked_node(
         pool.seal()
         _native.set_num_threads(1)
         steps = StepMemory(ranks.memory, 0, share.stages)
-        shard, torch_dtype = share.shard(0), TORCH_DTYPES[dtype]
+        plan = ModelPlan.of(config, share.shard(0), FORMS[dtype])
         model = load_rank(
-            checkpoint, config, torch_dtype, steps, shard, lambda _: None, cache=cache
+            checkpoint, plan, ActivationDtype(dtype), steps, lambda _: None, cache=cache
         )
         steps.group.say_ready()
         wait_ready(steps.group, lambda: None, ranks)

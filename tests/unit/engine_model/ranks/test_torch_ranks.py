@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import HashStore
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.models.parameters import tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.ranks import process_group
 from pdserve.engine.ranks.process_group import GroupCollectives, join_ranks
 from pdserve.engine.ranks.shard import Shard
@@ -25,12 +25,15 @@ from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.native_attention import writing_attention
+from tests.plans import plan_in
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.models.test_families import CASES
 from tests.unit.engine_model.reference import assert_node_matches
 from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
+
+F32 = ActivationDtype.FLOAT32
 
 DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated by 4
     "llama": (2, 1),
@@ -162,12 +165,12 @@ def test_stages_have_each_part_of_the_weights_once(checkpoint_of: Make, family: 
     names = []
     for stage in range(2):
         shard = Shard(0, 1, stage, 2)
-        weights = load_torch_weights(checkpoint, config, torch.float32, CPU, None, shard)
-        names += tensor_slots(weights, config, shard)
+        weights = load_torch_weights(checkpoint, plan_in(config, torch.float32, shard), F32, CPU)
+        names += weights.slots
         assert len(weights.layers) == len(shard.layers(config)) < config.num_layers
-    whole = load_torch_weights(checkpoint, config, torch.float32, CPU)
+    whole = load_torch_weights(checkpoint, plan_in(config, torch.float32), F32, CPU)
     twice = ["model.embed_tokens.weight"] if config.ties_embeddings else []
-    assert sorted(names) == sorted([*tensor_slots(whole, config), *twice])
+    assert sorted(names) == sorted([*whole.slots, *twice])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -177,13 +180,13 @@ def test_ranks_have_each_part_of_the_weights_once(checkpoint_of: Make, num_ranks
     checkpoint = resolve_checkpoint(str(checkpoint_of(family, **overrides)))
     config = load_model_config(checkpoint)
     sizes: dict[str, int] = {}
-    whole = load_torch_weights(checkpoint, config, torch.float32, CPU)
+    whole = load_torch_weights(checkpoint, plan_in(config, torch.float32), F32, CPU)
     for rank in range(num_ranks):
         shard = Shard(rank, num_ranks)
-        weights = load_torch_weights(checkpoint, config, torch.float32, CPU, None, shard)
-        for name, slot in tensor_slots(weights, config, shard).items():
+        weights = load_torch_weights(checkpoint, plan_in(config, torch.float32, shard), F32, CPU)
+        for name, slot in weights.slots.items():
             sizes[name] = sizes.get(name, 0) + slot.destination.numel()
-    for name, slot in tensor_slots(whole, config).items():
+    for name, slot in whole.slots.items():
         is_replicated = "k_proj" in name or "v_proj" in name
         factor = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
         factor = num_ranks if "norm" in name else factor

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
+from pdserve.engine.plan.forms import ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.load import load_decoder, load_torch_weights
 from pdserve.errors import ModelError
@@ -41,14 +43,14 @@ def test_one_value_is_enough(
     path = make_checkpoint(tmp_path / "m", "llama", dtype=stored, attention_bias=True)
     spoil(path, name, value)
     checkpoint = resolve_checkpoint(str(path))
-    config, cpu = load_model_config(checkpoint), torch.device("cpu")
+    plan, cpu = ModelPlan.of(load_model_config(checkpoint)), torch.device("cpu")
     cache = PackedCache(tmp_path / "cache", 1 << 30, wait_s=30.0)
     for _ in range(2):
         with pytest.raises(ModelError, match=rf"{name} holds a NaN or an infinity in {where}"):
-            load_decoder(checkpoint, config, torch.bfloat16, cpu, cache=cache)
+            load_decoder(checkpoint, plan, ActivationDtype.BFLOAT16, cpu, cache=cache)
         assert not packed_files(cache.folder), "what is damaged is not kept"
     with pytest.raises(ModelError, match=f"{name} .* {where}"):
-        load_torch_weights(checkpoint, config, torch.bfloat16, cpu)
+        load_torch_weights(checkpoint, plan, ActivationDtype.BFLOAT16, cpu)
 
 
 def test_large_values_are_numbers() -> None:

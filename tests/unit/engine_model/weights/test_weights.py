@@ -11,12 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.plan.forms import BFLOAT16, ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.load import load_decoder
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.unit.engine_model.harness import load_torch_decoder
 
+CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -37,7 +40,11 @@ def load(request: pytest.FixtureRequest) -> Load:
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
         made: Decoder = request.param(
-            checkpoint, config, torch.bfloat16, torch.device("cpu"), on_progress
+            checkpoint,
+            ModelPlan.of(config, form=BFLOAT16),
+            ActivationDtype.BFLOAT16,
+            CPU,
+            on_progress,
         )
         return made
 
@@ -132,7 +139,7 @@ def test_damage_after_the_checkpoint_was_resolved(model: Path) -> None:
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
-        load_decoder(checkpoint, config, torch.float32, torch.device("cpu"))
+        load_decoder(checkpoint, ModelPlan.of(config), ActivationDtype.BFLOAT16, CPU)
 
 
 def test_no_weights_at_all(model: Path) -> None:
@@ -140,4 +147,4 @@ def test_no_weights_at_all(model: Path) -> None:
     nothing = Checkpoint(model / "elsewhere", "model", "")
     (model / "elsewhere").mkdir()
     with pytest.raises(ModelError, match="holds neither"):
-        load_decoder(nothing, config, torch.float32, torch.device("cpu"))
+        load_decoder(nothing, ModelPlan.of(config), ActivationDtype.BFLOAT16, CPU)

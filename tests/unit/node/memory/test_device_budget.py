@@ -11,22 +11,22 @@ import torch
 from pdserve.bench.checkpoints.random_checkpoint import config_of
 from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.engine.models.config import ModelConfig, parse_model_config
+from pdserve.engine.models.families import PRE_NORMS
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.engine.models.parameters import allocate_weights
+from pdserve.engine.plan.forms import ActivationDtype
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import weight_bytes
+from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
-from pdserve.node.memory.device_budget import (
-    GRAPH_BYTES,
-    gpu_kv_bytes,
-    step_bytes,
-    weight_bytes,
-)
+from pdserve.node.memory.device_budget import GRAPH_BYTES, gpu_kv_bytes, step_bytes
 from pdserve.node.start import model as start_model
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
 
 GIB = 1 << 30
-BF16 = torch.bfloat16
+BF16 = ActivationDtype.BFLOAT16
 
 
 def llama_8b() -> ModelConfig:
@@ -44,26 +44,38 @@ def llama_8b() -> ModelConfig:
         has_qkv_bias=False,
         has_o_bias=False,
         has_mlp_bias=False,
-        has_qk_norm=False,
+        norms=PRE_NORMS,
         ties_embeddings=False,
         sliding_windows=(None,) * 32,
         max_model_len=131_072,
     )
 
 
-def test_weights_are_counted_without_being_allocated() -> None:
-    assert weight_bytes(llama_8b(), BF16) == pytest.approx(2 * 8.03e9, rel=0.01)
-    small = plan_model(NodeConfig(engine=EngineConfig(device="cpu"))).config
-    slots = tensor_slots(allocate_weights(small, BF16, torch.device("cpu")), small)
-    assert weight_bytes(small, BF16) == sum(slot.destination.nbytes for slot in slots.values())
+QWEN3 = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "mlp_only_layers": [0],
+}
+
+
+@pytest.mark.parametrize("fields", [{}, QWEN3, {"tie_word_embeddings": True}], ids=str)
+@pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2), Shard(0, 1, 1, 2)], ids=str)
+def test_weights_are_counted_without_being_allocated(fields: dict[str, Any], shard: Shard) -> None:
+    shape = config_of(SHAPES["demo-14m"]) | fields
+    plan = ModelPlan.of(parse_model_config(JsonFields(shape, "small")), shard)
+    slots = allocate_weights(plan, torch.bfloat16, torch.device("cpu")).slots
+    assert weight_bytes(plan, BF16) == sum(slot.destination.nbytes for slot in slots.values())
 
 
 @pytest.mark.parametrize(
-    ("name", "num_weights"), [("8x7b", 46.7e9), ("30b-a3b", 30.5e9), ("70b", 70.6e9)]
+    ("name", "num_weights"),
+    [("8x7b", 46.7e9), ("30b-a3b", 30.5e9), ("70b", 70.6e9), ("8b", 8.03e9)],
 )
 def test_all_experts_count(name: str, num_weights: float) -> None:
     model = parse_model_config(JsonFields(config_of(SHAPES[name]), name))
-    assert weight_bytes(model, BF16) == pytest.approx(2 * num_weights, rel=0.01)
+    assert weight_bytes(ModelPlan.of(model), BF16) == pytest.approx(2 * num_weights, rel=0.01)
 
 
 def test_a_step_has_rows_for_each_expert_that_a_token_chooses() -> None:
@@ -87,7 +99,7 @@ def test_cards_hold_what_their_owners_expect(size_gib: int, num_contexts: int) -
         int(0.98 * size_gib) * GIB,
         size_gib * GIB,
         0.9,
-        weight_bytes(model, BF16),
+        weight_bytes(ModelPlan.of(model), BF16),
         step_bytes(model, BF16, WorstStep(8192, 256)),
     )
     assert left // (16 * GIB) == num_contexts

@@ -95,8 +95,9 @@ before = set(os.listdir("/proc/self/task"))
 
 def compute():
     use_compute_cores(plan)
-    from pdserve.engine.native.linear import WeightKind, linear, pack
-    packed = pack(torch.ones(512, 64), kind=WeightKind.FLOAT32)
+    from pdserve.engine.plan.forms import FLOAT32
+    from pdserve.engine.native.linear import linear, pack
+    packed = pack(torch.ones(512, 64), form=FLOAT32)
     linear(torch.ones(512, 64), packed, torch.empty(512, 512))
     allowed = {"plan": {first, second}}
     for task in Path("/proc/self/task").iterdir():  # while this thread is one of them

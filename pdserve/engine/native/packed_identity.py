@@ -1,0 +1,56 @@
+"""What packed weights depend on: it names their file, which is read for nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from pdserve.engine.native.packed_file import FORMAT
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.ranks.shard import WHOLE
+from pdserve.model_files.checkpoint import Checkpoint
+
+
+def packed_name(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype) -> str:
+    """Return what people may call a plan's packed weights; `dtype`: of activations."""
+    shard, form = plan.shard, plan.form
+    name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
+    if form.is_quantised:
+        name += f"-{form.name}"
+    if shard.num_ranks > 1:
+        name += f"-rank{shard.rank}of{shard.num_ranks}"
+    if shard.num_stages > 1:
+        name += f"-stage{shard.stage}of{shard.num_stages}"
+    return name
+
+
+def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype) -> str:
+    """Return a string of everything that they depend on.
+
+    A file is identified by its header, size and modification time. The rest of its content is
+    covered by the revision, which samples it.
+    """
+    stamps = []
+    for file in checkpoint.weight_files():
+        stat = file.stat()
+        stamps.append([file.name, stat.st_size, stat.st_mtime_ns, _header_digest(file)])
+    facts = [
+        FORMAT,
+        str(dtype),
+        plan.form.name,
+        checkpoint.revision,
+        plan.config.ties_embeddings,
+        stamps,
+    ]
+    if (shard := plan.shard) != WHOLE:
+        facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
+    return json.dumps(facts)
+
+
+def _header_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        num_bytes = int.from_bytes(stream.read(8), "little")
+        return hashlib.blake2b(stream.read(num_bytes), digest_size=16).hexdigest()

@@ -1,0 +1,77 @@
+"""The forms in which matrices are stored: data, a row of FORMS each.
+
+What multiplies by a form is looked up by form and device: `csrc/linear/form.cpp` on CPUs, and
+`Linear` in torch, which takes any form with a scale for each output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class ActivationDtype(StrEnum):
+    """Element type of what a step computes, and of weights that are no matrices."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return 4 if self is ActivationDtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """How the weights of a matrix are stored, and their scales."""
+
+    name: str  # as settings, packed files and kernels have it
+    dtype: str  # of a weight's code
+    bits: int  # of one
+    devices: frozenset[str]  # types of devices whose nodes serve it
+    group: tuple[int, int] = (0, 0)  # rows and columns that share a scale; of 0: all
+    scale_bytes: int = 0  # 0: codes are the weights themselves
+    has_zeros: bool = False  # beside each scale, as many bits as a weight has
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether weights are rounded to it from what the checkpoint has."""
+        return self.scale_bytes > 0
+
+    @property
+    def quantization(self) -> str:
+        """The setting that asks for it."""
+        return self.name if self.is_quantised else "none"
+
+    def num_bytes(self, num_out: int, num_in: int) -> int:
+        """Size of a matrix, with its scales and zeros, and without padding."""
+        rows, columns = self.group
+        num_groups = -(-num_out // (rows or num_out)) * -(-num_in // (columns or num_in))
+        num_codes = num_out * num_in + num_groups * self.has_zeros
+        return -(-num_codes * self.bits // 8) + num_groups * self.scale_bytes
+
+    def can_cut(self, row: int, column: int) -> bool:
+        """Whether a rank may begin at this row and column: none shares a scale with another.
+
+        Rows or columns that all share one are cut anywhere: each rank has a scale for its own.
+        """
+        rows, columns = self.group
+        return row % (rows or 1) == 0 and column % (columns or 1) == 0
+
+
+_ALL: Final = frozenset({"cpu", "cuda"})
+
+FLOAT32: Final = WeightForm("float32", "float32", 32, _ALL)
+BFLOAT16: Final = WeightForm("bfloat16", "bfloat16", 16, _ALL)
+FLOAT16: Final = WeightForm("float16", "float16", 16, frozenset({"cuda"}))
+INT8: Final = WeightForm("int8", "int8", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
+
+FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8)}
+
+
+def form_of(quantization: str, activations: ActivationDtype) -> WeightForm:
+    """The form that the setting asks for: by default, weights have the type of activations."""
+    return FORMS[activations if quantization == "none" else quantization]

@@ -1,0 +1,114 @@
+"""A layer of a model: its norms, what mixes tokens, and its MLP or experts.
+
+The query, key and value projections are one matrix, and so are gate and up: one large product
+instead of several small ones. A tensor-parallel rank has its own heads and inner channels only. The
+results of `attention_out` and of MLPs are added up over the ranks, so only rank 0 adds their bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.expert_config import ExpertConfig
+from pdserve.engine.plan.forms import FLOAT32, WeightForm
+from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.ranks.shard import Shard
+
+Matrices = dict[str, Matrix]  # by the names that decoders know
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm."""
+
+    tensor: str  # in the checkpoint, [size]
+    size: int
+    num_heads: int = 0  # of the rank, each of which it normalises; 0: it is no heads' norm
+
+
+@dataclass(frozen=True, slots=True)
+class MlpPlan:
+    """The MLP of a layer, or its experts."""
+
+    matrices: Matrices  # gate_up and down, or the router
+    experts: tuple[Matrices, ...] = ()  # gate_up and down of each
+    choice: ExpertConfig | None = None  # of experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One layer, as one rank has it. Everything is in the order of packed files."""
+
+    norms: dict[str, Norm]  # by the names that decoders know
+    mixer: Matrices  # qkv, whose heads are queries, keys and values, and attention_out
+    mlp: MlpPlan
+    window: int | None  # tokens that a query sees; None: all
+
+    @property
+    def matrices(self) -> Matrices:
+        """All but those of experts."""
+        return self.mixer | self.mlp.matrices
+
+    @property
+    def all_matrices(self) -> list[Matrix]:
+        """With those of experts."""
+        experts = (matrix for expert in self.mlp.experts for matrix in expert.values())
+        return [*self.matrices.values(), *experts]
+
+
+def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> LayerPlan:
+    """Plan a layer of the model, for one rank."""
+    layer, own, hidden = f"model.layers.{index}.", shard.of(config), range(config.hidden_size)
+    adds_bias, head_dim = shard.rank == 0, config.head_dim
+
+    def heads(of: slice) -> range:
+        return range(of.start * head_dim, of.stop * head_dim)
+
+    def gated(name: str, tensors: tuple[str, str, str], width: int, has_bias: bool) -> Matrices:
+        gate, up, down = (f"{layer}{tensor}" for tensor in tensors)
+        inner = range(*shard.share(width).indices(width))
+        rows, out = (Part(gate, inner), Part(up, inner)), (Part(down, hidden),)
+        bias = has_bias and adds_bias
+        return {
+            "gate_up": Matrix(f"{name}gate_up", rows, hidden, form, True, has_bias),
+            "down": Matrix(f"{name}down", out, inner, form, has_bias=bias),
+        }
+
+    def mlp() -> MlpPlan:
+        experts = config.experts_of(index)
+        if experts is None:
+            names = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+            return MlpPlan(gated(layer, names, config.intermediate_size, config.has_mlp_bias))
+        scores = (Part(f"{layer}{experts.names.router()}", range(experts.num_experts)),)
+        each = (
+            (f"{layer}expert.{number}.", experts.names.expert(number))
+            for number in range(experts.num_experts)
+        )
+        return MlpPlan(
+            {"router": Matrix(f"{layer}router", scores, hidden, FLOAT32)},
+            tuple(gated(*named, experts.intermediate_size, False) for named in each),
+            experts,
+        )
+
+    queries, keys = heads(shard.share(config.num_heads)), heads(shard.kv_heads(config))
+    named = zip("qkv", (queries, keys, keys), strict=True)
+    qkv = tuple(Part(f"{layer}self_attn.{name}_proj", rows) for name, rows in named)
+    out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
+    num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
+    return LayerPlan(
+        norms={
+            norm.name: Norm(
+                f"{layer}{norm.tensor}.weight",
+                head_dim if norm.is_of_heads else config.hidden_size,
+                num_heads[norm.name] if norm.is_of_heads else 0,
+            )
+            for norm in config.norms
+        },
+        mixer={
+            "qkv": Matrix(f"{layer}qkv", qkv, hidden, form, has_bias=config.has_qkv_bias),
+            "attention_out": Matrix(f"{layer}attention_out", out, queries, form, has_bias=out_bias),
+        },
+        mlp=mlp(),
+        window=config.sliding_windows[index],
+    )

@@ -1,0 +1,70 @@
+"""A matrix of a model: which tensors of the checkpoint it is made of, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdserve.engine.plan.forms import WeightForm
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows that a rank has of a tensor in the checkpoint."""
+
+    name: str  # of the tensor, without ".weight" and ".bias"
+    rows: range
+
+    @property
+    def weight(self) -> str:
+        """The tensor's name."""
+        return f"{self.name}.weight"
+
+    @property
+    def bias(self) -> str:
+        """The name of its bias, [rows]."""
+        return f"{self.name}.bias"
+
+    @property
+    def cut(self) -> slice:
+        """The rows, to index the tensor with."""
+        return slice(self.rows.start, self.rows.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """x · weightᵀ + bias, as one rank has it: the rows of its parts, one after the other."""
+
+    name: str  # of the packed arrays
+    parts: tuple[Part, ...]
+    columns: range  # of each part
+    form: WeightForm
+    is_gated: bool = False  # two parts, gate and up, of which silu(gate) * up is made
+    has_bias: bool = False  # which is added here, not by another rank
+
+    @property
+    def num_out(self) -> int:
+        """Rows of all parts."""
+        return sum(len(part.rows) for part in self.parts)
+
+    @property
+    def num_in(self) -> int:
+        """Columns of each."""
+        return len(self.columns)
+
+    @property
+    def num_weights(self) -> int:
+        """Weights, without biases."""
+        return self.num_out * self.num_in
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size, with scales."""
+        return self.form.num_bytes(self.num_out, self.num_in)
+
+    def placed(self) -> Iterator[tuple[Part, slice, tuple[slice, slice]]]:
+        """Yield each part, its rows of the matrix, and what it is of its tensor."""
+        first, columns = 0, slice(self.columns.start, self.columns.stop)
+        for part in self.parts:
+            yield part, slice(first, first + len(part.rows)), (part.cut, columns)
+            first += len(part.rows)

@@ -1,0 +1,89 @@
+"""The plan of a model, or of what one rank has of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import BFLOAT16, WeightForm
+from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
+from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.ranks.shard import WHOLE, Shard
+from pdserve.errors import ConfigError
+from pdserve.kv import KvDtype, Plane
+
+_EMBEDDING: Final = "model.embed_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All weights of one rank. A pipeline stage has its own layers, and the ends that it is at."""
+
+    config: ModelConfig  # of the whole model
+    shard: Shard
+    form: WeightForm  # of matrices, but for routers
+    embedding: Part | None  # rows of the rank's tokens; in the first stage
+    layers: tuple[LayerPlan, ...]
+    final_norm: Norm | None  # in the last stage, as is lm_head
+    lm_head: Matrix | None  # of the embedding's tensor if they are tied
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, shard: Shard = WHOLE, form: WeightForm = BFLOAT16
+    ) -> ModelPlan:
+        """Plan what a rank has of a model.
+
+        Raises:
+            ConfigError: it would share scales of a matrix with another rank.
+        """
+        own, hidden = shard.share(config.vocab_size), config.hidden_size
+        tokens, is_last = range(own.start, own.stop), shard.is_last_stage
+        output = Part(_EMBEDDING if config.ties_embeddings else "lm_head", tokens)
+        plan = cls(
+            config,
+            shard,
+            form,
+            Part(_EMBEDDING, tokens) if shard.is_first_stage else None,
+            tuple(layer_plan(config, index, shard, form) for index in shard.layers(config)),
+            Norm("model.norm.weight", hidden) if is_last else None,
+            Matrix("lm_head", (output,), range(hidden), form) if is_last else None,
+        )
+        for matrix in plan.matrices:
+            column, rows = matrix.columns.start, [part.rows.start for part in matrix.parts]
+            if not all(matrix.form.can_cut(row, column) for row in rows):
+                raise ConfigError(
+                    f"tensor_parallel {shard.num_ranks}: {matrix.name} cannot be divided so, as "
+                    f"{form.name} has a scale for each {form.group} rows and columns"
+                )
+        return plan
+
+    @property
+    def norms(self) -> list[Norm]:
+        """All norms, in the order of packed files."""
+        norms = [norm for layer in self.layers for norm in layer.norms.values()]
+        return norms if self.final_norm is None else [*norms, self.final_norm]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """All matrices, in the order of packed files."""
+        matrices = [matrix for layer in self.layers for matrix in layer.all_matrices]
+        return matrices if self.lm_head is None else [*matrices, self.lm_head]
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name |-> shape, for all that the checkpoint of the whole model must hold."""
+        whole, config = ModelPlan.of(self.config), self.config
+        shapes: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in whole.norms}
+        shapes[f"{_EMBEDDING}.weight"] = (config.vocab_size, config.hidden_size)
+        for matrix in whole.matrices:
+            for part in matrix.parts:
+                shapes[part.weight] = (len(part.rows), matrix.num_in)
+                if matrix.has_bias:
+                    shapes[part.bias] = (len(part.rows),)
+        return shapes
+
+    def planes(self, dtype: KvDtype) -> tuple[Plane, ...]:
+        """What a token's KV costs on this rank."""
+        shard = self.shard
+        layouts = self.config.kv_layout(1, dtype).parts(shard.num_ranks, shard.num_stages)
+        return layouts[shard.stage * shard.num_ranks + shard.rank].planes
