@@ -21,7 +21,7 @@ def load_chat_templates(folder: Path, config: TokenizerConfig) -> dict[str, str]
     files = {DEFAULT: folder / "chat_template.jinja"}
     files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     named |= {name: _text_of(path) for name, path in files.items() if path.is_file()}
-    if len(named) == 1:
+    if named.keys() == {TOOL_USE}:
         return dict.fromkeys([DEFAULT], *named.values())
     if named and DEFAULT not in named:
         raise TokenizerError(

@@ -128,7 +128,7 @@ FOLDERS: list[tuple[Any, dict[str, str], str, str]] = [
     (NAMED, {"chat_template.jinja": "file"}, "file", "tools f"),
     (NAMED, {"additional_chat_templates/rag.jinja": "-"}, "default True", "tools f"),
     (D, {}, "default True", "default False"),
-    ([{"name": "other", "template": D}], {}, "default True", "default False"),
+    ([{"name": "tool_use", "template": D}], {}, "default True", "default False"),
 ]
 
 
