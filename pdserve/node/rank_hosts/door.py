@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 FIRST_S: Final = 10.0  # from a connection to what it says first
 # For a node that has ended to be noticed, after 5 s of silence at the latest, and its ranks to end.
 FREE_S: Final = 10.0
-MOST: Final = 64  # connections that are not let in yet; for a further one the oldest is closed
+# Connections that are not let in yet, and have not shown the join token; for a further one the
+# oldest is closed.
+MOST: Final = 64
 _MOST_BYTES: Final = 1 << 20  # of an order
 _ORDER: Final = msgspec.msgpack.Decoder(HostOrder)
 
@@ -61,6 +63,7 @@ class Door:
         self._token = token
         self._tls = tls
         self._coming: dict[asyncio.Task[None], None] = {}  # ordered: oldest first
+        self._known: set[asyncio.Task[None]] = set()  # have shown the token, and wait for FREE_S
         self._wanted: asyncio.Queue[Future[ServedNode]] = asyncio.Queue()
         self._served: ServedNode | None = None
         self._loop = asyncio.new_event_loop()
@@ -94,9 +97,10 @@ class Door:
             await asyncio.get_running_loop().create_future()  # until `close`
         finally:
             await acceptor.close()
-            for task in self._coming:
+            tasks = [*self._coming, *self._known]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._coming, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _come(self, sock: socket.socket) -> None:
         if len(self._coming) == MOST:
@@ -106,6 +110,7 @@ class Door:
         task = asyncio.create_task(self._meet(sock))
         self._coming[task] = None
         task.add_done_callback(lambda _: self._coming.pop(task, None))
+        task.add_done_callback(self._known.discard)
 
     async def _meet(self, sock: socket.socket) -> None:
         """Let it in, or close it."""
@@ -162,6 +167,9 @@ class Door:
                 "the join token is not the one here: compare security.join_token_file"
             )
         check_protocol(order.protocol, "the node")
+        if self._token and (task := asyncio.current_task()) in self._coming:
+            del self._coming[task]  # strangers cannot push it out any more
+            self._known.add(task)
         try:
             async with asyncio.timeout(FREE_S):
                 return await self._wanted.get()

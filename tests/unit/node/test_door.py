@@ -117,6 +117,21 @@ def test_a_node_with_another_token_is_told_so_at_once(visited: Visited) -> None:
         node.receive(HostAnswer, WITHIN_S).check()
 
 
+def test_who_has_shown_the_token_is_not_pushed_out_by_strangers() -> None:
+    token = "t" * 16
+    listener = socket.create_server(("127.0.0.1", 0))
+    with closing(Door(listener, token, None)) as door, ExitStack() as stack:
+        visited = Visited(door, listener.getsockname())
+        node = stack.enter_context(visited.node(order_of(DEVICES, token)))
+        with visited.node(order_of()) as wrong, pytest.raises(PeerLost):  # so that one is known
+            wrong.receive(HostAnswer, WITHIN_S).check()
+        silent = [stack.enter_context(visited.stranger()) for _ in range(MOST + 1)]
+        assert silent[0].recv(1) == b"", "the oldest stranger has made room"
+        served = stack.enter_context(visited.next_node())
+        served.stream.send(HostResult(7))
+        assert node.receive(HostResult, WITHIN_S).num_states == 7
+
+
 def test_strangers_do_not_delay_a_node_or_its_connection_for_kv(visited: Visited) -> None:
     """Who says nothing has ten seconds for it; there are only so many at a time."""
     with ExitStack() as stack:
