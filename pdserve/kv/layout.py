@@ -59,6 +59,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_layer: int = 0  # index in the model of this pool's first layer
     model_layers: int | None = None  # layers of the model; None: all of them are in this pool
 
+    @classmethod
+    def gqa(
+        cls, *, layers: int, heads: int, head_dim: int, block_size: int, dtype: KvDtype
+    ) -> KvLayout:
+        """The KV of a whole model with grouped-query attention: of its layers, and KV heads."""
+        return cls(layers, heads, head_dim, block_size, dtype)
+
     @property
     def total_kv_heads(self) -> int:
         """KV heads of the whole model."""

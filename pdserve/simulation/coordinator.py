@@ -250,9 +250,9 @@ class Coordinator:
 def _layout(node: Node) -> KvLayout:
     """Return a layout with the machine's KV bytes per token."""
     head_dim = node.machine.kv_token_bytes // (2 * 2)  # K and V, two bytes each
-    return KvLayout(
-        num_layers=1,
-        num_kv_heads=1,
+    return KvLayout.gqa(
+        layers=1,
+        heads=1,
         head_dim=head_dim,
         block_size=node.machine.block_size,
         dtype=KvDtype.BFLOAT16,

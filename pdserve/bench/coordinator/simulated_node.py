@@ -39,9 +39,7 @@ from pdserve.protocol import (
 from pdserve.protocol.version import TAKES_OVER
 from pdserve.settings.timeouts import NodeTimeouts
 
-_LAYOUT = KvLayout(
-    num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=KvDtype.BFLOAT16
-)
+_LAYOUT = KvLayout.gqa(layers=32, heads=8, head_dim=128, block_size=16, dtype=KvDtype.BFLOAT16)
 _NUM_BLOCKS = 1 << 20
 _MAX_MODEL_LEN = 1 << 16
 _NOWHERE = "127.0.0.1:1"  # no peer ever connects: there is no KV to pull

@@ -33,8 +33,8 @@ _NUM_PROFILES = 8  # kinds of machines
 _HOLDERS = 16  # nodes that hold a part of a prompt, each of a different length
 _SHARED_BLOCKS = 16  # at the beginning of every prompt, held by every fourth node
 _EVENT_BLOCKS = 64  # per message of a node
-_LAYOUT = KvLayout(
-    num_layers=32, num_kv_heads=8, head_dim=128, block_size=BLOCK_SIZE, dtype=KvDtype.BFLOAT16
+_LAYOUT = KvLayout.gqa(
+    layers=32, heads=8, head_dim=128, block_size=BLOCK_SIZE, dtype=KvDtype.BFLOAT16
 )
 _SLO = Slo(name="standard", ttft_s=10.0, tpot_s=0.25, priority=1)
 

@@ -58,10 +58,17 @@ from pdserve.kv import KvDtype, KvLayout
 Role = Literal["exporter", "puller"]
 
 BLOCK_TOKENS = 16
-_NUM_HEADS, _HEAD_DIM = 8, 64
-LAYER_BYTES = 2 * _NUM_HEADS * _HEAD_DIM * BLOCK_TOKENS * KvDtype.BFLOAT16.itemsize
 _CONNECT_S = 10.0
 _TICKET_S = 3600.0  # longer than any measurement
+
+
+def _layout(num_layers: int) -> KvLayout:
+    return KvLayout.gqa(
+        layers=num_layers, heads=8, head_dim=64, block_size=BLOCK_TOKENS, dtype=KvDtype.BFLOAT16
+    )
+
+
+LAYER_BYTES = _layout(1).block_bytes
 
 
 def layout_of(block_bytes: int) -> KvLayout:
@@ -75,13 +82,7 @@ def layout_of(block_bytes: int) -> KvLayout:
         raise ConfigError(
             f"blocks of {block_bytes} bytes: must be a multiple of {LAYER_BYTES}, one layer"
         )
-    return KvLayout(
-        num_layers=num_layers,
-        num_kv_heads=_NUM_HEADS,
-        head_dim=_HEAD_DIM,
-        block_size=BLOCK_TOKENS,
-        dtype=KvDtype.BFLOAT16,
-    )
+    return _layout(num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,9 +91,9 @@ def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
 
 def _check_parts(layout: KvLayout, parallelism: Parallelism) -> None:
     """Raises ConfigError: the heads or the layers of a block cannot be divided so."""
-    if layout.num_kv_heads % parallelism.tensor:
+    if len(layout.heads) % parallelism.tensor:
         raise ConfigError(
-            f"--tensor-parallel {parallelism.tensor}: blocks have {layout.num_kv_heads} heads: "
+            f"--tensor-parallel {parallelism.tensor}: blocks have {len(layout.heads)} heads: "
             "give 1, 2, 4 or 8"
         )
     if layout.num_layers < parallelism.pipeline:

@@ -23,7 +23,7 @@ from pdserve.kv import KvDtype, KvLayout
 
 _TOPIC = "KV transports"
 _TRY_S = 10.0
-_LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=64, block_size=16, dtype=KvDtype.FLOAT32)
+_LAYOUT = KvLayout.gqa(layers=1, heads=1, head_dim=64, block_size=16, dtype=KvDtype.FLOAT32)
 _NEEDED_FOR = {
     "shm": "KV transfer on one host at memory speed",
     "cuda_ipc": "KV transfer between GPUs of one host",

@@ -31,7 +31,7 @@ class AttentionBatch:
 class LayerKv:
     """The keys and values of one layer, and how queries see them."""
 
-    pool: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous
+    pool: Tensor  # [num_blocks, *KvLayout.block_shape], contiguous
     layer: int  # index into the pool's second dimension
     scale: float  # factor on the dot products, usually head_dim ** -0.5
     sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all
@@ -83,9 +83,9 @@ class WritingAttention(AttentionBackend, Protocol):
         """Store this step's keys and values of one layer at `batch.slot_mapping`.
 
         Args:
-            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+            kv_pool: [num_blocks, *KvLayout.block_shape], contiguous.
             layer: index into the pool's second dimension.
-            key: [num_tokens, num_kv_heads, head_dim]; only the last dimension need be contiguous.
+            key: [num_tokens, heads of the pool, head_dim]; its last dimension is contiguous.
             value: like `key`.
             batch: only `slot_mapping` is read; its slots are distinct.
 

@@ -52,10 +52,9 @@ class KvCache:
         """
         self.layout = layout
         self.num_blocks = num_blocks
-        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         shape = (num_blocks, *layout.block_shape)
         dtype = TORCH_DTYPES[layout.dtype]
-        self.pool: Tensor
+        self.pool: Tensor  # [num_blocks, *layout.block_shape]
         if buffer is None:
             # Zeroed pages cost nothing until they are touched.
             self.pool = torch.zeros(shape, dtype=dtype, device=device)

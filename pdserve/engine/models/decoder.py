@@ -54,7 +54,7 @@ class Decoder(Protocol):
 
         Args:
             batch: the step's rows, on the host; token ids below vocab_size, sampled rows ascending.
-            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+            kv_pool: [num_blocks, *layout.block_shape], as `KvCache.pool`.
             progress: told of its layers when their keys and values have been written (on a GPU:
                 when the kernel that writes them has been launched).
 

@@ -22,11 +22,11 @@ class PoolView:
     def __init__(self, data: NDArray[np.uint8], layout: KvLayout, first_layer: int = 0) -> None:
         """`data`: uint8[num_blocks, block_bytes] in the pool's own memory."""
         elements = data.reshape(-1).view(_ELEMENTS[layout.dtype.itemsize])
-        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        # [num_blocks, num_layers, ...], as `KvLayout.block_shape`
         self._blocks = elements.reshape(-1, *layout.block_shape)[:, first_layer:]
 
     def blocks(self, ids: Ids) -> Elements:
-        """A copy: [num_ids, num_layers, 2, num_kv_heads, block_size, head_dim]."""
+        """A copy: [num_ids, num_layers, ...], the rest as `KvLayout.block_shape`."""
         return self._blocks[ids]
 
     def set_blocks(self, ids: Ids, blocks: Elements) -> None:
@@ -34,7 +34,7 @@ class PoolView:
         self._blocks[ids] = blocks
 
     def tokens(self, ids: Ids, places: Ids) -> Elements:
-        """A copy: [num_tokens, num_layers, 2, num_kv_heads, head_dim]."""
+        """A copy: [num_tokens, num_layers, ...], the rest as a block's without its tokens."""
         return self._blocks[ids, :, :, :, places]
 
     def set_tokens(self, ids: Ids, places: Ids, tokens: Elements) -> None:

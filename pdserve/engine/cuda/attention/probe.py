@@ -6,6 +6,7 @@ to where it is told (`out`), as pieces have it. All is compared with plain torch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -68,6 +69,15 @@ def check_decodes(
         _compare(f"{attention.name} in a graph", results[-1][:-1], expected[:-1], window)
 
 
+def token_bytes(needs: AttentionNeeds) -> int:
+    """Return the bytes of a token's KV in one layer of a trial's pool."""
+    return math.prod(_pool_shape(needs, 1, 1)) * needs.dtype.itemsize // _BLOCK_SIZE
+
+
+def _pool_shape(needs: AttentionNeeds, num_blocks: int, num_layers: int) -> tuple[int, ...]:
+    return (num_blocks, num_layers, 2, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim)
+
+
 def _windows(needs: AttentionNeeds) -> list[int | None]:
     has_window = any(window is not None for window in needs.windows)
     return [None, _WINDOW] if has_window else [None]
@@ -96,9 +106,7 @@ class Trial:
         num_blocks = int(on_host.block_tables.max()) + 1
         self._batch = _moved(on_host, device)
         self._num_layers = num_layers
-        self._pool = drawn(
-            num_blocks, num_layers, 2, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim
-        )
+        self._pool = drawn(*_pool_shape(needs, num_blocks, num_layers))
         num_rows = sum(rows for rows, _ in contexts)
         self._query = drawn(num_rows, needs.num_heads, needs.head_dim)
         self._scale = needs.head_dim**-0.5

@@ -21,7 +21,13 @@ from pdserve.engine.cuda.attention.catalog import (
     AttentionNeeds,
     DecodeAttention,
 )
-from pdserve.engine.cuda.attention.probe import Contexts, Trial, check_attention, check_decodes
+from pdserve.engine.cuda.attention.probe import (
+    Contexts,
+    Trial,
+    check_attention,
+    check_decodes,
+    token_bytes,
+)
 from pdserve.engine.cuda.capture.graphs import Recorder
 from pdserve.engine.cuda.stopwatch import Stopwatch
 
@@ -147,8 +153,7 @@ class _Course:
     def _num_layers(self, contexts: Contexts) -> int:
         """Return how many layers' KV differs: all, unless fewer are enough or there is no room."""
         needs = self.needs
-        row_bytes = 2 * needs.num_kv_heads * needs.head_dim * needs.dtype.itemsize
-        layer_bytes = row_bytes * sum(context for _, context in contexts)
+        layer_bytes = token_bytes(needs) * sum(context for _, context in contexts)
         room = COLD_BYTES
         if self.device.type == "cuda":
             room = min(room, torch.cuda.mem_get_info(self.device)[0] // 4)
