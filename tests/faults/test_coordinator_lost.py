@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,9 @@ import pytest_asyncio
 
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.settings.answers import AnswerConfig
+from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import MODEL, Client, Follower
+from tests.cluster.client import DEADLINE_S, MODEL, Client, Follower
 from tests.cluster.fleet import (
     HEARD_S,
     Fleet,
@@ -215,6 +220,38 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     num_scored = sum(len(scores["token_logprobs"]) for scores in listed if scores)
     assert num_scored == KEYED * ("logprobs" in sampling)
     assert (await pair.gauges("decode-0"))["claimed_streams"] == num_claimed + 1
+
+
+def program(name: str) -> list[str]:
+    """The command line of an example."""
+    if name.endswith(".py"):
+        return [sys.executable, str(ROOT / "examples" / name)]
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node is installed")
+    return [node, str(ROOT / "examples" / name)]
+
+
+@pytest.mark.parametrize("name", ["resuming.py", "resuming.mjs"])
+async def test_a_stream_of_an_sdk_outlives_its_coordinator(
+    pair: Fleet, client: Client, second: SecondCoordinator, name: str
+) -> None:
+    """The SDK sends neither a key nor ids of events: the transports of the examples do."""
+
+    async def written(*urls: str, once_begun: Callable[[], None] = lambda: None) -> str:
+        child = await asyncio.create_subprocess_exec(*program(name), *urls, stdout=PIPE)
+        assert child.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            begun = await child.stdout.readexactly(20)
+            once_begun()
+            text = begun + await child.stdout.read()
+            assert await child.wait() == 0
+        return text.decode()
+
+    undisturbed = await written(pair.url)
+    async with second:
+        await second.wait_ready(NODES)
+        kill = partial(second.child.send_signal, signal.SIGKILL)
+        assert await written(second.url, pair.url, once_begun=kill) == undisturbed
 
 
 def text_of(response: dict[str, Any]) -> str:
