@@ -112,6 +112,8 @@ def add_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
     if groups is None:
         _add_by_section(parser, list(settings.values()))
         return
+    shown = {name for names in groups.values() for name in names}
+    hidden = [setting for name, setting in settings.items() if name not in shown]
     parser.add_argument(
         "--set",
         action=_SetAction,
@@ -119,15 +121,21 @@ def add_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
         metavar="NAME=VALUE",
         dest="assigned",
         default=argparse.SUPPRESS,
-        help="any other setting, such as timeouts.drain_s=60; pdserve config lists them",
+        help=f"any other setting: {_listed(hidden)} (docs/SETTINGS.md)",
     )
     for heading, names in groups.items():
         group = parser.add_argument_group(heading)
         for name in names:
             _add(group, settings[name])
-    shown = {name for names in groups.values() for name in names}
-    hidden = [setting for name, setting in settings.items() if name not in shown]
     parser.no_flags |= {setting.option: setting for setting in hidden}
+
+
+def _listed(settings: Sequence[Setting]) -> str:
+    """Name settings without a section, and the sections of the others."""
+    names = [setting.name for setting in settings]
+    sections = sorted({name.partition(".")[0] for name in names if "." in name})
+    own = [name for name in names if "." not in name]
+    return ", ".join([*own, *(f"{section}.NAME" for section in sections)])
 
 
 def given_values(struct: type[ConfigStruct], arguments: argparse.Namespace) -> dict[str, Any]:

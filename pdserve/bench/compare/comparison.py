@@ -86,7 +86,7 @@ def promise_of(
         if not tpot_s:
             raise ConfigError(
                 f"{case.name}: TPOT cannot be measured, as most answers are one token long; "
-                "give --tpot-s, or a larger --length-scale"
+                "give --tpot-s, or a larger length_scale"
             )
         parts.append(f"TPOT {scale:g} times the median of an idle cluster")
     return Promise(ttft_s, tpot_s), "; ".join(parts) or "as given"

@@ -18,6 +18,7 @@ from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.bench.serve.backend import Backend, parse_backends
 from pdserve.errors import ConfigError
 from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, Transports
+from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import check_equal_pools
 
@@ -31,6 +32,15 @@ _LEAST_REQUESTS = 200  # of a run; fewer say little
 _QUICK_REQUESTS = 54
 _MOST_REQUESTS = 50_000  # of a run: all its prompts are made before it
 _WARM_UP = 3  # requests after each start of a cluster
+
+
+_FLAGS: Final[Groups] = {
+    "what": ("modes", "against", "scenarios", "trace", "prefill", "decode", "links"),
+    "model": ("model", "shape", "device", "threads"),
+    "promises": ("ttft_s", "tpot_s", "target"),
+    "how long": ("quick", "budget_s", "duration_s", "rates"),
+    "results": ("out", "from_", "json"),
+}
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -148,6 +158,8 @@ class CompareConfig(ConfigStruct, frozen=True):
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
     policy: PolicyConfig = PolicyConfig()
+
+    flag_groups = _FLAGS
 
     @property
     def backends(self) -> list[Backend]:

@@ -16,13 +16,13 @@ import msgspec
 from pdserve.bench.checkpoints.named import gguf_of
 from pdserve.bench.checkpoints.random_checkpoint import write_random_checkpoint
 from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.compare.announcement import announcement
 from pdserve.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.comparison import compare
 from pdserve.bench.compare.config import CompareConfig, ComparePlan
 from pdserve.bench.compare.contestants import Contestants
-from pdserve.bench.compare.page import save_page
-from pdserve.bench.compare.plot import save_plots
+from pdserve.bench.compare.progress import Progress
 from pdserve.bench.compare.recompute import REPORT, REQUESTS, read_results, recomputed
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.runner import Experiment, RunRecord
@@ -52,6 +52,8 @@ def run(config: CompareConfig, setup: dict[str, object]) -> int:
     model = config.model or {config.shape: SHAPES[config.shape]}
     report, exit_code = CompareReport([], [], {}, {**setup, "model": model}), OK
     folder = _new_folder(config)
+    for line in announcement(config, plan, folder, setup.get("load_average")):
+        say(line)
     with ExitStack() as stack:
         experiment = _experiment(config, plan, folder, stack, report.failures)
         try:
@@ -82,6 +84,11 @@ def _again(config: CompareConfig) -> int:
 def _show(report: CompareReport, folder: Path, *, as_json: bool) -> None:
     """Print the report, and write it to a folder."""
     (folder / REPORT).write_bytes(msgspec.json.encode(report) + b"\n")
+    say("drawing plots (the first time, all fonts are listed, which takes some seconds)")
+    # With matplotlib, which is not loaded before it is needed.
+    from pdserve.bench.compare.page import save_page
+    from pdserve.bench.compare.plot import save_plots
+
     plots = save_plots(report, folder)
     page = save_page(report, folder)
     if as_json:
@@ -130,9 +137,11 @@ def _experiment(
         requests.write(msgspec.json.encode(record) + b"\n")
         requests.flush()  # a run is kept whatever happens to later ones
 
+    progress = stack.enter_context(Progress(plan.budget_s, SystemClock()))
+
     def tell(text: str) -> None:
         log.write(f"---- {text}\n")
-        say(text)
+        progress.tell(text)
 
     def on_line(name: str, line: str) -> None:
         log.write(f"{name}: {line}\n")

@@ -80,7 +80,7 @@ class Scenario:
         fitted = replace(self, kinds=kinds)
         if fitted.most_tokens > max_model_len:
             raise ConfigError(
-                f"--length-scale {length_scale:g}: requests of {fitted.most_tokens} tokens do not "
+                f"length_scale {length_scale:g}: requests of {fitted.most_tokens} tokens do not "
                 f"fit a model of {max_model_len}"
             )
         return fitted

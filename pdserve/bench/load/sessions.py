@@ -48,7 +48,7 @@ class Sessions:
         factor = min(1.0, max_model_len / MODEL_LEN) * length_scale
         if (self.system + self.added.most + self.output.most) * factor > max_model_len:
             raise ConfigError(
-                f"--length-scale {length_scale:g}: a first turn of {self.name} does not fit a "
+                f"length_scale {length_scale:g}: a first turn of {self.name} does not fit a "
                 f"model of {max_model_len} tokens"
             )
         rng, rows, session, at_s = np.random.default_rng(seed), list[TraceRow](), 0, 0.0

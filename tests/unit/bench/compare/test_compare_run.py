@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +21,10 @@ from rich.table import Table
 import pdserve
 from pdserve.bench.compare import clusters as of_clusters
 from pdserve.bench.compare import run as bench_compare
+from pdserve.bench.compare.announcement import announcement, busy_warning
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.config import CompareConfig, Tuning
+from pdserve.bench.compare.progress import Progress
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.run import case_maker
 from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer
@@ -27,6 +32,7 @@ from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.cli.main import build_parser, main
+from pdserve.clock import ManualClock
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.settings.config import EngineConfig, PolicyConfig
@@ -81,8 +87,47 @@ def test_nobody_to_compare_is_told() -> None:
 
 
 def test_flags_are_read() -> None:
-    line = "bench compare --quick --scenarios conversation --rates 1,2.5 --local-chunk 32 --json"
+    line = "bench compare --quick --scenarios conversation --rates 1,2.5 --json"
+    line += " --set policy.local_chunk=32 --set engine.kv_memory=1GiB --set chunks=0,64"
     assert build_parser().parse_args(line.split()).command is not None
+
+
+def test_help_shows_few_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", "--help"])
+    shown = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(shown) <= 24
+    assert {"--quick", "--modes", "--set", "--out"} <= {*shown}
+    assert not {"--local-chunk", "--kv-memory", "--watermark"} & {*shown}
+
+
+def test_the_plan_is_told_first_and_a_busy_machine_with_it() -> None:
+    config = CompareConfig(quick=True, rates=[1, 2.5], shape="25m")
+    lines = "\n".join(announcement(config, config.plan, Path("out"), 100.0))
+    for told in ("disaggregated, colocated, adaptive", "long-prompts", "25m", "1/s, 2.5/s", "out"):
+        assert told in lines
+    assert "time limit: 9:20 min" in lines
+    assert "busy already (load 100.0" in lines
+    assert busy_warning(0.01) == ""
+
+
+def test_progress_says_when_and_how_long_at_most() -> None:
+    clock, output = ManualClock(), io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+    with Progress(600.0, clock, console) as progress:
+        clock.advance(90.0)
+        progress.tell("long-prompts: colocated, idle")
+    assert "[1:30 min] long-prompts: colocated, idle" in output.getvalue()
+    assert "8:30 min left at most" in output.getvalue()
+    plain = io.StringIO()
+    with Progress(600.0, clock, Console(file=plain)) as progress:
+        progress.tell("at work")
+    assert plain.getvalue() == "[0 s] at work\n"
+
+
+def test_plots_are_no_reason_to_wait_at_the_start() -> None:
+    code = "import sys, pdserve.bench.compare.run; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def clusters(num_gpus: int = 0, **changes: object) -> Clusters:
@@ -307,8 +352,9 @@ def test_the_report_is_one_json_object_and_files(
             yield server
 
     monkeypatch.setattr(Clusters, "launch", launch)
-    flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --no-one-node"
-    short = "--rates 400,500 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
+    flags = "--scenarios short-prompts --modes disaggregated,colocated --set chunks=0"
+    short = "--rates 400,500 --duration-s 0.1 --set length_scale=0.1 --json"
+    short += " --set one_node=false --set idle_requests=1"
     promise = "--ttft-s 9 --tpot-s 9"
     words = [*flags.split(), *short.split(), *promise.split()]
     assert main(["bench", "compare", f"--out={tmp_path}", *words]) == 0

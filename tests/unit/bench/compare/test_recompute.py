@@ -20,7 +20,8 @@ from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
 
 FLAGS = (
     "--scenarios long-prompts --rates 400,500 --quick "
-    "--duration-s 0.1 --idle-requests 1 --length-scale 0.05 --ttft-s 9 --tpot-s 9 --seed 7"
+    "--duration-s 0.1 --ttft-s 9 --tpot-s 9 "
+    "--set idle_requests=1 --set length_scale=0.05 --set seed=7"
 )
 
 

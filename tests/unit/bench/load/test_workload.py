@@ -85,7 +85,7 @@ def test_every_scenario_fits_the_model_it_is_for_and_smaller_ones(name: str) -> 
     small = scenario.fitted(1024, 1.0)
     assert small.most_tokens <= 1024
     assert small.kinds[0].prompt.median == pytest.approx(scenario.kinds[0].prompt.median / 8)
-    with pytest.raises(ConfigError, match="--length-scale 9"):
+    with pytest.raises(ConfigError, match="length_scale 9"):
         SCENARIOS["long-prompts"].fitted(MODEL_LEN, 9.0)
 
 
