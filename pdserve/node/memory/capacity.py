@@ -78,14 +78,14 @@ def capacity(
     memory = devices.memory_bytes
     kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
     parts = model.kv_layout(block_size, KvDtype(dtype)).parts(num_ranks, devices.stages)
-    block_bytes = max(part.block_bytes for part in parts)
-    num_blocks = kv_bytes // block_bytes
+    largest = max(parts, key=lambda part: part.block_bytes)
+    num_blocks = kv_bytes // largest.block_bytes
     return Capacity(
         weight_bytes=weights,
         step_bytes=step,
         kv_bytes=kv_bytes,
-        token_bytes=block_bytes // block_size,
-        num_tokens=num_blocks * block_size,
-        num_paged=num_blocks // -(-context // block_size),
-        num_preallocated=num_blocks // -(-longest // block_size),
+        token_bytes=largest.token_bytes,
+        num_tokens=largest.tokens_in(num_blocks),
+        num_paged=num_blocks // largest.blocks_for(context),
+        num_preallocated=num_blocks // largest.blocks_for(longest),
     )

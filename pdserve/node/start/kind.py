@@ -30,7 +30,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
         shape=ModelShape(
             layers=layout.num_layers,
             hidden=model.config.hidden_size,
-            kv_heads=layout.num_kv_heads,
+            kv_heads=len(layout.heads),
             head_dim=layout.head_dim,
             vocab=model.config.vocab_size,
             dtype=layout.dtype,

@@ -156,7 +156,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout.describe(),
         num_blocks,
         budget_bytes >> 20,
-        num_blocks * layout.block_size,
+        layout.tokens_in(num_blocks),
         max_model_len,
     )
     return NodeModel(

@@ -57,7 +57,8 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
             f"node computes on {device}: leave it out, or ask for device {other}"
         )
     dtype = KvDtype(activations)
-    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
+    row_bytes = max(plane.row_bytes for plane in model.kv_layout(1, dtype).planes)
+    block_size = engine.block_size or auto_block_size(row_bytes, device, max_model_len)
     return Sizes(form, activations, model.kv_layout(block_size, dtype), max_model_len)
 
 
@@ -73,8 +74,8 @@ def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -
     return ActivationDtype(engine.dtype)
 
 
-def auto_block_size(head_dim: int, dtype: KvDtype, device: DeviceType, max_model_len: int) -> int:
-    """Tokens per KV block.
+def auto_block_size(row_bytes: int, device: DeviceType, max_model_len: int) -> int:
+    """Tokens per KV block; `row_bytes`: of the keys, or values, of one token in one head.
 
     In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
     faster if these runs are longer; beyond RUN_BYTES it gains little. But prefixes are reused in
@@ -82,7 +83,7 @@ def auto_block_size(head_dim: int, dtype: KvDtype, device: DeviceType, max_model
     """
     if device != "cpu":
         return LEAST_BLOCK_TOKENS
-    num_tokens = min(RUN_BYTES // (head_dim * dtype.itemsize), max_model_len // LEAST_BLOCKS)
+    num_tokens = min(RUN_BYTES // row_bytes, max_model_len // LEAST_BLOCKS)
     power_of_two = 1 << num_tokens.bit_length() >> 1  # kernels process 64 keys at a time
     return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
 

@@ -83,7 +83,7 @@ def test_more_kv_than_the_machine_has_memory_is_refused() -> None:
 def test_a_cpu_reads_kv_in_long_runs(
     head_dim: int, dtype: KvDtype, device: DeviceType, max_model_len: int, block_size: int
 ) -> None:
-    assert auto_block_size(head_dim, dtype, device, max_model_len) == block_size
+    assert auto_block_size(head_dim * dtype.itemsize, device, max_model_len) == block_size
 
 
 def test_a_block_size_that_is_named_is_taken() -> None:
