@@ -5,30 +5,9 @@
 #include <vector>
 
 #include "../linear/linear.h"
+#include "sizes.h"
 
 namespace pdserve::decoder {
-
-// Those of one rank, where there are several: a stage has some of the layers, and a tensor-parallel
-// rank a share of the heads, of the inner width and of the vocabulary.
-struct Sizes {
-    int64_t first_layer;     // of the stage, in the pool
-    int64_t pool_layers;
-    int64_t vocab;           // of the whole model
-    int64_t first_token_id;  // of the rank's share
-    int64_t num_token_ids;   // likewise
-    int64_t hidden;
-    int64_t inner = 0;       // of a row: the widest MLP, or the chosen experts of the widest layer
-    int64_t num_experts = 0;  // most of a layer; 0: no layer has experts
-    int64_t num_chosen = 0;   // likewise
-    int64_t num_heads;
-    int64_t model_kv_heads;  // of the whole model: the pool has these
-    int64_t first_kv_head;
-    int64_t num_kv_heads;
-    int64_t head_dim;
-
-    int64_t query_width() const { return num_heads * head_dim; }
-    int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
-};
 
 struct Mlp {
     linear::PackedMatrix gate_up;  // [2 * inner, hidden], gated

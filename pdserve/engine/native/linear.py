@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.layers import torch_dtype
 from pdserve.engine.plan.forms import WeightForm
+from pdserve.engine.plan.matrix import Matrix
 
 PANEL_OUTPUTS = 16
 ALIGNMENT = 64
@@ -54,6 +56,26 @@ class PackedLinear:
     scales: Tensor | None  # [num_lanes] float32, if the form has any
     bias: Tensor | None  # [num_lanes] float32
     is_gated: bool = False  # rows of gate, then of up, packed to give silu(gate) * up in one pass
+
+    @classmethod
+    def of(cls, matrix: Matrix, arrays: Mapping[str, Tensor]) -> PackedLinear:
+        """Return a matrix of a plan, whose tensors are `arrays` by the names of `named`."""
+        return cls(
+            form=matrix.form,
+            num_out=matrix.num_out,
+            num_in=matrix.num_in,
+            weights=arrays[f"{matrix.name}.weights"],
+            scales=arrays.get(f"{matrix.name}.scales"),
+            bias=arrays.get(f"{matrix.name}.bias"),
+            is_gated=matrix.is_gated,
+        )
+
+    def named(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield its tensors by their names in packed files, if that is its name."""
+        parts = {"weights": self.weights, "scales": self.scales, "bias": self.bias}
+        for part, tensor in parts.items():
+            if tensor is not None:
+                yield f"{name}.{part}", tensor
 
     @property
     def num_columns(self) -> int:

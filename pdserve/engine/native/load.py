@@ -59,7 +59,7 @@ def load_native_weights(
         embedding=None if embedding is None else arrays.get(embedding.weight, rows),
         layers=[_layer(layer, arrays) for layer in plan.layers],
         final_norm=None if final_norm is None else arrays[final_norm.tensor],
-        lm_head=None if lm_head is None else _linear(lm_head, arrays),
+        lm_head=None if lm_head is None else PackedLinear.of(lm_head, arrays),
     )
 
 
@@ -100,18 +100,12 @@ def _packed(matrix: Matrix, tensors: Tensors) -> Arrays:
         weight = _checked(tensors, part.weight, *cut).contiguous()
         bias = _checked(tensors, part.bias, part.cut) if matrix.has_bias else None
         pack_rows(packed, rows.start, weight, bias)
-    for kind, array in (
-        ("weights", packed.weights),
-        ("scales", packed.scales),
-        ("bias", packed.bias),
-    ):
-        if array is not None:
-            yield f"{matrix.name}.{kind}", array
+    yield from packed.named(matrix.name)
 
 
 def _layer(layer: LayerPlan, arrays: Tensors) -> NativeLayer:
     def linears(matrices: Matrices) -> dict[str, PackedLinear]:
-        return {name: _linear(matrix, arrays) for name, matrix in matrices.items()}
+        return {name: PackedLinear.of(matrix, arrays) for name, matrix in matrices.items()}
 
     experts, choice = None, layer.mlp.choice
     if choice is not None:
@@ -119,15 +113,3 @@ def _layer(layer: LayerPlan, arrays: Tensors) -> NativeLayer:
         experts = NativeExperts(each, choice.num_chosen, choice.normalizes_weights)
     norms = {name: arrays[norm.tensor] for name, norm in layer.norms.items()}
     return NativeLayer(norms, linears(layer.matrices), experts)
-
-
-def _linear(matrix: Matrix, arrays: Tensors) -> PackedLinear:
-    return PackedLinear(
-        form=matrix.form,
-        num_out=matrix.num_out,
-        num_in=matrix.num_in,
-        weights=arrays[f"{matrix.name}.weights"],
-        scales=arrays.get(f"{matrix.name}.scales"),
-        bias=arrays.get(f"{matrix.name}.bias"),
-        is_gated=matrix.is_gated,
-    )

@@ -1,0 +1,45 @@
+#include "sizes.h"
+
+#include <string>
+
+#include "../tensor_view.h"
+
+namespace pdserve::decoder {
+
+namespace {
+
+void check_share(const char* name, int64_t first, int64_t count, int64_t total) {
+    if (first < 0 || first > total - count) {
+        raise_value_error(name,
+            "a share of " + std::to_string(count) + " within " + std::to_string(total),
+            std::to_string(first));
+    }
+}
+
+}  // namespace
+
+void check_at_least(const char* name, int64_t value, int64_t least) {
+    if (value < least || value > INT32_MAX) {
+        raise_value_error(name, std::to_string(least) + " or more", std::to_string(value));
+    }
+}
+
+void check_sizes(const Sizes& sizes, int64_t num_layers) {
+    check_at_least("num_kv_heads", sizes.num_kv_heads, 1);
+    check_at_least("num_heads", sizes.num_heads, 1);
+    check_at_least("head_dim", sizes.head_dim, 2);
+    check_at_least("hidden_size", sizes.hidden, 1);
+    if (sizes.num_heads % sizes.num_kv_heads != 0) {
+        raise_value_error("num_heads",
+            "a multiple of " + std::to_string(sizes.num_kv_heads) + " KV heads",
+            std::to_string(sizes.num_heads));
+    }
+    if (sizes.head_dim % 2 != 0) {
+        raise_value_error("head_dim", "an even number", std::to_string(sizes.head_dim));
+    }
+    check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
+    check_share("first_kv_head", sizes.first_kv_head, sizes.num_kv_heads, sizes.model_kv_heads);
+    check_share("first_layer", sizes.first_layer, num_layers, sizes.pool_layers);
+}
+
+}  // namespace pdserve::decoder

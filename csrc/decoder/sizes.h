@@ -1,0 +1,38 @@
+// The sizes of a model, as Python passes them.
+#pragma once
+
+#include <cstdint>
+
+namespace pdserve::decoder {
+
+// Those of one rank, where there are several: a stage has some of the layers, and a tensor-parallel
+// rank a share of the heads, of the inner width and of the vocabulary.
+struct Sizes {
+    int64_t first_layer;     // of the stage, in the pool
+    int64_t pool_layers;
+    int64_t vocab;           // of the whole model
+    int64_t first_token_id;  // of the rank's share
+    int64_t num_token_ids;   // likewise
+    int64_t hidden;
+    int64_t num_heads;
+    int64_t model_kv_heads;  // of the whole model: the pool has these
+    int64_t first_kv_head;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+
+    // As the weights have them.
+    int64_t inner = 0;        // of a row: the widest MLP, or the chosen experts of the widest layer
+    int64_t num_experts = 0;  // most of a layer; 0: no layer has experts
+    int64_t num_chosen = 0;   // likewise
+
+    int64_t query_width() const { return num_heads * head_dim; }
+    int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+};
+
+// Raises ValueError: they contradict each other, or a stage of so many layers.
+void check_sizes(const Sizes& sizes, int64_t num_layers);
+
+// Raises ValueError: it is less, or absurdly large.
+void check_at_least(const char* name, int64_t value, int64_t least);
+
+}  // namespace pdserve::decoder
