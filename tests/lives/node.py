@@ -12,6 +12,7 @@ import torch
 
 from kv_transfer.memory import ExportedPool
 from pdserve.cli.node import SERVICES
+from pdserve.engine.plan.forms import FLOAT32, ActivationDtype
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.node import runtime
@@ -100,6 +101,8 @@ def made_model(num_blocks: int) -> NodeModel:
             vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
         ),
         device=torch.device("cpu"),
+        form=FLOAT32,
+        activations=ActivationDtype.FLOAT32,
         layout=LAYOUT,
         num_blocks=num_blocks,
         max_model_len=num_blocks * LAYOUT.block_size,
