@@ -1,6 +1,6 @@
 """The interface to CUDA: what the KV transfer needs of a GPU.
 
-`cupy_driver.py` is the real implementation, which `catalog.py` opens; `tests/fake_gpus.py` is one
+`cupy_driver.py` is the real implementation, which `catalog.py` opens; `tests/fakes/gpus.py` is one
 over host memory, for tests. Methods can be called from any thread, unless they say
 otherwise. Those that wait say so, and are never called on the event loop.
 """

@@ -1,4 +1,4 @@
-"""`make house` counts what is there: checked on a repository of three files."""
+"""`make house` counts what is there: checked on a repository of four files."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ FILES = {
     "pdserve/one.py": "import os\n\nclass Room:\n    def go(self, far):\n        return far\n",
     "pdserve/bench/two.py": "class Room: ...\n",
     "tests/node.py": "def patch(monkeypatch):\n    monkeypatch.setattr('a', 1)\n",
+    "tests/fakes/clock.py": "from pdserve import _native\nfrom pdserve.one import Room, _go\n",
     "pdserve/wire/made_pb2.py": "generated = 1\n",
 }
 
@@ -28,11 +29,20 @@ def test_figures_of_a_small_repository(tmp_path):
         "Room: pdserve/bench/two.py, pdserve/one.py",
         "serving 1 files 5 lines",
         "benchmarks 1 files 1 lines",
-        "tests 1 files 2 lines",
-        "helpers of tests 1 files 2 lines",
+        "tests 2 files 4 lines",
+        "helpers of tests 2 files 4 lines",
+        "fakes 1 files 2 lines",
+        "private imports 1 in helpers of tests",
         "import share 20.0% of the product's lines that are not blank",
         "monkeypatch.setattr 1 in tests",
     } <= lines
+
+
+def test_helpers_of_tests_import_no_private_names():
+    helpers = [file for file in read_files(ROOT) if file.is_test_helper]
+    assert helpers
+    found = {str(file.path): [*file.private_imports()] for file in helpers}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_words_and_sentences_of_documents(tmp_path):

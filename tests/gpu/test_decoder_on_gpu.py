@@ -25,11 +25,11 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.weights.load import load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded
 from tests.plain_batch import build_batch
 from tests.plans import activations, plan_in
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
-from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_staging import make_batch, tensors
 from tests.unit.engine_model.harness import Node, make_prompt
 

@@ -26,7 +26,7 @@ from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import HandoffRecord, Prompt, SamplingParams
 from prefill_node.handoffs import Handoffs
-from tests.fake_transport import FakeNetwork
+from tests.fakes.transport import FakeNetwork
 from tests.model.steps import SteppedLoop
 
 NUM_BLOCKS = 6

@@ -30,7 +30,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
 from pdserve.errors import PdserveError, PeerLost, RequestCancelled
 from pdserve.protocol import HandoffEnded, HandoffRecord
-from tests.fake_transport import FakeNetwork
+from tests.fakes.transport import FakeNetwork
 from tests.model.real_nodes import (
     BLOCK,
     LEASE_S,

@@ -31,7 +31,7 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, PerfReport, SetRole, StepCosts
 from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
 from pdserve.simulation.coordinator import HEARTBEAT_S
-from tests.unit.coordinator.members import NUM_BLOCKS, join, said_to
+from tests.fakes.members import NUM_BLOCKS, join, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 TTFT_S, TPOT_S = 2.0, 0.05

@@ -12,8 +12,8 @@ from coordinator.nodes.registry import Registry
 from coordinator.status import watch_nodes
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, Sickness
-from tests.hellos import node_hello
-from tests.unit.coordinator.members import RecordingOutbox
+from tests.fakes.hellos import node_hello
+from tests.fakes.outbox import RecordingOutbox
 
 PROCESS = ["process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds"]
 

@@ -50,7 +50,11 @@ def report(files: list[File]) -> Iterator[str]:
     for area in AREAS:
         yield f"{area:24} {_size(file for file in files if file.area == area)}"
     yield f"{'product':24} {_size(product)}"
-    yield f"{'helpers of tests':24} {_size(file for file in files if file.is_test_helper)}"
+    helpers = [file for file in files if file.is_test_helper]
+    yield f"{'helpers of tests':24} {_size(helpers)}"
+    yield f"{'fakes':24} {_size(file for file in helpers if file.is_fake)}"
+    private = [name for file in helpers for name in file.private_imports()]
+    yield f"{'private imports':24} {len(private)} in helpers of tests"
     lines = sum(file.num_filled_lines for file in product)
     imports = sum(file.num_import_lines for file in product)
     yield f"{'import share':24} {imports / lines:.1%} of the product's lines that are not blank"

@@ -12,6 +12,8 @@ from pathlib import Path
 AREAS = ("serving", "benchmarks", "training", "tests", "tools")
 _BENCHMARKS = {"bench"}
 _TRAINING = {"demo_model"}
+_EXTENSION = "_native"  # a module, whose name is not a secret
+_FAKES = Path("tests/fakes")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,24 @@ class File:
     def is_test_helper(self) -> bool:
         """Whether tests share it: pytest collects nothing from it."""
         return self.area == "tests" and not self.path.name.startswith("test_")
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether it stands in for what is behind a seam, in tests."""
+        return self.path.parent == _FAKES
+
+    def private_imports(self) -> Iterator[str]:
+        """Names with an underscore that it takes out of other modules."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                names = [*(node.module or "").split("."), *(each.name for each in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [part for each in node.names for part in each.name.split(".")]
+            else:
+                continue
+            for name in names:
+                if name.startswith("_") and not name.startswith("__") and name != _EXTENSION:
+                    yield name
 
     @cached_property
     def tree(self) -> ast.Module:

@@ -14,7 +14,7 @@ from pdserve.cli.doctor.caches import cache_findings
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.cli.main import main
 from pdserve.errors import PeerLost
-from tests.fake_transport import FakeNetwork
+from tests.fakes.transport import FakeNetwork
 
 
 def test_the_quota_of_a_cgroup():

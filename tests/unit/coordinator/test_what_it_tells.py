@@ -15,7 +15,7 @@ from coordinator.observers.call_watch import CallWatch
 from pdserve.clock import ManualClock
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import RecentCalls
-from tests.unit.coordinator.members import join
+from tests.fakes.members import join
 
 SUMMARY = RequestSummary(
     request_id="r",

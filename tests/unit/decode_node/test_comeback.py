@@ -13,10 +13,10 @@ from pdserve.engine.scheduler import Queues
 from pdserve.node.prefixes.offers import PrefixOffers
 from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     decode_policy,
 )
+from tests.requests import make_request
 from tests.unit.node.compilers import SlowCompiler
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,

@@ -49,8 +49,8 @@ from pdserve.protocol import (
     TokenLogprobs,
 )
 from pdserve.settings.timeouts import Timeouts
-from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
-from tests.unit.engine.fakes import decode_policy
+from tests.fakes.exporter import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
+from tests.fakes.runner import decode_policy
 from tests.unit.node.compilers import SlowCompiler
 from tests.waits import turn
 

@@ -6,8 +6,8 @@ import pytest
 
 from pdserve.engine.request import Request, Scheduled
 from pdserve.settings.config import DecodePolicyName
+from tests.fakes.runner import decode_policy
 from tests.unit.decode_node.batches import Batch
-from tests.unit.engine.fakes import decode_policy
 
 PLACES = 8
 SERVED = 150  # steps of 17 ms: more than a burst of service

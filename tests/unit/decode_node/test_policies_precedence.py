@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
-from tests.requests import make_request
-from tests.unit.decode_node.batches import BLOCK, Batch, tokens_of
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     decode_policy,
 )
+from tests.requests import make_request
+from tests.unit.decode_node.batches import BLOCK, Batch, tokens_of
 
 
 def claim(batch: Batch, num_tokens: int, priority: int) -> Request:

@@ -21,14 +21,14 @@ from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Targets
 from pdserve.output_lengths import OutputLengths
 from pdserve.settings.config import DecodePolicyName, Headroom
-from tests.requests import make_request
-from tests.unit.decode_node.batches import BLOCK, linear_perf
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     FakeRunner,
     decode_policy,
     expected_output,
     next_token,
 )
+from tests.requests import make_request
+from tests.unit.decode_node.batches import BLOCK, linear_perf
 
 NUM_BLOCKS = 14
 MAX_STEPS = 5000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decode_node.policies import DecodePolicy
 from pdserve.engine.request import Request
+from tests.fakes.runner import decode_policy
 from tests.unit.decode_node.batches import Batch
-from tests.unit.engine.fakes import decode_policy
 
 
 def slack_batch(batch: Batch) -> DecodePolicy:

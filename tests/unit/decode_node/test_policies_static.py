@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from decode_node.policies.interface import SideBySide
+from tests.fakes.runner import decode_policy
 from tests.requests import make_request
 from tests.unit.decode_node.batches import Batch, tokens_of
-from tests.unit.engine.fakes import decode_policy
 
 
 def test_prompts_fill_the_batch_before_anybody_decodes() -> None:

@@ -8,11 +8,11 @@ from decode_node.policies import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK
 from decode_node.policies.local_prompts import MOST_SKIPPED
 from pdserve.lifecycle import Targets
-from tests.requests import make_request
-from tests.unit.decode_node.batches import Batch, tokens_of
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     decode_policy,
 )
+from tests.requests import make_request
+from tests.unit.decode_node.batches import Batch, tokens_of
 
 
 def tpot_cap(batch: Batch, **settings: object) -> DecodePolicy:

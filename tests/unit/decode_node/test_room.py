@@ -18,11 +18,11 @@ from pdserve.lifecycle import Targets
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
 from pdserve.settings.config import DecodePolicyName
-from tests.requests import make_request
-from tests.unit.decode_node.batches import BLOCK, Batch
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     decode_policy,
 )
+from tests.requests import make_request
+from tests.unit.decode_node.batches import BLOCK, Batch
 from tests.waits import turn
 
 

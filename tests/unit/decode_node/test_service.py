@@ -37,12 +37,13 @@ from pdserve.protocol import (
 )
 from pdserve.settings.config import NodeConfig
 from prefill_node.service import PrefillNode
-from tests.requests import make_request
-from tests.unit.decode_node.scripted import BLOCK, SOURCE, ScriptedExporter
-from tests.unit.engine.fakes import (
+from tests.fakes.exporter import BLOCK, SOURCE, ScriptedExporter
+from tests.fakes.outbox import RecordingOutbox
+from tests.fakes.runner import (
     FakeRunner,
 )
-from tests.unit.node.parts import Recorder, made_parts
+from tests.requests import make_request
+from tests.unit.node.parts import made_parts
 from tests.waits import turn
 
 NUM_BLOCKS = 8
@@ -75,7 +76,7 @@ class Bench:
         self.decode = DecodeNode(parts)
         factories = ServiceFactories(prefill=PrefillNode, decode=lambda _: self.decode)
         self.node = Services(parts, factories, NodeRole.DECODE)
-        self.link = Recorder()
+        self.link = RecordingOutbox()
 
     async def start(
         self,

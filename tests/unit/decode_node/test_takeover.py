@@ -18,7 +18,7 @@ from pdserve.protocol import (
     Subscribe,
     TakeOver,
 )
-from tests.unit.decode_node.scripted import SOURCE, make_ticket
+from tests.fakes.exporter import SOURCE, make_ticket
 from tests.unit.decode_node.test_intake import NUM_BLOCKS, TOKEN_ONE, Bench, check_ended
 from tests.waits import turn
 

@@ -14,13 +14,13 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Targets
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     FakeRunner,
     Observer,
     decode_policy,
     prefill_policy,
 )
+from tests.requests import make_request
 
 BLOCK = 4
 

@@ -29,14 +29,14 @@ from pdserve.errors import (
 )
 from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     FakeRunner,
     Observer,
     decode_policy,
     expected_output,
     prefill_policy,
 )
+from tests.requests import make_request
 
 BLOCK = 4
 

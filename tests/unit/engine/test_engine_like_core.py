@@ -24,8 +24,8 @@ from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
+from tests.fakes.runner import FakeRunner, QuietObserver, decode_policy
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
-from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy
 
 ENDINGS = frozenset(range(10, 1010, 9))  # of what the fake model may say
 

@@ -22,8 +22,8 @@ from pdserve.errors import (
     RequestsFailed,
     UnusableLogits,
 )
+from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy, expected_output
 
 ASSERTED = RuntimeError(
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"

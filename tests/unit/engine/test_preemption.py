@@ -8,10 +8,10 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     decode_policy,
 )
+from tests.requests import make_request
 
 BLOCK = 4
 

@@ -13,10 +13,10 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
-from tests.requests import make_request, work_of
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     prefill_policy,
 )
+from tests.requests import make_request, work_of
 
 BLOCK = 4
 PROMPT = 22

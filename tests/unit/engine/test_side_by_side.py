@@ -23,8 +23,8 @@ from pdserve.engine.scheduler import Policy, Queues
 from pdserve.errors import DeadlineExceeded, UnusableLogits
 from pdserve.lifecycle import Targets
 from pdserve.settings.config import DecodePolicyName
+from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy, expected_output
 
 BLOCK = 4
 

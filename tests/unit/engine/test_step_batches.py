@@ -11,12 +11,12 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.batch import Batch
-from tests.requests import make_request
-from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     FakeRunner,
     decode_policy,
 )
+from tests.requests import make_request
+from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 
 
 class Steps:

@@ -33,8 +33,9 @@ from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, TokenBatch
 from pdserve.settings.config import NodeConfig
 from pdserve.wire.envelopes import FROM_NODE
-from tests.unit.engine.fakes import PlainRunner, QuietObserver, decode_policy
-from tests.unit.node.parts import Recorder, made_parts, made_services
+from tests.fakes.outbox import RecordingOutbox
+from tests.fakes.runner import PlainRunner, QuietObserver, decode_policy
+from tests.unit.node.parts import made_parts, made_services
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=KvDtype.FLOAT32)
 NUM_BLOCKS = 512
@@ -47,7 +48,7 @@ class Streams:
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         self.parts = made_parts("n", self.memory, LAYOUT, NodeConfig())
         self.services = made_services(self.parts, NodeRole.DECODE)
-        self.links = Recorder(), Recorder()
+        self.links = RecordingOutbox(), RecordingOutbox()
         self.batches = StepBatches(LAYOUT.block_size)
         for number in range(2 * num_streams):
             request = made_stream(f"r{number}", self.parts.engine)

@@ -12,8 +12,8 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import StepRow, StepShape
+from tests.fakes.runner import FakeRunner, QuietObserver, decode_policy, expected_output
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy, expected_output
 
 
 class Shapes(QuietObserver):

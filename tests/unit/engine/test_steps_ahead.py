@@ -22,9 +22,9 @@ from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded, NodeSick, NoTokenLeft, PdserveError
 from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord, FinishReason
+from tests.fakes.late_device import LateDevice, LateRunner
+from tests.fakes.runner import Observer, decode_policy, expected_output
 from tests.requests import make_request
-from tests.unit.engine.fakes import Observer, decode_policy, expected_output
-from tests.unit.engine.late_device import LateDevice, LateRunner
 
 BLOCK = 4
 EOS = frozenset(range(10, 1010, 9))  # one token of nine

@@ -18,7 +18,7 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention import race as attention_race
 from pdserve.engine.cuda.attention.catalog import AttentionKind, AttentionNeeds
 from pdserve.engine.cuda.attention.race import Fastest, fastest_attention, opened
-from tests.unit.engine_cuda.replayed import Recorded, Replayed
+from tests.fakes.graphs import Recorded, Replayed
 from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 
 CPU = torch.device("cpu")

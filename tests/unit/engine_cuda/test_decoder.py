@@ -21,10 +21,10 @@ from pdserve.engine.request import Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded
+from tests.fakes.late_copies import PromptCopies
 from tests.requests import make_request, work_of
 from tests.unit.engine_cuda.decoders import make_node, random_weights
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")

@@ -21,8 +21,8 @@ from pdserve.engine.cuda.capture.graphs import (
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers.forward import StepInputs
 from pdserve.engine.steps.batch import Batch, Cargo
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
+from tests.fakes.graphs import Recorded
+from tests.fakes.late_copies import PromptCopies
 from tests.unit.engine_cuda.test_staging import make_batch
 
 pytestmark = pytest.mark.usefixtures("interpreted")

@@ -27,12 +27,12 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.request import Request, Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded, Replayed
+from tests.fakes.late_copies import PromptCopies
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_cuda.compilations import compilations
 from tests.unit.engine_cuda.decoders import make_node, random_weights
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded, Replayed
 from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")

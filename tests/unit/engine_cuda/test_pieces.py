@@ -26,11 +26,11 @@ from pdserve.engine.steps.batch import Batch
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded
+from tests.fakes.late_copies import PromptCopies
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import random_weights
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_model.harness import make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")

@@ -20,8 +20,8 @@ from pdserve.engine.cuda.attention.probe import (
     check_attention,
     check_decodes,
 )
+from tests.fakes.graphs import Recorded
 from tests.kernels.cases import GPU_DTYPES
-from tests.unit.engine_cuda.replayed import Recorded
 
 CPU = torch.device("cpu")
 NEEDS = [AttentionNeeds(dtype, 32, windows=(None, 4096)) for dtype in GPU_DTYPES]

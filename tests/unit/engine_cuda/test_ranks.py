@@ -16,9 +16,9 @@ from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.request import Scheduled
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded
+from tests.fakes.late_copies import PromptCopies
 from tests.requests import make_request
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.threaded_ranks import threaded_node
 

@@ -21,10 +21,10 @@ from pdserve.engine.sampling.interface import Draws
 from pdserve.engine.sampling.native import sample_natively
 from pdserve.engine.sampling.permitted import with_allowed_ids
 from pdserve.errors import NoTokenLeft, RequestsFailed, UnusableLogits
+from tests.fakes.late_copies import PromptCopies
 from tests.kernels.sampling_cases import EOS, FILTERS, logits, make_row, rows
 from tests.requests import make_request
 from tests.unit.engine_cuda.compilations import compilations
-from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.test_launch_counts import SAMPLINGS
 
 pytestmark = pytest.mark.usefixtures("interpreted")

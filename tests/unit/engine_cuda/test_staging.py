@@ -11,7 +11,7 @@ from torch import Tensor
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.steps.batch import Batch
-from tests.unit.engine_cuda.late_copies import LateCopies
+from tests.fakes.late_copies import LateCopies
 
 
 class LimitedCopies(LateCopies):

@@ -26,10 +26,10 @@ from pdserve.errors import UnusableLogits
 from pdserve.node.profiling.timer import StepTimer
 from pdserve.perf_model import StepRow
 from tests.checkpoints import make_checkpoint
+from tests.fakes.graphs import Recorded
+from tests.fakes.late_copies import PromptCopies
+from tests.fakes.runner import Observer, PlainRunner, decode_policy
 from tests.requests import make_request
-from tests.unit.engine.fakes import Observer, PlainRunner, decode_policy
-from tests.unit.engine_cuda.late_copies import PromptCopies
-from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_launch_counts import Launches, cuda_node
 from tests.unit.engine_cuda.test_ranks import cuda_decoders
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.cuda.copies.weight_upload import UploadSizes, WeightCopy, upload_weights
-from tests.unit.engine_cuda.late_copies import LateCopies, LateCopy
+from tests.fakes.late_copies import LateCopies, LateCopy
 
 SIZES = UploadSizes(num_threads=3, num_buffers=4, piece_bytes=1000)
 

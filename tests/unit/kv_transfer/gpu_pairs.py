@@ -28,7 +28,7 @@ from kv_transfer.transports.tls import NodeTls
 from pdserve.clock import ManualClock
 from pdserve.kv import KvLayout
 from tests import waits
-from tests.fake_gpus import FakeDriver, FakeHost
+from tests.fakes.gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL
 
 until = partial(waits.until, pause_s=0.0)  # what is looked for may last a moment only

@@ -22,7 +22,7 @@ from kv_transfer.transports.tls import NodeTls
 from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from pdserve.clock import ManualClock
 from pdserve.kv import KvDtype, KvLayout
-from tests.fake_transport import FakeNetwork
+from tests.fakes.transport import FakeNetwork
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
 REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))

@@ -27,14 +27,15 @@ from pdserve.protocol import (
 )
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.timeouts import NodeTimeouts
-from tests.unit.node.parts import Recorder, made_parts
+from tests.fakes.outbox import RecordingOutbox
+from tests.unit.node.parts import made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
 MAX_TOKENS = 6
 
 
-class Link(Recorder):
+class Link(RecordingOutbox):
     """A coordinator that keeps what it hears, in the order in which everybody is told things."""
 
     def __init__(self, told: list[msgspec.Struct]) -> None:

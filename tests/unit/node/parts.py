@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from kv_transfer.handshake import KvIdentity
@@ -21,16 +20,6 @@ from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig
 
 VOCAB_SIZE = 1000
-
-
-class Recorder:
-    """In place of a link or an outbox: keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 def made_parts(

@@ -21,8 +21,8 @@ from pdserve.errors import NodeSick
 from pdserve.node.engine_watch import FACTOR, FLOOR_S, LONG_FLOOR_S, TICK_S, EngineWatch
 from pdserve.perf_model import CHANGED_STEPS, GUESS, SETTLED_STEPS, PerfModel, StepShape
 from pdserve.protocol import StepCosts
+from tests.fakes.runner import FakeRunner, Observer, decode_policy
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
 from tests.waits import until
 
 STEP_S = 2.0  # predicted, of any step

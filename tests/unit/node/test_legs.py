@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pdserve.node.legs import Legs
 from pdserve.protocol import PromptLogprobs, TokenBatch, TokenEvent
-from tests.unit.node.parts import Recorder
+from tests.fakes.outbox import RecordingOutbox
 
 
 def test_scores_of_prompts_are_messages_of_their_own() -> None:
-    legs, link = Legs(), Recorder()
+    legs, link = Legs(), RecordingOutbox()
     for name in ("plain", "scored", "other"):
         legs.open(name, link)
     scores = PromptLogprobs(chosen=[-1.0], ranks=[2])

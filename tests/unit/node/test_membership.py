@@ -53,8 +53,8 @@ from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
-from tests.hellos import LAYOUT, node_hello
-from tests.unit.coordinator.members import made_flow, output
+from tests.fakes.hellos import LAYOUT, node_hello
+from tests.fakes.members import made_flow, output
 from tests.waits import until
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)

@@ -16,12 +16,12 @@ from pdserve.errors import GrammarFailed, PdserveError
 from pdserve.node.prefixes.parts import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     FakeRunner,
     Observer,
     decode_policy,
 )
+from tests.requests import make_request
 from tests.unit.node.compilers import SlowCompiler, a_grammar
 from tests.waits import turn
 

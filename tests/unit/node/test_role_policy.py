@@ -12,7 +12,7 @@ from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import Prompt, SamplingParams, Slo, StepCosts
-from tests.unit.engine.fakes import decode_policy, prefill_policy
+from tests.fakes.runner import decode_policy, prefill_policy
 
 BLOCK, NUM_BLOCKS, MOST_PINNED = 4, 100, 50
 TPOT_S = 0.030

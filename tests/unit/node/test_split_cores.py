@@ -36,8 +36,8 @@ from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, StepCosts
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
+from tests.fakes.runner import FakeRunner, Observer, decode_policy
 from tests.requests import make_request
-from tests.unit.engine.fakes import FakeRunner, Observer, decode_policy
 
 D = NodeRole.DECODE
 BLOCK = 4

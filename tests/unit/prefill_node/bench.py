@@ -17,14 +17,15 @@ from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, Prompt, SamplingParams
 from pdserve.settings.config import EngineConfig, HandoffConfig, NodeConfig
 from prefill_node.handoffs import Handoffs
-from tests.unit.engine.fakes import PlainRunner
-from tests.unit.node.parts import Recorder, made_parts, made_services
+from tests.fakes.outbox import RecordingOutbox
+from tests.fakes.runner import PlainRunner
+from tests.unit.node.parts import made_parts, made_services
 
 BLOCK = 4
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
 
 
-class Link(Recorder):
+class Link(RecordingOutbox):
     """Says when something was sent."""
 
     def __init__(self) -> None:

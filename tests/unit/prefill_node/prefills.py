@@ -16,10 +16,10 @@ from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import PrefillPolicyName
-from tests.requests import make_request
-from tests.unit.engine.fakes import (
+from tests.fakes.runner import (
     prefill_policy,
 )
+from tests.requests import make_request
 
 BLOCK = 4
 TOKEN_S = 0.001

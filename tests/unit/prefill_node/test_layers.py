@@ -21,7 +21,7 @@ from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, HandoffRecord
 from pdserve.settings.config import EngineConfig, HandoffConfig
-from tests.unit.engine.fakes import PlainRunner
+from tests.fakes.runner import PlainRunner
 from tests.unit.prefill_node.bench import BLOCK, LAYOUT, Bench
 
 NUM_BLOCKS = 16

@@ -21,7 +21,7 @@ from pdserve.bench.compare.suspicions import suspicions
 from pdserve.bench.compare.table import tables
 from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.clock import SystemClock
-from tests.unit.bench.fake_server import (
+from tests.fakes.server import (
     Answer,
     Body,
     FakeServer,

@@ -26,7 +26,7 @@ from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.scenarios import ScenarioName
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
-from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
+from tests.fakes.server import Answer, Body, FakeServer, answer_all
 
 NOTHING = Percentiles(0, None, None, None)
 FOR_EVER_S = 60.0  # promised: whoever answers is in time

@@ -38,8 +38,8 @@ from pdserve.errors import ClusterError, ConfigError
 from pdserve.settings.config import EngineConfig, PolicyConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.slo import parse_slo_classes
+from tests.fakes.server import FakeServer
 from tests.unit.bench.compare.made_reports import made_report, outcome
-from tests.unit.bench.fake_server import FakeServer
 
 PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
 

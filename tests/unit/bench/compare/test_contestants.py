@@ -19,7 +19,7 @@ from pdserve.bench.load.outcome import Outcome, Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.bench.serve.backend import parse_backends
 from pdserve.errors import ClusterError, ConfigError
-from tests.unit.bench.fake_server import Body, FakeServer, end, stream, timed, token
+from tests.fakes.server import Body, FakeServer, end, stream, timed, token
 
 PROMISE = Promise(ttft_s=0.5, tpot_s=0.02)
 
@@ -40,7 +40,7 @@ def state(pid: int) -> str:
 
 async def test_a_server_that_is_started_is_stopped_between_its_turns(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
-    command = f"{sys.executable} -m tests.unit.bench.fake_backend it --port {{port}} "
+    command = f"{sys.executable} -m tests.fakes.backend it --port {{port}} "
     launch = contestants(f"it={command} --diary {diary}").launch
     async with launch(Candidate("it"), None) as server:
         pid = int(diary.read_text().split()[2])

@@ -16,7 +16,7 @@ from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.runner import Candidate, ModeServer
 from pdserve.bench.load.outcome import Promise
 from pdserve.cli.main import main
-from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
+from tests.fakes.server import Answer, Body, FakeServer, answer_all
 
 FLAGS = (
     "--scenarios long-prompts --rates 400,500 --quick "

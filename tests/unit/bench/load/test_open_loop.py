@@ -15,7 +15,7 @@ from pdserve.bench.load.open_loop import open_loop_client
 from pdserve.bench.load.outcome import Outcome
 from pdserve.bench.load.workload import TimedRequest
 from pdserve.errors import ClusterError
-from tests.unit.bench.fake_server import (
+from tests.fakes.server import (
     Answer,
     Body,
     FakeServer,

@@ -14,7 +14,7 @@ from pdserve.bench.load.sessions import SESSIONS
 from pdserve.bench.load.traces import TraceRow
 from pdserve.bench.load.workload import TimedRequest, TraceWorkload
 from pdserve.errors import ConfigError
-from tests.unit.bench.fake_server import Body, FakeServer, answer_all
+from tests.fakes.server import Body, FakeServer, answer_all
 
 CHAT = [
     TraceRow(0.0, 70, 8, (0, 1), 64),

@@ -14,7 +14,7 @@ from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, requests_of, serve, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError
-from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream
+from tests.fakes.server import Body, FakeServer, answer_all, stream
 
 FOUR, RATE = Load(concurrency=4), Load(rate=50.0)
 

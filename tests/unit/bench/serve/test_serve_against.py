@@ -19,9 +19,7 @@ from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import StartFailed
 
-FAKE = (
-    f"env PYTHONPATH={Path(__file__).parents[4]} {sys.executable} -m tests.unit.bench.fake_backend"
-)
+FAKE = f"env PYTHONPATH={Path(__file__).parents[4]} {sys.executable} -m tests.fakes.backend"
 IN_TIME_S = 60.0
 
 

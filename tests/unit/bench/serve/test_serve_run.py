@@ -14,7 +14,7 @@ from pdserve.bench.serve.config import Load, ServeBenchConfig
 from pdserve.bench.serve.report import ServeReport, serve_row
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
-from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, stream
+from tests.fakes.server import Answer, Body, FakeServer, answer_all, stream
 
 
 def loads(**changes: object) -> list[str]:

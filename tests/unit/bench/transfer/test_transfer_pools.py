@@ -20,7 +20,7 @@ from pdserve.bench.transfer.pools import BenchPool, content, filled_pool
 from pdserve.bench.transfer.wire import BenchMessage, Request
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.errors import ConfigError, CorruptTransfer
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC
 
 R = TypeVar("R", bound=BenchMessage)

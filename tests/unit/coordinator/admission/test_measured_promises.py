@@ -12,7 +12,7 @@ from coordinator.admission.measured_promises import MULTIPLES, MeasuredPromises
 from coordinator.nodes.registry import Registry
 from pdserve.protocol import NodeRole, NodeState, PerfReport, StepCosts
 from pdserve.slo import AUTO, DEFAULT_CLASS, parse_slo_classes
-from tests.unit.coordinator.members import join, report
+from tests.fakes.members import join, report
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 # 1 ms a token: a prompt of 1024 takes 1.024 s in steps of 512, 16 streams take 16 ms.

@@ -24,7 +24,7 @@ from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
 from pdserve.slo import ServiceClasses
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
+from tests.fakes.generator import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import Harness
 
 

@@ -17,8 +17,9 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeRole, NodeState, SetRole
-from tests.unit.coordinator.api.fakes import tiny_catalog
-from tests.unit.coordinator.members import RecordingOutbox, join, report, said_to
+from tests.fakes.generator import tiny_catalog
+from tests.fakes.members import join, report, said_to
+from tests.fakes.outbox import RecordingOutbox
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.generation import GenerationRequest, Route
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     EOS,
     MODEL,
     FakeGenerator,

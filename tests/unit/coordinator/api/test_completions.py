@@ -16,7 +16,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
 from pdserve.errors import Overloaded
 from pdserve.protocol import TokenLogprobs
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGeneration,
     FakeGenerator,

@@ -15,7 +15,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.models.embedding import EmbeddingModel
 from pdserve.errors import NodeLost, Overloaded
 from pdserve.pooling import Pooling
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGeneration,
     FakeGenerator,

@@ -16,7 +16,7 @@ from coordinator.api.completions import CompletionRequest
 from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.fields import field_names
 from coordinator.api.read.parameters import IGNORED, NEUTRAL
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import served
 
 NAMES = sorted(

@@ -13,7 +13,7 @@ from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from pdserve.clock import ManualClock
 from pdserve.errors import IdempotencyKeyReused
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     EOS,
     FakeGenerator,
     Pause,

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import Harness, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -6,7 +6,7 @@ import pytest
 
 from pdserve.errors import Overloaded
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
+from tests.fakes.generator import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import served
 
 STEP_S = 0.05

@@ -31,7 +31,7 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, tiny_catalog
+from tests.fakes.generator import MODEL, FakeGenerator, tiny_catalog
 
 
 def paths_of(app: web.Application) -> set[tuple[str, str]]:

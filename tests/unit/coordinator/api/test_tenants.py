@@ -19,7 +19,7 @@ from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, NodeLost, Overloaded
 from pdserve.settings.config import CoordinatorConfig
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, Pause, Step, Tokens, says
+from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator.api.harness import Harness, is_error_body, served
 from tests.unit.coordinator.api.raw_client import connected
 

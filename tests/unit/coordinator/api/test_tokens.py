@@ -12,7 +12,7 @@ from coordinator.text import Tokenizer
 from coordinator.text.threads import Asker, TextThreads
 from pdserve import __version__
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import EOS, MODEL, FakeGenerator, Tokens, tiny_tokenizer
+from tests.fakes.generator import EOS, MODEL, FakeGenerator, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import is_error_body, served
 from tests.unit.coordinator.text import made_tokenizers as made
 

@@ -28,7 +28,7 @@ from coordinator.stateful import routes as stateful
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
-from tests.unit.coordinator.api.fakes import FakeGenerator, tool_tokenizer
+from tests.fakes.generator import FakeGenerator, tool_tokenizer
 from tests.unit.coordinator.api.harness import served
 
 MOST_S = 0.05

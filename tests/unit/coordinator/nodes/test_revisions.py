@@ -14,8 +14,8 @@ from coordinator.nodes.revisions import Revisions
 from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv import KvDtype
 from pdserve.protocol import NodeRole, Prompt, SamplingParams
-from tests.hellos import LAYOUT, node_hello
-from tests.unit.coordinator.members import join
+from tests.fakes.hellos import LAYOUT, node_hello
+from tests.fakes.members import join
 
 
 def request(conversation: int | None = None, name: str = "r") -> GenerationRequest:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.nodes.registry import Member, Registry
 from coordinator.nodes.shares import Shares
 from pdserve.protocol import NodeRole
-from tests.unit.coordinator.members import join
+from tests.fakes.members import join
 
 
 def attached_to(registry: Registry, member: Member, number: int) -> None:

@@ -30,7 +30,7 @@ from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.protocol import Slo
 from pdserve.protocol.status import ClusterStatus
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     node_status,
     tiny_catalog,

@@ -15,7 +15,7 @@ from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransportReach
-from tests.unit.coordinator.members import NUM_BLOCKS, join, report
+from tests.fakes.members import NUM_BLOCKS, join, report
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 # 10 ms a step, 1 ms a token beyond the first.

@@ -18,7 +18,7 @@ from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import CoordinatorConfig, Mode, RoutingConfig
-from tests.unit.coordinator.members import join, report, said_to
+from tests.fakes.members import join, report, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 

@@ -15,7 +15,7 @@ from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
-from tests.unit.coordinator.members import join, report, said_to
+from tests.fakes.members import join, report, said_to
 from tests.unit.coordinator.pools.test_loads import Promises
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from coordinator.admission import Admission, WaitingLine
@@ -21,21 +20,11 @@ from pdserve.protocol import (
     SamplingParams,
 )
 from pdserve.settings.config import Mode
-from tests.hellos import node_hello
-from tests.unit.coordinator.members import made_flow
+from tests.fakes.hellos import node_hello
+from tests.fakes.members import made_flow, said_to
+from tests.fakes.outbox import RecordingOutbox
 
 PROMPT = list(range(21))
-
-
-class Outbox:
-    """Keeps the legs that were sent."""
-
-    def __init__(self) -> None:
-        self.legs: list[PrefillLeg | DecodeLeg] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        if isinstance(message, PrefillLeg | DecodeLeg):
-            self.legs.append(message)
 
 
 class Cluster:
@@ -48,7 +37,7 @@ class Cluster:
         self.num_requests = 0
 
     def join(self, node_id: str, role: NodeRole) -> Member:
-        return self.registry.add(node_hello(node_id, role), Outbox())  # type: ignore[arg-type]
+        return self.registry.add(node_hello(node_id, role), RecordingOutbox())  # type: ignore[arg-type]
 
     def holds(self, member: Member, num_tokens: int, tier: KvTier = KvTier.POOL) -> None:
         chain = Prompt(PROMPT[:num_tokens]).hashes(4)
@@ -64,8 +53,8 @@ class Cluster:
         )
         running = self.flow.start(request)
         running.cancel("seen enough")
-        assert isinstance(member.outbox, Outbox)
-        (leg,) = [leg for leg in member.outbox.legs if leg.request_id == request.request_id]
+        legs = [leg for leg in said_to(member) if isinstance(leg, PrefillLeg | DecodeLeg)]
+        (leg,) = [leg for leg in legs if leg.request_id == request.request_id]
         return [_summary(source) for source in leg.prefix_sources]
 
 

@@ -24,7 +24,7 @@ from pdserve.protocol import (
     PrefixSource,
     Prompt,
 )
-from tests.hellos import LAYOUT, node_hello
+from tests.fakes.hellos import LAYOUT, node_hello
 
 PROMPT = list(range(40))
 LONG_PROMPT = list(range(2000))

@@ -31,8 +31,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
-from tests.hellos import node_hello
-from tests.unit.coordinator.members import made_flow
+from tests.fakes.hellos import node_hello
+from tests.fakes.members import made_flow
 from tests.unit.coordinator.routing.nodes import PERF
 
 NUM_BLOCKS = 200

@@ -26,7 +26,7 @@ from pdserve.protocol import (
     Slo,
     TokenLogprobs,
 )
-from tests.unit.coordinator.members import output
+from tests.fakes.members import output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, legs, settle
 from tests.waits import until

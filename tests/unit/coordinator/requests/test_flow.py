@@ -47,8 +47,9 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode, RouterName
-from tests.hellos import node_hello
-from tests.unit.coordinator.members import RecordingOutbox, made_flow, output
+from tests.fakes.hellos import node_hello
+from tests.fakes.members import made_flow, output
+from tests.fakes.outbox import RecordingOutbox
 from tests.waits import until
 
 

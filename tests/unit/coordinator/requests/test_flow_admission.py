@@ -32,7 +32,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.protocol.status import PrefixStatus, WaitingClass
-from tests.unit.coordinator.members import join, made_flow, output, report, said_to
+from tests.fakes.members import join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
 BATCH = Slo(name="batch")

@@ -18,7 +18,7 @@ from pdserve.protocol import (
     SamplingParams,
     TokenEvent,
 )
-from tests.unit.coordinator.members import heard
+from tests.fakes.members import heard
 from tests.unit.coordinator.requests.test_flow import Nodes, sent
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE

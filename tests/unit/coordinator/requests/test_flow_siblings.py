@@ -21,7 +21,7 @@ from pdserve.protocol import (
     SamplingParams,
     Slo,
 )
-from tests.unit.coordinator.members import output
+from tests.fakes.members import output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE

@@ -26,7 +26,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
-from tests.unit.coordinator.members import join, made_flow, said_to
+from tests.fakes.members import join, made_flow, said_to
 
 # What nobody reaches but by the manual clock: a timer of the event loop's never ends within a test.
 SLO = Slo(name="a", ttft_s=60.0, tpot_s=0.1, hold_s=50.0)

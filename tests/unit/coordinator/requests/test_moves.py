@@ -23,7 +23,7 @@ from pdserve.protocol import (
     StepCosts,
 )
 from pdserve.protocol.version import TAKES_OVER
-from tests.unit.coordinator.members import output, report
+from tests.fakes.members import output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle
 

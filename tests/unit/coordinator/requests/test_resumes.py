@@ -29,7 +29,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
-from tests.unit.coordinator.members import heard, join, output, report
+from tests.fakes.members import heard, join, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE

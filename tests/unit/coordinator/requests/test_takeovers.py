@@ -24,7 +24,7 @@ from pdserve.protocol import (
     TransportReach,
 )
 from pdserve.protocol.version import TAKES_OVER
-from tests.unit.coordinator.members import output, report
+from tests.fakes.members import output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_moves import drain, flowing_pair, stream
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle

@@ -26,7 +26,8 @@ from pdserve.protocol import (
     TransportReach,
 )
 from pdserve.settings.config import Mode, RouterName
-from tests.hellos import LAYOUT, node_hello
+from tests.fakes.hellos import LAYOUT, node_hello
+from tests.fakes.outbox import RecordingOutbox
 
 BLOCK_SIZE = LAYOUT.block_size
 NUM_BLOCKS = 1000
@@ -41,13 +42,6 @@ PERF = PerfReport(
 )
 NO_PROMISE = Slo()
 EVERYWHERE = (TransportReach(name="tcp"),)
-
-
-class NoOutbox:
-    """Nobody listens."""
-
-    def send(self, message: msgspec.Struct) -> None:
-        pass
 
 
 class Nodes:
@@ -85,7 +79,7 @@ class Nodes:
             transports=list(transports),
             revision=revision,
         )
-        member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
+        member = self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
         if perf is not None:
             self.registry.profiled(member, perf)
         return member

@@ -14,9 +14,9 @@ from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts
 from pdserve.rules.batch import aimed_s, has_place
+from tests.fakes.runner import decode_policy
 from tests.requests import make_request
 from tests.unit.coordinator.routing.nodes import BLOCK_SIZE, NUM_BLOCKS, Nodes
-from tests.unit.engine.fakes import decode_policy
 
 COSTS = StepCosts(knot_tokens=[1, 40], knot_s=[0.010, 0.050], context_s=1e-5)
 BUDGET = 64

@@ -15,7 +15,7 @@ from pdserve._native import FleetView, cheapest, least
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
 from pdserve.rules.batch import aimed_s
-from tests.hellos import LAYOUT
+from tests.fakes.hellos import LAYOUT
 from tests.unit.coordinator.routing.nodes import NUM_BLOCKS, Nodes
 from tests.unit.coordinator.routing.plain_node import PlainNode
 

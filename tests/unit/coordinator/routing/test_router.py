@@ -13,7 +13,7 @@ from coordinator.routing import Booking
 from pdserve.errors import NoNodeAvailable
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import KvTier, NodeRole, NodeState, PerfReport, Slo, TransferCosts
-from tests.hellos import LAYOUT
+from tests.fakes.hellos import LAYOUT
 from tests.unit.coordinator.routing.nodes import (
     COSTS,
     PERF,

@@ -14,7 +14,7 @@ from coordinator.stateful.again import go_on
 from coordinator.stateful.storage.order import MAX_RUNS
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import StoreFile
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, waits_for
+from tests.fakes.generator import MODEL, FakeGenerator, waits_for
 from tests.unit.coordinator.api.harness import Harness, client_of, served
 
 ASKED: Any = {"model": MODEL, "input": "Hi", "background": True}

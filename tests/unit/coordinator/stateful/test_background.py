@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.stateful.storage.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGenerator,
     Pause,

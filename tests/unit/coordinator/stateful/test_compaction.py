@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from coordinator.api.responses.requests import MAX_ITEMS
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
 
 

@@ -12,8 +12,8 @@ from coordinator.api.responses.items import MessageItem
 from coordinator.stateful.storage.packed_items import pack
 from coordinator.stateful.storage.stored import MAX_ITEMS, StoredConversation
 from pdserve.errors import InvalidRequest
+from tests.fakes.generator import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
 from tests.unit.coordinator.api.answer.test_tools import CALL
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
 from tests.unit.coordinator.api.test_tenants import bearer, clock, tenants, usage
 from tests.unit.coordinator.stateful.test_background import over

@@ -12,8 +12,7 @@ from openai.types.responses import Response
 
 from coordinator.stateful.storage.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator.api.answer.test_tools import CALL
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGenerator,
     Pause,
@@ -22,6 +21,7 @@ from tests.unit.coordinator.api.fakes import (
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.harness import (
     Harness,
     client_of,

@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, is_error_body, served
 from tests.unit.coordinator.api.plan.test_structured import POINT, sent, takes
 from tests.unit.coordinator.stateful.test_responses import post

@@ -15,7 +15,7 @@ from coordinator.tenants.key_book import LOOK_S
 from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGenerator,
     Tokens,

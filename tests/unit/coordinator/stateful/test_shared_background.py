@@ -14,8 +14,8 @@ import pytest
 from coordinator.stateful.again import go_on
 from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
+from tests.fakes.generator import MODEL, FakeGenerator, waits_for
 from tests.postgres import Postgres
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, waits_for
 from tests.unit.coordinator.api.harness import Harness, client_of, served
 
 BEAT_S = 0.05

@@ -14,7 +14,7 @@ import pytest
 from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
 from pdserve.errors import InvalidRequest, TokenizerError
-from tests.unit.coordinator.api.fakes import tiny_tokenizer
+from tests.fakes.generator import tiny_tokenizer
 from tests.unit.coordinator.text import made_tokenizers as made
 
 TEXTS = [

@@ -14,7 +14,7 @@ from kv_transfer.cuda.copier import HOST_COPIES, CopySizes, SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
 from kv_transfer.spans.pieces import PIECE_BYTES, cut_batches, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
-from tests.fake_gpus import FakeDriver, FakeHost
+from tests.fakes.gpus import FakeDriver, FakeHost
 
 SIZE = 200_000
 

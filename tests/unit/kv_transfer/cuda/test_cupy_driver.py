@@ -17,7 +17,7 @@ from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
-from tests.fake_cupy import DEFAULT_KIND, PORTABLE, FakeCuda, installed
+from tests.fakes.cupy import DEFAULT_KIND, PORTABLE, FakeCuda, installed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest_asyncio
 from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.tier import HostTier
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks, assert_still, until
 from tests.unit.kv_transfer.pairs import SMALL
 

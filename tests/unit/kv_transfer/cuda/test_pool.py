@@ -13,7 +13,7 @@ from kv_transfer.cuda.pool import DevicePool, PrivatePool, device_pool
 from kv_transfer.memory import ExportedPool, map_sealed
 from kv_transfer.transports.catalog import KINDS, choose_kinds
 from pdserve.errors import ConfigError, PeerLost
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 
 
 def test_generations_are_shared_and_sealed() -> None:

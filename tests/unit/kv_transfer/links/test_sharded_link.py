@@ -26,7 +26,7 @@ from pdserve.introduction import introduce
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PullerHello, TransportOffer
 from pdserve.protocol.version import PROTOCOL, READS_PARTS
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks, nccl, until
 from tests.unit.kv_transfer.pairs import make_pool
 

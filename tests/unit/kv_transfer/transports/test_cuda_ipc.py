@@ -14,7 +14,7 @@ from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.memory import GENERATION_BYTES, sealed_memory
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
-from tests.fake_gpus import FakeDriver
+from tests.fakes.gpus import FakeDriver
 from tests.unit.kv_transfer.gpu_pairs import (
     CUDA_IPC,
     GpuPair,

@@ -21,7 +21,7 @@ from pdserve.errors import (
     TransferTimeout,
 )
 from pdserve.protocol import TransportOffer
-from tests.fake_gpus import FakeCommunicator
+from tests.fakes.gpus import FakeCommunicator
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,
     GpuPair,

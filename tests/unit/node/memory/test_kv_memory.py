@@ -31,7 +31,7 @@ from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
-from tests.fake_gpus import FakeDriver, FakeHost
+from tests.fakes.gpus import FakeDriver, FakeHost
 
 ROLES = [NodeRole.PREFILL, NodeRole.DECODE]
 

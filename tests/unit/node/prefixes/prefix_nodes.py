@@ -36,7 +36,7 @@ from pdserve.settings.config import PrefixPull
 from pdserve.settings.timeouts import Timeouts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks
 from tests.waits import until
 

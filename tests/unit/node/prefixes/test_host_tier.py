@@ -17,7 +17,7 @@ from pdserve.errors import ConfigError
 from pdserve.node.prefixes.host_tier import BATCH, NodeTier, TierBlocks, make_tier_blocks
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
-from tests.fake_gpus import FakeHost
+from tests.fakes.gpus import FakeHost
 from tests.full_disk import full_disk
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,

@@ -21,9 +21,9 @@ from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work
 from pdserve.node.profiling.timer import MOST_ROUNDS, StepTimer, core_waits
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
+from tests.fakes.runner import FakeRunner
 from tests.plain_batch import build_batch
 from tests.unit.engine.batches import CPU, assert_same
-from tests.unit.engine.fakes import FakeRunner
 
 BLOCK = 16
 LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=BLOCK, vocab_size=320)

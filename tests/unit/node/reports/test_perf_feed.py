@@ -10,7 +10,7 @@ from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
 from pdserve.settings.config import EngineConfig
-from tests.unit.node.parts import Recorder
+from tests.fakes.outbox import RecordingOutbox
 
 COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002])
 
@@ -19,7 +19,7 @@ class Told:
     """A feed to one coordinator, which attached before the node was profiled."""
 
     def __init__(self) -> None:
-        self.link = Recorder()
+        self.link = RecordingOutbox()
         self.costs = PullCosts(PerfModel(), token_budget=512)
         engine = EngineConfig(token_budget=512, max_batch_size=64)
         self.feed = PerfFeed([self.link], self.costs, engine)
@@ -36,7 +36,7 @@ def told() -> Told:
 
 def attach(told: Told) -> list[msgspec.Struct]:
     """Another coordinator; what it is told at once."""
-    link = Recorder()
+    link = RecordingOutbox()
     told.feed.attached(link)
     return link.sent
 

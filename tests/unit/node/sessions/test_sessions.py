@@ -43,7 +43,7 @@ from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.session_pb2_grpc import KvSessionStub
-from tests.hellos import LAYOUT
+from tests.fakes.hellos import LAYOUT
 
 TIMEOUTS = Timeouts(connect_s=0.4, liveness_s=2.0)
 HASTY = Timeouts(connect_s=0.4, liveness_s=0.3, heartbeat_s=0.03)

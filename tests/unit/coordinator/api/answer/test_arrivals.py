@@ -13,7 +13,7 @@ from coordinator.generation import GenerationRequest
 from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost
 from pdserve.protocol import FinishReason, Prompt, SamplingParams
-from tests.unit.coordinator.api.fakes import FakeGeneration, Pause, Step, Tokens
+from tests.fakes.generator import FakeGeneration, Pause, Step, Tokens
 
 
 def generation(*steps: Step) -> FakeGeneration:

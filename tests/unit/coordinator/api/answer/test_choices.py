@@ -9,7 +9,7 @@ import pytest
 from coordinator.generation import GenerationRequest
 from pdserve.errors import NodeLost, Overloaded
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
+from tests.fakes.generator import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served
 
 

@@ -15,7 +15,7 @@ from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
 from pdserve.clock import SystemClock
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import FakeGenerator, Step, Tokens, tiny_tokenizer
+from tests.fakes.generator import FakeGenerator, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import served
 
 MANY = 4000  # tokens: several pieces

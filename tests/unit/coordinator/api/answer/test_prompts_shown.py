@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.generation import GenerationRequest
-from tests.unit.coordinator.api.fakes import FakeGenerator, Step, says, tiny_tokenizer
+from tests.fakes.generator import FakeGenerator, Step, says, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, served
 
 PROMPT = "Say STOP, über"

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.api.answer.write_turns import PIECE
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import EOS, FakeGenerator, Pause, Tokens, says, tiny_tokenizer
+from tests.fakes.generator import EOS, FakeGenerator, Pause, Tokens, says, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served
 
 TEXT = "a🦊 b"

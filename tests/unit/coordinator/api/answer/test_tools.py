@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     MODEL,
     FakeGenerator,
     Pause,

@@ -27,14 +27,14 @@ from pdserve.errors import (
     PdserveError,
 )
 from pdserve.grammar import Prepared, make_vocabulary, new_matcher
-from tests.unit.coordinator.api.answer.test_tools import MESSAGES
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     EOS,
     TOOL_TEMPLATE,
     FakeGenerator,
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.unit.coordinator.api.answer.test_tools import MESSAGES
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.text import made_tokenizers as made
 

@@ -10,7 +10,7 @@ import pytest
 from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.json_text import JsonReader
 from coordinator.text.parts import ToolFormat
-from tests.unit.coordinator.api.fakes import MODEL, tool_tokenizer
+from tests.fakes.generator import MODEL, tool_tokenizer
 from tests.unit.coordinator.api.harness import prompt_of, served
 
 GIVEN = {"city": 'Par\\is "q" é \n', "n": -1.5e3, "deep": {"a": [1, {"b": None}], "c": True}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator.api.fakes import tool_tokenizer
+from tests.fakes.generator import tool_tokenizer
 from tests.unit.coordinator.api.harness import prompt_of, served
 
 TEMPLATE = (

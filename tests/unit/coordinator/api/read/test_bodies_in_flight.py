@@ -18,7 +18,7 @@ from coordinator.api.read.chat import ChatRequest
 from coordinator.api.responses.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, Pause, Step, says
+from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, says
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.api.raw_client import RawClient, connected
 from tests.unit.coordinator.api.test_tenants import bearer, clock, tenants, usage

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.unit.coordinator.api.answer.test_tools import CALL, MESSAGES, TOOLS
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, is_error_body, prompt_of, served
 
 FUNCTIONS: Any = [TOOLS[0]["function"]]

@@ -21,7 +21,7 @@ from coordinator.api.read.json_text import (
 )
 from pdserve.clock import ManualClock
 from pdserve.errors import InvalidRequest
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import is_error_body, served
 
 TEXTS: list[tuple[str, int, Callable[[int], str]]] = [

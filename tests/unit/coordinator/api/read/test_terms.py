@@ -18,7 +18,7 @@ from coordinator.tenants.identity import Tenant
 from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
 from pdserve.slo import parse_slo_classes
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says
+from tests.fakes.generator import MODEL, FakeGenerator, says
 from tests.unit.coordinator.api.harness import is_error_body, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]

@@ -14,7 +14,7 @@ import uvloop
 
 from coordinator.text import Tokenizer
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     EOS,
     FakeGenerator,
     Pause,

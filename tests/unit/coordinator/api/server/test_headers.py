@@ -11,7 +11,7 @@ from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError
 from pdserve.settings.config import CoordinatorConfig
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.api.raw_client import connected
 

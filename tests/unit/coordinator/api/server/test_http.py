@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator.api.fakes import MODEL
+from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import is_error_body, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]

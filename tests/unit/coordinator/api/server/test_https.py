@@ -22,7 +22,7 @@ from coordinator.tenants import Tenants
 from pdserve.cluster.coordinator_http import Trust, request, trust_in
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError, ConfigError
-from tests.unit.coordinator.api.fakes import MODEL, FakeGenerator, says
+from tests.fakes.generator import MODEL, FakeGenerator, says
 from tests.unit.coordinator.api.harness import Harness, events_of, served
 from tests.unit.coordinator.api.raw_client import connected
 from tests.unit.coordinator.api.test_tenants import clock, tenants, usage

@@ -13,7 +13,7 @@ from coordinator.api import HttpServer, create_app
 from coordinator.api.server import server
 from coordinator.models.model import make_model
 from pdserve.errors import ConfigError
-from tests.unit.coordinator.api.fakes import (
+from tests.fakes.generator import (
     FakeGenerator,
     says,
     tiny_catalog,

@@ -20,7 +20,7 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
-from tests.unit.node.parts import Recorder
+from tests.fakes.outbox import RecordingOutbox
 
 BLOCK = 4
 NUM_LAYERS = 4
@@ -72,7 +72,7 @@ class ScriptedExporter:
             access=b"",
             offers=[],
         )
-        self.outbox = Recorder()
+        self.outbox = RecordingOutbox()
         link = Link(welcome, [], [], {}, PullerStatistics())  # nobody connects it
         self.session = Session(SOURCE, link, self.outbox, clock)
 

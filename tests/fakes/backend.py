@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from tests.unit.bench.fake_server import FakeServer
+from tests.fakes.server import FakeServer
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
 

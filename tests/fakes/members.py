@@ -17,19 +17,10 @@ from coordinator.routing import Router
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
-from tests.hellos import node_hello
+from tests.fakes.hellos import node_hello
+from tests.fakes.outbox import RecordingOutbox
 
 NUM_BLOCKS = 100
-
-
-class RecordingOutbox:
-    """Keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 def made_flow(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import StepRuns
-from tests.unit.engine.fakes import PlainRunner, next_token
+from tests.fakes.runner import PlainRunner, next_token
 
 
 @dataclass
