@@ -13,7 +13,7 @@ from pdserve.cli.show_config import ENVIRONMENT, toml_value
 from pdserve.cluster.config import ClusterConfig
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
-from pdserve.settings.struct import ConfigStruct
+from pdserve.settings.struct import MOST_SECONDS, ConfigStruct
 
 # `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
 COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
@@ -22,17 +22,16 @@ COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
     "nodes": NodeConfig,
 }
 
-_HEAD: Final = """\
+_HEAD: Final = f"""\
 # Settings
 
-Every setting of `pdserve up`, `pdserve coordinator`, and of `pdserve prefill` and `pdserve decode`
-(*nodes*, which have the same ones, since a node can change its role). This page is made from
-the code by `python -m pdserve.cli.settings_page`.
+Every setting of `pdserve up`, `pdserve coordinator`, and of *nodes*: `pdserve prefill` and `pdserve
+decode` have the same ones. `python -m pdserve.cli.settings_page` makes this page from the code.
 
 A setting is given in the TOML file of `--config`, or as `--set NAME=VALUE`, which overrides the
-file. Where a command is printed in **bold**, the setting is a flag of it too (`engine.kv_memory` is
-`--kv-memory`). In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. `pdserve
-config` prints the settings that a command would have, and where each comes from.
+file. In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. For a command in
+**bold** it is also a flag (`--kv-memory`). `pdserve config` prints what a command would have, and
+where each setting comes from. No time is over {MOST_SECONDS:,.0f} seconds.
 
 ```sh
 pdserve up --config cluster.toml --set timeouts.drain_s=60 --mode adaptive
@@ -45,8 +44,8 @@ pdserve config up --config cluster.toml --mode adaptive
 _TABLE: Final = """
 ## {title}
 
-| name | type | default | unit | what it does | read by |
-|---|---|---|---|---|---|
+| name | type | default | what it does | read by |
+|---|---|---|---|---|
 """
 
 
@@ -78,8 +77,7 @@ def _row(setting: Setting, commands: list[str]) -> str:
     cells = [
         f"`{setting.name}`",
         _type(setting),
-        _default(setting.default),
-        setting.unit,
+        f"{_default(setting.default)} {setting.unit}".strip(),
         setting.description.replace("<", "&lt;"),
         ", ".join(f"**{name}**" if _is_flag(setting, name) else name for name in commands),
     ]
@@ -94,12 +92,12 @@ def _is_flag(setting: Setting, command: str) -> bool:
 def _type(setting: Setting) -> str:
     kind = {bool: "boolean", int: "integer", float: "number"}.get(setting.kind, "text")
     if setting.choices:
-        kind = " or ".join(f"`{choice}`" for choice in setting.choices)
+        kind = ", ".join(f"`{choice}`" for choice in setting.choices)
     bounds = [
         f"{sign} {bound:g}"
         for meta in setting.metas
         for sign, bound in ((">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le))
-        if bound is not None
+        if bound not in (None, MOST_SECONDS)
     ]
     text = " ".join([kind, ", ".join(bounds)]).strip()
     return f"list of {text}" if setting.is_list else text

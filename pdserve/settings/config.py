@@ -20,6 +20,7 @@ from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
 from pdserve.settings.security import SecurityConfig
 from pdserve.settings.struct import (
+    MOST_SECONDS,
     ConfigStruct,
     Count,
     KvPort,
@@ -353,7 +354,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
         float,
         Meta(
             ge=0,
-            le=1e6,
+            le=MOST_SECONDS,
             description="time without requests after which no nodes are desired, and requests wait "
             "for nodes; 0: never",
             extra={"unit": "seconds"},

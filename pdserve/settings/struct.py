@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.settings.flag_groups import Groups
 
-# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
-Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
+# `extra` has the unit that docs/SETTINGS.md says.
+MOST_SECONDS: Final = 1e6  # of any setting: timers and gRPC count in limited integers
+Seconds = Annotated[float, Meta(gt=0, le=MOST_SECONDS, extra={"unit": "seconds"})]
 Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
 Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
 Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
