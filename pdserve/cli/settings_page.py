@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import groupby, starmap
 from typing import Any, Final
 
 from pdserve.cli.show_config import ENVIRONMENT, toml_value
@@ -25,13 +26,13 @@ COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
 _HEAD: Final = f"""\
 # Settings
 
-Every setting of `pdserve up`, `pdserve coordinator`, and of *nodes*: `pdserve prefill` and `pdserve
-decode` have the same ones. `python -m pdserve.cli.settings_page` makes this page from the code.
+All settings, in tables by who reads them: *up* is `pdserve up`, *nodes* are `pdserve prefill` and
+`pdserve decode`. `python -m pdserve.cli.settings_page` makes this page from the code.
 
 A setting is given in the TOML file of `--config`, or as `--set NAME=VALUE`, which overrides the
-file. In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. For a command in
-**bold** it is also a flag (`--kv-memory`). `pdserve config` prints what a command would have, and
-where each setting comes from. No time is over {MOST_SECONDS:,.0f} seconds.
+file. In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. One in **bold** is a
+flag, too (`--kv-memory`), at least of one of the commands. `pdserve config` prints what a command
+would have, and where each setting comes from. No time is over {MOST_SECONDS:,.0f} seconds.
 
 ```sh
 pdserve up --config cluster.toml --set timeouts.drain_s=60 --mode adaptive
@@ -42,24 +43,26 @@ pdserve config up --config cluster.toml --mode adaptive
 |---|---|
 """
 _TABLE: Final = """
-## {title}
+## {title}: {readers}
 
-| name | type | default | what it does | read by |
-|---|---|---|---|---|
+| name | type | default | what it does |
+|---|---|---|---|
 """
 
 
 def markdown() -> str:
     """The page."""
     text = _HEAD + "".join(f"| `{name}` | {does} |\n" for name, does in ENVIRONMENT.items())
-    section = None
-    for setting, commands in _rows():
-        here = setting.path[0] if len(setting.path) > 1 else ""
-        if here != section:
-            section = here
-            text += _TABLE.format(title=f"[{section}]" if section else "Outside of sections")
-        text += _row(setting, commands)
+    for (section, readers), rows in groupby(_rows(), _table_of):
+        title = f"[{section}]" if section else "Outside of sections"
+        text += _TABLE.format(title=title, readers=readers) + "".join(starmap(_row, rows))
     return text
+
+
+def _table_of(row: tuple[Setting, list[str]]) -> tuple[str, str]:
+    """Its section and who reads it."""
+    setting, commands = row
+    return setting.path[0] if len(setting.path) > 1 else "", ", ".join(commands)
 
 
 def _rows() -> Iterator[tuple[Setting, list[str]]]:
@@ -69,17 +72,21 @@ def _rows() -> Iterator[tuple[Setting, list[str]]]:
         for setting in settings_of(struct):
             key = repr((setting.name, setting.hint, setting.description, setting.default))
             rows.setdefault(key, (setting, []))[1].append(command)
-    sections = list(dict.fromkeys(setting.path[:-1] for setting, _ in rows.values()))
-    yield from sorted(rows.values(), key=lambda row: sections.index(row[0].path[:-1]))
+    sections = [setting.path[:-1] for setting, _ in rows.values()]
+    tables = list(dict.fromkeys(_table_of(row) for row in rows.values()))
+    yield from sorted(
+        rows.values(),
+        key=lambda row: (sections.index(row[0].path[:-1]), tables.index(_table_of(row))),
+    )
 
 
 def _row(setting: Setting, commands: list[str]) -> str:
+    is_flag = any(_is_flag(setting, name) for name in commands)
     cells = [
-        f"`{setting.name}`",
+        f"**`{setting.name}`**" if is_flag else f"`{setting.name}`",
         _type(setting),
         f"{_default(setting.default)} {setting.unit}".strip(),
         setting.description.replace("<", "&lt;"),
-        ", ".join(f"**{name}**" if _is_flag(setting, name) else name for name in commands),
     ]
     return f"| {' | '.join(cells)} |\n"
 
