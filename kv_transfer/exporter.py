@@ -60,11 +60,11 @@ class PartSource:
         self._exporter = exporter
 
     def check_access(self, token: bytes) -> None:
-        """As Source.check_access: a session's token is for all parts."""
+        """Check that a connection has an open session's token, which is for all parts."""
         self._exporter.check_access(token)
 
     def open_ticket(self, sealed: bytes) -> Ticket:
-        """As Source.open_ticket: a ticket is for the heads of all parts."""
+        """Verify a ticket, which is for the heads of all parts."""
         return self._exporter.open_ticket(sealed)
 
 
@@ -275,14 +275,14 @@ class Exporter:
         )
 
     def open_ticket(self, sealed: bytes) -> Ticket:
-        """As Source.open_ticket."""
+        """Verify a ticket, and check that it fits the pool."""
         ticket = self._sealer.open(sealed)
         ticket.check(self.pool.num_blocks, self.layout)
         self._on_ticket(ticket)
         return ticket
 
     def check_access(self, token: bytes) -> None:
-        """As Source.check_access."""
+        """Check that a connection belongs to an open session, before anything else is read."""
         try:
             self._access.check(token)
         except AccessDenied:

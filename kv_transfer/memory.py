@@ -129,11 +129,11 @@ class ExportedPool:
         return _native.commit_huge_pages(self._mapping[start:stop])
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """As KvPool.bump."""
+        """Make all tickets for these blocks stale; call it *before* they are reused."""
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:
-        """As KvPool.close: closes the descriptor."""
+        """Close the descriptor: no further process can map the pool."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

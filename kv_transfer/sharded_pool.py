@@ -36,7 +36,7 @@ class ShardedPool:
 
     @property
     def generations(self) -> NDArray[np.uint64]:
-        """As KvPool.generations: those of any part, since all are bumped together."""
+        """Those of any part, since all are bumped together: uint64[num_blocks]."""
         return self._here[0].generations
 
     def follow_bumps(self, bumped: Bumped) -> None:
@@ -44,14 +44,14 @@ class ShardedPool:
         self._bumped.append(bumped)
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """As KvPool.bump."""
+        """Make all tickets for these blocks stale; call it *before* they are reused."""
         for part in self._here:
             part.bump(block_ids)
         for bumped in self._bumped:
             bumped(block_ids)
 
     def close(self) -> None:
-        """As KvPool.close."""
+        """Stop further processes from mapping the pool."""
         for part in self.parts:
             part.close()
 

@@ -100,15 +100,15 @@ class CpuCopies:
         self._tier = blocks.regions[part]
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
-        """As TierCopies.store."""
+        """Copy (pool offset, tier offset, bytes) spans."""
         _native.copy_spans(self._tier, self._pool, spans, cancel.byte)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
-        """As TierCopies.load."""
+        """Copy (tier offset, pool offset, bytes) spans."""
         _native.copy_spans(self._pool, self._tier, spans, cancel.byte)
 
     def close(self) -> None:
-        """As TierCopies.close. Nothing to do."""
+        """Nothing to do."""
 
 
 class TierObserver(Protocol):

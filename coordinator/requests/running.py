@@ -199,7 +199,7 @@ class RunningRequest:
         return promise_left(self.request, self._deadline_s, now_s - self._started_s)
 
     def listen(self, listener: Listener) -> None:
-        """See Generation.listen."""
+        """Pass all events to `listener`: those so far at once, later ones as they arrive."""
         self._showing.listen(listener)
 
     def cancel(self, reason: str) -> None:
@@ -207,7 +207,7 @@ class RunningRequest:
         self.end(RequestCancelled(reason))
 
     def leave(self) -> None:
-        """See Generation.leave."""
+        """Know nothing of the request any more, and let its nodes go on."""
         if not self._has_ended:
             self._leave(by_itself=False)
 

@@ -28,7 +28,7 @@ class Showing:
         self._hold: _Hold | None = None
 
     def listen(self, listener: Listener) -> None:
-        """See Generation.listen."""
+        """Pass all events to `listener`: those so far at once, later ones as they arrive."""
         self._listener = listener
         for event in self._unheard:
             listener(event)

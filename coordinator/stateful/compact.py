@@ -54,23 +54,23 @@ class CompactFormat:
         self._texts: list[str] = []
 
     def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
-        """See AnswerFormat."""
+        """No events: a summary is not streamed."""
         return []
 
     def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
-        """See AnswerFormat."""
+        """No events: a summary is not streamed."""
         return []
 
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
-        """See AnswerFormat."""
+        """No events: a summary is not streamed."""
         return []
 
     def failure(self, error: bodies.ErrorDetail) -> bytes:
-        """See AnswerFormat."""
+        """Return the error as an event."""
         return error_event(error)
 
     def take_in(self, delta: ChoiceDelta) -> None:
-        """See AnswerFormat."""
+        """Keep the new text for the summary."""
         self._texts.append(delta.text)
 
     def whole(self, usage: bodies.Usage) -> bytes:

@@ -257,15 +257,15 @@ class Tokenizer:
         return await self._run(show, asker, len(token_ids) > LONG_TEXT_CHARS)
 
     def exact_bytes(self, token_id: int) -> bytes | None:
-        """See `TokenPieces.exact`."""
+        """Return the token's bytes in any position; None if they depend on the preceding tokens."""
         return self._pieces.exact(token_id)
 
     def whole_text(self, token_id: int) -> str | None:
-        """See `TokenPieces.whole`; valid if no character is incomplete before the token."""
+        """Return its text if it is of whole characters, and none is incomplete before it."""
         return self._pieces.whole(token_id)
 
     def shown_bytes(self, token_id: int) -> bytes:
-        """See `TokenPieces.shown`; the bytes may be a part of a character."""
+        """Return the token's bytes inside a text; they may be a part of a character."""
         return self._pieces.shown(token_id)
 
 

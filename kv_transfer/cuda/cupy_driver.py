@@ -56,11 +56,14 @@ class CupyDriver:
 
     @property
     def batches_copies(self) -> bool:
-        """As Driver.batches_copies."""
+        """Whether its lanes have `copy_batch`."""
         return self._batch is not None
 
     def allocate(self, num_bytes: int) -> int:
-        """As Driver.allocate. Directly from CUDA: memory of an allocator cannot be exported."""
+        """Allocate zeroed memory; returns its address.
+
+        Directly from CUDA: memory of an allocator cannot be exported.
+        """
         with self._current(f"allocate {num_bytes} bytes on"):
             address = int(runtime.malloc(num_bytes))
             runtime.memset(address, 0, num_bytes)
@@ -68,49 +71,55 @@ class CupyDriver:
             return address
 
     def free(self, address: int) -> None:
-        """As Driver.free."""
+        """Free an allocation."""
         with self._current("free memory on"):
             runtime.free(address)
 
     def pin(self, num_bytes: int) -> int:
-        """As Driver.pin. Portable: pinned for all GPUs of this process."""
+        """Allocate host memory that every GPU copies to and from by itself; returns its address.
+
+        Portable: pinned for all GPUs of this process.
+        """
         with self._current(f"pin {num_bytes} bytes of host memory for"):
             return int(runtime.hostAlloc(num_bytes, runtime.hostAllocPortable))
 
     def unpin(self, address: int) -> None:
-        """As Driver.unpin."""
+        """Free what `pin` has allocated, which nothing may be copying."""
         with self._current("free pinned memory of"):
             runtime.freeHost(address)
 
     def export(self, address: int) -> bytes:
-        """As Driver.export."""
+        """The handle (IPC_HANDLE_BYTES) with which another process on this host can open it."""
         with self._current("export memory of"):
             return bytes(runtime.ipcGetMemHandle(address))
 
     def open(self, handle: bytes) -> int:
-        """As Driver.open. With cupy's default flag CUDA enables access between the two GPUs."""
+        """Open another process's allocation; returns its address in this process.
+
+        With cupy's default flag CUDA enables access between the two GPUs.
+        """
         with self._current("open another process's memory on"):
             return int(runtime.ipcOpenMemHandle(handle))
 
     def close(self, address: int) -> None:
-        """As Driver.close."""
+        """Close an opened allocation, which nothing may be reading."""
         with self._current("close another process's memory on"):
             runtime.ipcCloseMemHandle(address)
 
     def open_lane(self) -> CupyLane:
-        """As Driver.open_lane."""
+        """A new lane."""
         with self._current("make a stream on"):
             return CupyLane(self._device, self._kernel, self._batch)
 
     def new_communicator_id(self) -> bytes:
-        """As Driver.new_communicator_id."""
+        """An id with which two processes can join a new communicator; a secret between them."""
         from cupy.cuda import nccl
 
         with self._current("use NCCL on"):
             return bytes(nccl.get_unique_id())
 
     def join(self, communicator_id: bytes, rank: int) -> CupyCommunicator:
-        """As Driver.join."""
+        """Join as rank 0 or 1, and wait for the other one, possibly forever."""
         with self._current("use NCCL on"):
             return CupyCommunicator(self._device, communicator_id, rank)
 
@@ -155,20 +164,26 @@ class CupyLane:
         self._uploads: list[Spans] = []  # the device may read them until the lane is finished
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
-        """As Lane.copy. CUDA finds out where the addresses are."""
+        """Queue one copy between two addresses, by a copy engine.
+
+        CUDA finds out where the addresses are.
+        """
         with self._current("copy"):
             runtime.memcpyAsync(
                 destination, source, num_bytes, runtime.memcpyDefault, self._stream.ptr
             )
 
     def copy_batch(self, destination: int, source: int, spans: Spans) -> None:
-        """As Lane.copy_batch."""
+        """Queue many copies by the copy engines in one call, if the driver `batches_copies`."""
         assert self._batch is not None, "the copier has asked the driver"
         with self._current("copy"):
             self._batch.queue(destination, source, spans, self._stream.ptr)
 
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
-        """As Lane.copy_pieces. The table may be reused: the stream orders uploads and launches."""
+        """Queue many copies as one kernel.
+
+        The table may be reused: the stream orders uploads and launches.
+        """
         table = np.ascontiguousarray(pieces)
         num_blocks = min(_MAX_BLOCKS, -(-len(table) * 32 // _THREADS))
         with self._current("copy"), self._stream:
@@ -189,14 +204,14 @@ class CupyLane:
             self._kernel((num_blocks,), (_THREADS,), arguments)
 
     def finish(self) -> None:
-        """As Lane.finish."""
+        """Wait until everything that was queued has ended."""
         with self._current("finish a copy"):
             self._done.record(self._stream)
             self._done.synchronize()
         self._uploads.clear()
 
     def close(self) -> None:
-        """As Lane.close."""
+        """Release the lane, which must be finished."""
         with self._current("close a stream"):
             runtime.free(self._table)
 
@@ -226,7 +241,10 @@ class CupyCommunicator:
         self._communicator = nccl.NcclCommunicator(2, communicator_id, rank)
 
     def send(self, region: Region) -> None:
-        """As Communicator.send. A single operation needs no NCCL group."""
+        """Send these bytes; wait until the region is not needed any more.
+
+        A single operation needs no NCCL group.
+        """
         with self._current("send"):
             self._check_alive()
             self._communicator.send(
@@ -235,7 +253,7 @@ class CupyCommunicator:
             self._finish()
 
     def receive(self, region: Region) -> None:
-        """As Communicator.receive."""
+        """Wait until the region is filled by the other end's next `send`, of the same size."""
         with self._current("receive"):
             self._check_alive()
             self._communicator.recv(
@@ -244,7 +262,7 @@ class CupyCommunicator:
             self._finish()
 
     def abort(self) -> None:
-        """As Communicator.abort."""
+        """End waiting calls, and the communicator, on this side."""
         with self._ending:
             if self._is_aborted:
                 return

@@ -48,13 +48,16 @@ class PinnedCopies:
         self._copier = SpanCopier(pool.driver, HOST_COPIES)
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
-        """As TierCopies.store. Raises DeviceError: CUDA failed; nothing is copied any more."""
+        """Copy (pool offset, tier offset, bytes) spans.
+
+        Raises DeviceError: CUDA failed; nothing is copied any more.
+        """
         self._copier.copy(self._tier, self._pool.region, spans, cancel)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
-        """As TierCopies.load. Raises as `store`."""
+        """Copy (tier offset, pool offset, bytes) spans. Raises as `store`."""
         self._copier.copy(self._pool.region, self._tier, spans, cancel)
 
     def close(self) -> None:
-        """As TierCopies.close. Raises DeviceError: CUDA failed."""
+        """Release what copies take; none may be in progress. Raises DeviceError: CUDA failed."""
         self._copier.close()

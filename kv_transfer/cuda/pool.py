@@ -50,7 +50,7 @@ class DevicePool:
         return _array_of(self.region)
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """As KvPool.bump."""
+        """Make all tickets for these blocks stale; call it *before* they are reused."""
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class PrivatePool:
         self.generations: NDArray[np.uint64] = np.zeros(num_blocks, np.uint64)
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """As KvPool.bump."""
+        """Make all tickets for these blocks stale; call it *before* they are reused."""
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:

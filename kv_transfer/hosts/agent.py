@@ -307,7 +307,7 @@ class _ShiftedClock:
         self._ahead_s = ahead_s
 
     def now(self) -> float:
-        """As Clock.now."""
+        """Seconds since an arbitrary point; only differences are meaningful."""
         return self._clock.now() + self._ahead_s
 
 

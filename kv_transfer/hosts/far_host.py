@@ -166,7 +166,7 @@ class FarHost:
         from_token: int,
         timeout_s: float,
     ) -> Pulled:
-        """As Puller.pull, into the parts of this host."""
+        """Pull the ticket's tokens from `from_token` on into the parts of this host."""
         table = np.asarray(block_table, np.int64).tobytes()
         return await self._ask(
             lambda call: Pull(call, link, ticket, table, from_token, timeout_s), Pulled, timeout_s
@@ -272,11 +272,11 @@ class FarLink:
     async def pull(
         self, ticket: bytes, block_table: Sequence[int], from_token: int, timeout_s: float
     ) -> Pulled:
-        """As Puller.pull."""
+        """Pull the ticket's tokens from `from_token` on into the parts of this host."""
         return await self._host.pull(self._number, ticket, block_table, from_token, timeout_s)
 
     async def close(self) -> None:
-        """As Link.close."""
+        """Have the host close its link."""
         await self._host.disconnect(self._number)
 
 

@@ -20,11 +20,14 @@ class PartElsewhere:
 
     @property
     def generations(self) -> NDArray[np.uint64]:
-        """As KvPool.generations: they are those of the other parts."""
+        """Those of the other parts: uint64[num_blocks]."""
         raise AssertionError("whoever asks for generations asks a part that is here")
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """As KvPool.bump. Its host is told of it (`ShardedPool.follow_bumps`)."""
+        """Make all tickets for these blocks stale; call it *before* they are reused.
+
+        Its host is told of it (`ShardedPool.follow_bumps`).
+        """
 
     def close(self) -> None:
-        """As KvPool.close. Nothing to do."""
+        """Nothing to do."""

@@ -108,7 +108,7 @@ class Link:
         await self._take(self._candidates, timeout_s)
 
     async def read(self, read: Read) -> None:
-        """As Channel.read, but retried over another connection or transport if one breaks.
+        """Copy the spans and validate; over another connection or transport if one breaks.
 
         A broken read may have written to the destination; the retry overwrites it. If all
         transports break, the first error is raised, since the others may be consequences of it.

@@ -69,20 +69,20 @@ class ShardedLink:
 
     @property
     def reason(self) -> str:
-        """As Link.reason, of the first strand."""
+        """Why the first strand uses no better transport; without one, why none."""
         return self.strands[0].link.reason
 
     @property
     def simulated(self) -> SimulatedLink | None:
-        """As Link.simulated; each strand has such a network of its own."""
+        """The simulated network of each strand, if any."""
         return self.strands[0].link.simulated
 
     def pulling(self, timeout_s: float) -> Pulling:
-        """As Link.pulling."""
+        """The context of one pull: limits its time, and ends it when the link is closed."""
         return Pulling(self._pulls, timeout_s)
 
     async def close(self) -> None:
-        """As Link.close."""
+        """Close all strands."""
         await self._pulls.close()
         async with AsyncExitStack() as closing:  # closes all, even if one fails
             for far in self.far:

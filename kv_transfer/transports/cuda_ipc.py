@@ -47,7 +47,7 @@ class CudaIpcServer:
         self._share: PoolShare | None = None
 
     async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
-        """As TransportServer.start; both hosts are ignored."""
+        """Start serving, and return the offer; both hosts are ignored."""
         pool = self._pool
         try:
             handle = pool.driver.export(pool.region.address)
@@ -194,7 +194,10 @@ class CudaIpcChannel:
         self._threads = threads
 
     async def read(self, read: Read) -> None:
-        """As Channel.read. When cancelled, it waits for the copies that the GPU has started."""
+        """Copy the spans to the destination, then validate the generations.
+
+        When cancelled, it waits for the copies that the GPU has started.
+        """
         mapping = self._mapping
         if mapping is None:
             raise PeerLost("the channel is closed")

@@ -28,7 +28,7 @@ class ShmServer:
         self._share = PoolShare(source, PoolDescription(pool.num_blocks, pool.block_bytes), pool.fd)
 
     async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
-        """As TransportServer.start; both hosts are ignored."""
+        """Start serving, and return the offer; both hosts are ignored."""
         return TransportOffer(name="shm", endpoint=await self._share.start())
 
     async def close(self) -> None:
@@ -69,7 +69,10 @@ class ShmChannel:
         self._threads = threads
 
     async def read(self, read: Read) -> None:
-        """As Channel.read; the exporter takes no part, so PeerLost does not occur."""
+        """Copy the spans to the destination, then validate the generations.
+
+        The exporter takes no part, so PeerLost does not occur.
+        """
         pool = self._pool
         if pool is None:
             raise PeerLost("the channel is closed")

@@ -70,7 +70,10 @@ class TcpChannel:
         self._idle.append(await dial(self._endpoint, self._access, self._tls))
 
     async def read(self, read: Read) -> None:
-        """As Channel.read. If one part fails, so does the read, once the other has ended too."""
+        """Copy the spans to the destination, then validate the generations.
+
+        If one part fails, so does the read, once the other has ended too.
+        """
         if read.num_bytes < _STREAMED_BYTES:
             await self._read_part(read)
             return

@@ -55,7 +55,7 @@ class _TcpPayload:
         self._stall_s = stall_s
 
     async def send(self, pull: VerifiedPull) -> None:
-        """As Payload.send."""
+        """Send all bytes of the pull, in the order of its ranges."""
         cancel = CancelFlag()
         position = 0
         while position < pull.num_bytes:

@@ -85,17 +85,17 @@ class Engine(StepEnds):
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
     def submit(self, request: Request) -> None:
-        """As EngineCore.submit."""
+        """Queue a request for prefill here, and for decode unless it is a prefill leg."""
         super().submit(request)
         self.wake()
 
     def adopt(self, request: Request) -> None:
-        """As EngineCore.adopt."""
+        """Start decoding a request whose block table already holds its prompt's KV."""
         super().adopt(request)
         self.wake()
 
     def cancel(self, request_id: str) -> bool:
-        """As EngineCore.cancel."""
+        """Stop a request and free its blocks, now or when the step that uses them has ended."""
         was_here = super().cancel(request_id)
         self.wake()
         return was_here

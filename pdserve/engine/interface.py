@@ -54,7 +54,7 @@ class Launcher(Protocol):
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> LaunchedStep:
-        """As Runner.prepare, in two halves."""
+        """Prepare a step that is launched first and awaited later."""
         ...
 
 

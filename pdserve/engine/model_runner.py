@@ -78,12 +78,12 @@ class ModelRunner:
 
     @property
     def launcher(self) -> ModelRunner | None:
-        """As Runner.launcher."""
+        """Itself, if a device computes the steps and can be ahead of the host; else None."""
         return self if self.most_ahead else None
 
     @property
     def most_ahead(self) -> int:
-        """As Decoder.most_ahead."""
+        """Rows of the largest step of decodes that can run ahead of the host; 0: none can."""
         return self._model.most_ahead
 
     def prepare(
@@ -240,7 +240,7 @@ class ModelStep:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        """As LaunchedStep.launch."""
+        """Have the device compute it behind the steps before, and wait for nothing."""
         self._launched_s = time.perf_counter()
         try:
             self._launch()
@@ -264,7 +264,7 @@ class ModelStep:
 
     @torch.inference_mode()
     def result(self) -> list[SampledToken | None]:
-        """As LaunchedStep.result."""
+        """Wait until the device is done with it."""
         rows, requests = self._rows, self._batch.sampled_requests
         if self._sampling is None:
             self._runner.wait()  # sampling would have
@@ -279,12 +279,12 @@ class ModelStep:
 
     @property
     def can_be_followed(self) -> bool:
-        """As LaunchedStep.can_be_followed: the device has its tokens, or will have them."""
+        """Whether the device has its tokens, or will have them, for a next step."""
         sampled = None if self._sampling is None else self._sampling.sampled
         return sampled is not None and len(self._rows) <= self._runner.most_ahead
 
     def prepare_next(self, rows: Sequence[Scheduled]) -> ModelStep:
-        """As LaunchedStep.prepare_next."""
+        """Prepare the step after this one, which is launched, and has decodes only, as that one."""
         assert self._sampling is not None, "it was launched, and has decodes only"
         runner, sampled = self._runner, self._sampling.sampled
         if sampled is None or len(rows) > runner.most_ahead:

@@ -33,7 +33,7 @@ class StepTimes(NamedTuple):
     planned_s: float
     started_s: float  # on a device not before the end of the step before
     ended_s: float
-    model_s: float  # as StepReport.model_s
+    model_s: float  # time spent in the model itself
 
 
 class StepEnds(EngineCore):

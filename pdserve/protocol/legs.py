@@ -96,7 +96,7 @@ class DecodeLeg(Message, frozen=True):
     sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
     output_token_ids: list[int] = []  # emitted on other nodes; a `source` may know more of them
     is_claimable: bool = False  # if its coordinator is lost, it goes on for a while (`Claim`)
-    traceparent: str = ""  # as PrefillLeg.traceparent
+    traceparent: str = ""  # W3C trace context of its call; empty: not recorded
     flows: bool = False  # it moves on before it is late: prompts beside it need not spare it
     output_logprobs: PromptLogprobs | None = None  # of these, if it asks for them and is claimable
     takes_over: str = ""  # see above; empty: nothing
@@ -108,7 +108,7 @@ class DecodeLeg(Message, frozen=True):
 
     @property
     def request_ids(self) -> list[str]:
-        """As PrefillLeg.request_ids."""
+        """The ids of all answers to the prompt."""
         return [self.request_id]
 
 

@@ -79,7 +79,7 @@ class KeyedCall:
 
 
 def draw(call: KeyedCall | None, *what: str | int) -> int:
-    """As `KeyedCall.draw`; at random for a call without a key."""
+    """Return 128 bits for a purpose: always the same under a key, else at random."""
     return secrets.randbits(8 * _DRAWN_BYTES) if call is None else call.draw(*what)
 
 

@@ -82,7 +82,7 @@ class Connection(web.RequestHandler):
         super().resume_writing()
 
     def turn_away(self) -> None:
-        """See `Guest`."""
+        """Close the connection at once, for want of a place."""
         if self.transport is not None:
             self.transport.abort()
 

@@ -136,7 +136,7 @@ class _Handshake(asyncio.Protocol):
             data = data[number:]
 
     def turn_away(self) -> None:
-        """See `Guest`."""
+        """Close the connection at once, for want of a place."""
         if self._transport is not None:
             self._transport.abort()
         self._https.end(self)

@@ -137,9 +137,9 @@ class _InPieces(Payload):
         self._outbox = outbox
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """See Payload."""
+        """Return the whole text."""
         return self._body.decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """See Payload."""
+        """Send it in pieces, as the client reads."""
         await self._outbox.send(writer.write, self._body)

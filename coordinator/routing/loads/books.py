@@ -134,7 +134,7 @@ class Books:
             self._end_prefill(booking, now_s)
 
     def has_to_wait(self, booking: Booking) -> bool:
-        """See Booking.has_to_wait."""
+        """Whether it was handed off to a decode node that is predicted to have no place for it."""
         decode, plan, slo = booking.placement.decode, booking.plan, booking.request.slo
         if booking.placement.prefill is None or decode is None or plan is None:
             return False

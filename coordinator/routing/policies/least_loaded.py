@@ -9,6 +9,6 @@ class LeastLoaded:
     """Picks the node with the fewest pending prompt tokens, or decoding requests, at present."""
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         slots = candidates.slots
         return int(slots[candidates.load.take(slots).argmin()])

@@ -17,7 +17,7 @@ class PowerOfTwo:
         self._random = Random(seed)
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         slots, load = candidates.slots, candidates.load
         first, second = (int(slots[self._random.randrange(len(slots))]) for _ in range(2))
         return first if load[first] <= load[second] else second

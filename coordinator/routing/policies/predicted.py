@@ -22,6 +22,6 @@ class Predicted:
         self._turns = count()
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         best = cheapest(candidates.cost_s, candidates.load, candidates.slots, EQUAL)
         return best[next(self._turns) % len(best)] if len(best) > 1 else best[0]

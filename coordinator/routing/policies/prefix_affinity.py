@@ -38,7 +38,7 @@ class PrefixAffinity:
         self._rings: dict[Job, _Ring] = {}
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         ring, load = self._ring(candidates), candidates.load.take(candidates.slots)
         bound = LOAD_BOUND * (float(load.mean()) + 1)
         at = int(ring.points.searchsorted(_key_of(candidates.request))) % len(ring.points)

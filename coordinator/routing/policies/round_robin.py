@@ -12,7 +12,7 @@ class RoundRobin:
         self._last: dict[Job, int] = {}
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         slots = candidates.slots
         following = slots.searchsorted(self._last.get(candidates.job, -1), side="right")
         slot = int(slots[following % len(slots)])

@@ -14,5 +14,5 @@ class Uniform:
         self._random = Random(seed)
 
     def pick(self, candidates: Candidates) -> int:
-        """See Policy.pick."""
+        """Return the slot of one of the candidates."""
         return int(candidates.slots[self._random.randrange(len(candidates.slots))])

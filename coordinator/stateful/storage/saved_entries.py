@@ -13,7 +13,7 @@ from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversa
 
 
 class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
-    """See StoredResponse."""
+    """A stored response, as the file has it."""
 
     body: bytes
     items: tuple[msgspec.Raw, ...]
@@ -25,7 +25,7 @@ class SavedResponse(msgspec.Struct, kw_only=True, tag="response"):
 
 
 class SavedConversation(msgspec.Struct, kw_only=True, tag="conversation"):
-    """See StoredConversation."""
+    """A stored conversation, as the file has it."""
 
     created_at: int
     metadata: dict[str, str]

@@ -44,19 +44,19 @@ class AnswerParts:
 
     @property
     def is_in_call(self) -> bool:
-        """See PartsParser.is_in_call."""
+        """Whether the text ends inside the arguments of a call."""
         if self._tools is None or self._num_found > self.num_calls:
             return False
         return self._tools.is_in_call
 
     def push(self, text: str) -> Parts:
-        """See PartsParser.push."""
+        """Take the next piece of text; return the parts that are certain now."""
         if self._reasoning is None:
             return self._through_tools(Parts(content=text))
         return self._through_tools(self._reasoning.push(text))
 
     def finish(self) -> Parts:
-        """See PartsParser.finish."""
+        """End the text; return what was held back as its most likely kind of part."""
         late = self._late_call()
         last = Parts() if self._reasoning is None else self._reasoning.finish()
         if late is not None:

@@ -63,11 +63,11 @@ class JsonCall:
 
     @property
     def unread(self) -> str:
-        """See CallReader.unread."""
+        """Its last characters, which are not certain to belong to it."""
         return ""
 
     def push(self, char: str) -> bool:
-        """See CallReader.push."""
+        """Take one character; False: the call ended before it."""
         match self._place:
             case _Place.BRACE:
                 self._place = _Place.KEY
@@ -87,14 +87,14 @@ class JsonCall:
         return True
 
     def take(self) -> str:
-        """See CallReader.take."""
+        """Return further JSON text of the arguments, once `name` is known."""
         if self.name is None:
             return ""
         taken, self._arguments = self._arguments, []
         return "".join(taken)
 
     def finish(self) -> str:
-        """See CallReader.finish."""
+        """End the text; return what was held back of the arguments."""
         if self.name is None or self.has_arguments:
             return ""
         return self.take() + self._value.cut()

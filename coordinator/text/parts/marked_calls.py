@@ -38,11 +38,11 @@ class MarkedCalls:
 
     @property
     def is_in_call(self) -> bool:
-        """See PartsParser.is_in_call."""
+        """Whether the text ends inside the arguments of a call."""
         return self._is_named and self._call is not None and not self._call.has_arguments
 
     def push(self, text: str) -> Parts:
-        """See PartsParser.push."""
+        """Take the next piece of text; return the parts that are certain now."""
         self._rest += text
         parts = Parts()
         while self._rest and self._step(parts):
@@ -50,7 +50,7 @@ class MarkedCalls:
         return parts
 
     def finish(self) -> Parts:
-        """See PartsParser.finish."""
+        """End the text; return what was held back as its most likely kind of part."""
         parts, left = Parts(), self._raw + self._rest
         if self._call is not None and self._is_named:
             self._add(self._call, self._call.finish(), parts)

@@ -43,11 +43,11 @@ class PythonicCalls:
 
     @property
     def is_in_call(self) -> bool:
-        """See PartsParser.is_in_call."""
+        """Whether the text ends inside the arguments of a call."""
         return self._place is _Place.CALL
 
     def push(self, text: str) -> Parts:
-        """See PartsParser.push."""
+        """Take the next piece of text; return the parts that are certain now."""
         parts = Parts()
         for at, char in enumerate(text):
             if self._place is _Place.TEXT:
@@ -57,7 +57,7 @@ class PythonicCalls:
         return parts
 
     def finish(self) -> Parts:
-        """See PartsParser.finish."""
+        """End the text; return what was held back as its most likely kind of part."""
         raw = self._raw
         if self._num_calls and self._place in (_Place.LIST, _Place.BEHIND):
             raw = raw.strip(SPACE + ",")  # a list that was not ended

@@ -54,7 +54,7 @@ class Reasoning:
         return 0 if self._is_inside else len(self._rest)
 
     def push(self, text: str) -> Parts:
-        """See PartsParser.push."""
+        """Take the next piece of text; return the parts that are certain now."""
         self._rest += text
         parts = Parts()
         while not self._is_over and self._step(parts):
@@ -65,7 +65,7 @@ class Reasoning:
         return parts
 
     def finish(self) -> Parts:
-        """See PartsParser.finish."""
+        """End the text; return what was held back as its most likely kind of part."""
         rest, self._rest = self._rest, ""
         if not self._is_inside:
             return Parts(content=rest)

@@ -61,11 +61,11 @@ class TaggedCall:
 
     @property
     def unread(self) -> str:
-        """See CallReader.unread."""
+        """Its last characters, which are not certain to belong to it."""
         return self._text if self._place in (_Place.TAG, _Place.OVER) else ""
 
     def push(self, char: str) -> bool:
-        """See CallReader.push."""
+        """Take one character; False: the call ended before it."""
         if self._place is _Place.OVER:
             return False
         if self._place is _Place.TAG and not self._text and char in SPACE:
@@ -85,12 +85,12 @@ class TaggedCall:
         return True
 
     def take(self) -> str:
-        """See CallReader.take."""
+        """Return further JSON text of the arguments, once `name` is known."""
         taken, self._arguments = self._arguments, ""
         return taken
 
     def finish(self) -> str:
-        """See CallReader.finish."""
+        """End the text; return what was held back of the arguments."""
         if self._place is _Place.VALUE and self.name is not None:
             self._tell_string(len(self._text))
         return self.take()

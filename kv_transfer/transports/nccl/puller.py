@@ -106,7 +106,7 @@ class NcclChannel:
         self._idle = await self._pair()
 
     async def read(self, read: Read) -> None:
-        """As Channel.read."""
+        """Copy the spans to the destination, then validate the generations."""
         async with self._turn:
             if self._is_closed:
                 raise PeerLost("the channel is closed")

@@ -95,11 +95,11 @@ class _NcclPayload:
         self._stall_s = stall_s
 
     async def send(self, pull: VerifiedPull) -> None:
-        """As Payload.send."""
+        """Send all bytes of the pull, in the order of its ranges."""
         with watching_end(self._sock) as gone:
             await self._peer.send(self._pool, pull.ranges, gone, self._stall_s)
         self._statistics.bytes_sent += pull.num_bytes
 
     async def close(self) -> None:
-        """As Payload.close."""
+        """The connection has ended, and its socket is closed."""
         self._endings.begin(self._peer)

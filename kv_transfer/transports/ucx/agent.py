@@ -184,7 +184,7 @@ class NixlAgent:
         return metadata
 
     def register(self, region: Region) -> None:
-        """As Agent.register. With RDMA, all pages are allocated and pinned now."""
+        """Register memory. With RDMA, all pages are allocated and pinned now."""
         self.has_late_writes |= region.segment == "VRAM"
         piece = (region.address, region.num_bytes, region.device, "")
         try:
@@ -196,7 +196,7 @@ class NixlAgent:
             ) from error
 
     def add_peer(self, metadata: bytes) -> str:
-        """As Agent.add_peer."""
+        """Add a peer; returns its name."""
         try:
             name = self._agent.add_remote_agent(metadata)
         except self._errors as error:
@@ -204,7 +204,7 @@ class NixlAgent:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def remove_peer(self, name: str) -> None:
-        """As Agent.remove_peer."""
+        """Disconnect from a peer."""
         try:
             self._agent.remove_remote_agent(name)
         except self._errors as error:
@@ -213,7 +213,7 @@ class NixlAgent:
     def post_read(
         self, peer: str, local: Descriptors, segment: Segment, remote: Descriptors, source: Segment
     ) -> Any:
-        """As Agent.post_read. Over CMA the copy happens here, without the interpreter lock."""
+        """Start copying remote pieces to local ones; over CMA, copy here. Returns a handle."""
         agent = self._agent
         try:
             handle = agent.initialize_xfer(
@@ -234,7 +234,7 @@ class NixlAgent:
         return handle
 
     def is_done(self, posted: Any) -> bool:
-        """As Agent.is_done."""
+        """Whether a posted read has ended; if so, it is released."""
         try:
             state = self._agent.check_xfer_state(posted)
         except self._errors as error:
@@ -255,7 +255,7 @@ class NixlAgent:
             log.warning("UCX cannot be polled: %r", error)
 
     def destroy(self) -> None:
-        """As Agent.destroy: the UCX worker is destroyed with its last reference."""
+        """Destroy the agent: the UCX worker is destroyed with its last reference."""
         self._agent = None
 
     def _release(self, handle: Any) -> None:

@@ -68,7 +68,10 @@ class UcxTransport:
         return None
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> UcxChannel:
-        """As Transport.connect. Also raises TransportUnavailable: this process cannot use UCX."""
+        """Open a channel, and check that it works.
+
+        Also raises TransportUnavailable: this process cannot use UCX.
+        """
         theirs = UcxOffer.read(offer.metadata)
         with ExitStack() as undo:
             sock = await dial(offer.endpoint, welcome.access, self._tls)
@@ -110,7 +113,10 @@ class UcxChannel:
         self._control: socket.socket | None = control
 
     async def read(self, read: Read) -> None:
-        """As Channel.read. When cancelled, it waits for the few megabytes that are in flight."""
+        """Copy the spans to the destination, then validate the generations.
+
+        When cancelled, it waits for the few megabytes that are in flight.
+        """
         if self._control is None:
             raise PeerLost("the channel is closed")
         if has_ended(self._control):

@@ -74,7 +74,7 @@ class UcxThread:
     # ---- commands, and the rest: on the thread -------------------------------------------------
 
     def connect(self, name: str, metadata: bytes) -> Peer:
-        """As UcxDriver.connect."""
+        """Add a peer; called once for each channel."""
         agent = self._agent
         if agent is None:
             agent = self._make_agent()
@@ -91,7 +91,7 @@ class UcxThread:
         return Peer(name, self._epoch)
 
     def disconnect(self, peer: Peer) -> None:
-        """As UcxDriver.disconnect."""
+        """Remove a channel; with the last one the peer is removed."""
         if peer.epoch != self._epoch:
             return  # it was forgotten together with an earlier agent
         self._peers[peer.name] -= 1

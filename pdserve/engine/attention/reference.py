@@ -19,7 +19,7 @@ class ReferenceAttention:
     def write_kv(
         self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
     ) -> None:
-        """See WritingAttention.write_kv."""
+        """Store this step's keys and values of one layer at `batch.slot_mapping`."""
         block_size = kv_pool.shape[4]
         block_ids = torch.div(batch.slot_mapping, block_size, rounding_mode="floor")
         offsets = batch.slot_mapping % block_size
@@ -29,7 +29,7 @@ class ReferenceAttention:
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.attend."""
+        """Compute causal attention of every query row over its request's blocks."""
         if out is None:
             out = torch.empty_like(query, memory_format=torch.contiguous_format)
         starts: list[int] = batch.query_start.tolist()

@@ -90,7 +90,7 @@ class CudaDecoder:
 
     @property
     def most_ahead(self) -> int:
-        """See Decoder.most_ahead: what replays a whole graph; attention may wait, if launched."""
+        """Rows of the largest whole graph: attention that is launched may wait."""
         if self._recorder is None:
             return 0
         return self._buckets[-1] if self._graphs is None else self._graphs.largest
@@ -110,7 +110,7 @@ class CudaDecoder:
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
-        """See Decoder.logits. The batch is on the host.
+        """Compute one step, and write its keys and values into the pool. The batch is on the host.
 
         The first call captures the graphs, which takes seconds, so it should be a warm-up.
         """

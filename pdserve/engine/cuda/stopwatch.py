@@ -24,7 +24,7 @@ class CudaStopwatch:
         self._device = device
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """See Stopwatch.seconds."""
+        """Return how long the work takes on the stream, once it has been done before."""
         work()
         stream = torch.cuda.current_stream(self._device)
         begin = stream.record_event(self._event())

@@ -77,15 +77,15 @@ class BlockPool:
         self.cache_version = 0  # incremented whenever the prefix cache changes
 
     def blocks_for(self, num_tokens: int) -> int:
-        """See `need.blocks_for`."""
+        """Blocks that hold so many tokens."""
         return need.blocks_for(num_tokens, self.block_size)
 
     def full_blocks(self, num_tokens: int) -> int:
-        """See `need.full_blocks`."""
+        """Blocks that so many tokens fill."""
         return need.full_blocks(num_tokens, self.block_size)
 
     def tokens_in(self, num_blocks: int) -> int:
-        """See `need.tokens_in`."""
+        """Tokens for which so many blocks have room."""
         return need.tokens_in(num_blocks, self.block_size)
 
     def on_release(self, listener: Callable[[], None]) -> None:

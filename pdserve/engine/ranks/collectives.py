@@ -71,23 +71,23 @@ class Alone:
     shard = WHOLE
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """As Collectives.all_reduce."""
+        """Make a contiguous tensor the sum over the ranks of the stage, in place; returns it."""
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """As Collectives.gather."""
+        """Return the contiguous tensors of the ranks of the stage, of one shape, in order."""
         return [tensor]
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """As Collectives.broadcast."""
+        """Make a contiguous tensor that of the stage's rank 0, in place; returns it."""
         return tensor
 
     def largest(self, number: int) -> int:
-        """As Collectives.largest."""
+        """Return the largest of all ranks' numbers, and wait for it."""
         return number
 
     def agree(self, what: str, choose: Callable[[], str]) -> str:
-        """As Collectives.agree."""
+        """Return what `choose` returns on rank 0 of the first stage, which alone calls it."""
         return choose()
 
     def send(self, tensor: Tensor) -> None:

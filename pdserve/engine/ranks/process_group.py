@@ -58,14 +58,17 @@ class GroupCollectives:
         self._device = device
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """As Collectives.all_reduce. On a GPU the current stream waits, not the caller."""
+        """Make a contiguous tensor the sum over the ranks of the stage, in place; returns it.
+
+        On a GPU the current stream waits, not the caller.
+        """
         if self._groups.stage is not None:
             with _together():
                 self._groups.stage.allreduce(tensor).wait()
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """As Collectives.gather."""
+        """Return the contiguous tensors of the ranks of the stage, of one shape, in order."""
         if self._groups.stage is None:
             return [tensor]
         is_root = self.shard.rank == 0
@@ -75,7 +78,10 @@ class GroupCollectives:
         return parts
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """As Collectives.broadcast. On a GPU the current stream waits, not the caller."""
+        """Make a contiguous tensor that of the stage's rank 0, in place; returns it.
+
+        On a GPU the current stream waits, not the caller.
+        """
         if self._groups.stage is not None:
             with _together():
                 self._groups.stage.broadcast([tensor], BroadcastOptions()).wait()
@@ -88,7 +94,7 @@ class GroupCollectives:
                 group.abort()
 
     def largest(self, number: int) -> int:
-        """As Collectives.largest."""
+        """Return the largest of all ranks' numbers, and wait for it."""
         numbers = torch.tensor([number], dtype=torch.int64, device=self._device)
         with _together():
             for group in self._groups.present:  # of the stage, and then of the stages' largest
@@ -96,7 +102,7 @@ class GroupCollectives:
         return int(numbers.item())
 
     def agree(self, what: str, choose: Callable[[], str]) -> str:
-        """As Collectives.agree."""
+        """Return what `choose` returns on rank 0 of the first stage, which alone calls it."""
         key = f"agreed {what}"
         if self.shard.rank == self.shard.stage == 0:
             chosen = choose()
@@ -108,14 +114,20 @@ class GroupCollectives:
             return self._store.get(key).decode()
 
     def send(self, tensor: Tensor) -> None:
-        """As Collectives.send. On a GPU the current stream waits, not the caller."""
+        """Send a contiguous tensor to the same rank of the next stage; that of the last: the first.
+
+        On a GPU the current stream waits, not the caller.
+        """
         assert self._groups.ring is not None, "one stage has nobody to send to"
         to_stage = (self.shard.stage + 1) % self.shard.num_stages
         with _together():
             self._groups.ring.send([tensor], to_stage, 0).wait()
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """As Collectives.receive. On a GPU the current stream waits, not the caller."""
+        """Fill a contiguous tensor with what the same rank of the stage before sends; returns it.
+
+        On a GPU the current stream waits, not the caller.
+        """
         assert self._groups.ring is not None, "one stage has nobody to receive from"
         from_stage = (self.shard.stage - 1) % self.shard.num_stages
         with _together():

@@ -58,11 +58,11 @@ class PythonRank:
         self.pid, self.stdout = self._process.pid, read
 
     def kill(self) -> None:
-        """As RankProcess.kill."""
+        """Kill the process, unless it has ended."""
         self._process.kill()
 
     def wait(self) -> int:
-        """As RankProcess.wait."""
+        """Its exit code, or the negative signal that ended it."""
         return self._process.wait()
 
 

@@ -53,13 +53,13 @@ class PlainSampler:
     """Sampler that begins only once the logits are there, by `sample`."""
 
     def begin(self, draws: Draws) -> PlainSampling:
-        """See Sampler.begin."""
+        """Prepare the sampling of a step whose logits are not computed yet."""
         return PlainSampling(draws)
 
 
 @dataclass(slots=True)
 class PlainSampling:
-    """See StepSampling."""
+    """The sampling of one step, done when its tokens are asked for."""
 
     draws: Draws
     cargo: None = None
@@ -67,11 +67,11 @@ class PlainSampling:
     logits: Tensor | None = None
 
     def launch(self, logits: Tensor) -> None:
-        """See StepSampling.launch. Nothing is chosen yet."""
+        """Keep the logits; nothing is chosen yet."""
         self.logits = logits
 
     def tokens(self) -> list[SampledToken]:
-        """See StepSampling.tokens."""
+        """Wait for the tokens: one per draw, in order."""
         draws, logits = self.draws, self.logits
         assert logits is not None, "it was launched"
         if draws.rows is not None:

@@ -42,7 +42,10 @@ class DecodeAttention(Protocol):
         """That of its backend."""
 
     def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
-        """See AttentionBackend.attend; every request has one row, and perhaps no context yet."""
+        """Compute causal attention of every query row over its request's blocks.
+
+        Every request has one row, and perhaps no context yet.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,16 @@ class FlashAttention:
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.attend. The library has no place for the result: it is copied."""
+        """Compute causal attention of every query row over its request's blocks.
+
+        The library has no place for the result: it is copied.
+        """
         # An upper bound known without waiting for the GPU; programs past a request's rows exit.
         attended = self._attend(query, kv, batch, len(query))
         return attended if out is None else out.copy_(attended)
 
     def attend_decode(self, query: Tensor, kv: LayerKv, batch: AttentionBatch) -> Tensor:
-        """See DecodeAttention.attend_decode."""
+        """Compute causal attention where every request has one row."""
         return self._attend(query, kv, batch, 1)
 
     def _attend(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, most_rows: int) -> Tensor:

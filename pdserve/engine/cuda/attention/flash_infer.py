@@ -37,7 +37,7 @@ class FlashInferAttention:
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.attend."""
+        """Compute causal attention of every query row over its request's blocks."""
         if batch is not self._batch:
             self._plans.clear()
             self._batch = batch

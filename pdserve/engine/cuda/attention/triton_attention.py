@@ -48,7 +48,10 @@ class TritonAttention:
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.attend. Lengths and block ids are not checked."""
+        """Compute causal attention of every query row over its request's blocks.
+
+        Lengths and block ids are not checked.
+        """
         call = _Call(query, kv, batch, _empty_like(query) if out is None else out)
         if batch is not self._batch:
             self._batch, self._content = batch, _content_of(batch)

@@ -15,7 +15,7 @@ class CudaRecording:
         self.num_bytes = num_bytes
 
     def replay(self) -> None:
-        """See Recording.replay."""
+        """Launch the work again, on the current stream."""
         self._graph.replay()
 
 
@@ -31,11 +31,11 @@ class CudaRecorder:
             self._stream = torch.cuda.Stream(device, highest)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], object]) -> CudaRecording:
-        """See Recorder.record."""
+        """Run the work at least once, and capture it."""
         return self.record_each([work])[0]
 
     def record_each(self, works: Sequence[Callable[[], object]]) -> list[CudaRecording]:
-        """See Recorder.record_each."""
+        """Run and capture several in order; each needs what those before made."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             # Run once uncaptured: Triton compiles and cuBLAS allocates, which capturing forbids.

@@ -51,11 +51,14 @@ class CudaCopies:
         self._device = device
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """See HostCopies.pinned."""
+        """Allocate host memory for asynchronous copies: uint8[num_bytes]."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, source: Tensor, destination: Tensor | None) -> tuple[Tensor, Mark]:
-        """See HostCopies.start. The caching allocator makes no call to CUDA in steady state."""
+        """Start copying pinned memory; return the destination, and a mark behind the copy.
+
+        The caching allocator makes no call to CUDA in steady state.
+        """
         if destination is None:
             destination = source.to(self._device, non_blocking=True)
         else:
@@ -63,7 +66,7 @@ class CudaCopies:
         return destination, self._mark()
 
     def fetch(self, source: Tensor, destination: Tensor) -> Mark:
-        """See HostCopies.fetch."""
+        """Start copying from the GPU to pinned bytes, and return a mark behind the copy."""
         destination.copy_(source, non_blocking=True)
         return self._mark()
 

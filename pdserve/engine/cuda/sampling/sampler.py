@@ -47,7 +47,7 @@ class CudaSampler:
         self._most_draws = most_draws
 
     def begin(self, draws: Draws) -> StepSampling:
-        """See Sampler.begin."""
+        """Prepare the sampling of a step whose logits are not computed yet."""
         if len(draws.requests) <= self._most_draws:
             return CudaSampling(draws, self._vocab_size, self._staging)
         parts = split_draws(draws, self._most_draws)
@@ -80,7 +80,7 @@ class CudaSampling:
         self.cargo = Cargo(self._inputs.tensors())
 
     def launch(self, logits: Tensor) -> None:
-        """See StepSampling.launch."""
+        """Keep the logits; nothing is chosen yet."""
         there = self.cargo.arrived
         if there is None:  # the batch went up in parts, without cargo
             there = self._staging.send(self.cargo.tensors)
@@ -92,7 +92,7 @@ class CudaSampling:
         self.sampled = results.token_ids
 
     def tokens(self) -> list[SampledToken]:
-        """See StepSampling.tokens."""
+        """Wait for the tokens: one per draw, in order."""
         assert self._fetch is not None, "it was launched"
         results = Results(*self._packing.views(self._fetch.wait()))
         token_ids: list[int] = results.token_ids.numpy().tolist()
@@ -144,12 +144,12 @@ class Rounds:
         self.cargo = self._first.cargo
 
     def launch(self, logits: Tensor) -> None:
-        """See StepSampling.launch. The other rounds are launched one by one, as there is room."""
+        """Keep the logits; nothing is chosen yet."""
         self._logits = logits
         self._first.launch(logits)
 
     def tokens(self) -> list[SampledToken]:
-        """See StepSampling.tokens."""
+        """Wait for the tokens: one per draw, in order."""
         assert self._logits is not None, "it was launched"
         tokens = self._first.tokens()
         for each in self._others:
