@@ -30,7 +30,7 @@ class Body:
         self._end: Callable[[], None] | None = None  # stops the sender; None: all has arrived
         self.payer = payer
         self.num_bytes = 0
-        self.is_waiting = self.was_ended = False
+        self.is_waiting = self.was_ended = self.is_over = False
         self.progress_s = budget.clock.now()
         self._num_since = 0  # bytes since then
         self._measure: Callable[[], int] | None = None
@@ -46,7 +46,7 @@ class Body:
 
     def try_take(self, num_bytes: int) -> bool:
         """Count bytes that have arrived if there is space for them now."""
-        if self.was_ended or not self._budget.has_space(self, num_bytes):
+        if self.is_over or not self._budget.has_space(self, num_bytes):
             return False
         self.add(num_bytes)
         return True
@@ -66,7 +66,7 @@ class Body:
 
     def recount(self) -> None:
         """Count what it holds by now, if that is measured; may be more than there is space for."""
-        if self._measure is not None and not self.was_ended:
+        if self._measure is not None:
             self.add(self._measure() - self.num_bytes)
 
     def may_end(self, end: Callable[[], None]) -> None:
@@ -85,7 +85,8 @@ class Body:
         self.release()
 
     def release(self) -> None:
-        """Give everything back. May be called again."""
+        """Give everything back, and get nothing any more. May be called again."""
+        self.is_over = True
         self._end = self._measure = None
         self.add(-self.num_bytes)
 
@@ -170,7 +171,7 @@ class BodyBudget:
 
     def _pass_on(self) -> None:
         for space, (body, num_bytes) in list(self._waiting.items()):
-            if not space.done() and self._fits(body, num_bytes):
+            if not (space.done() or body.is_over) and self._fits(body, num_bytes):
                 del self._waiting[space]
                 body.add(num_bytes)
                 space.set_result(None)

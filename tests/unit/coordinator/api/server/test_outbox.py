@@ -124,6 +124,20 @@ async def test_the_slow_give_way_for_lack_of_space() -> None:
     await crowd.end()
 
 
+async def test_a_lost_connection_that_waits_for_space_holds_nothing() -> None:
+    """What is given back goes neither to itself nor to another that is lost as well."""
+    crowd = Crowd()
+    first, second = (Client(crowd.budget, "eve") for _ in range(2))
+    await first.outbox.reserve(TOTAL // 4)
+    await second.outbox.reserve(TOTAL // 8)
+    for client in (first, second):
+        crowd.sending.append(asyncio.ensure_future(client.outbox.reserve(TOTAL // 2)))
+    await crowd.settle()
+    for client in (second, first):
+        client.outbox.close()
+    await crowd.end()
+
+
 async def test_a_body_waits_for_space_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.api.read.body_budget.WAIT_S", 0.01)
     crowd = Crowd()
