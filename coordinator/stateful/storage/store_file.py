@@ -95,7 +95,7 @@ class StoreFile(Backing):
 
     def load(self) -> Iterator[Stored]:
         """Raises msgspec.MsgspecError for entries that are not pdserve's."""
-        if not self._is_prepared:
+        if not self._is_prepared and self._version() == 0:
             return iter(())  # it is empty
         entries = self._database.execute("SELECT owner, id, entry FROM entries ORDER BY seq")
         return (self._loaded(decoded(*entry)) for entry in entries)
@@ -125,7 +125,7 @@ class StoreFile(Backing):
             self._database.close()
 
     def _has_prepared(self) -> bool:
-        """Prepare the file; False: it is empty, and there is no room now. Raises sqlite3.Error.
+        """Prepare the file; False: there is no room for that now. Raises sqlite3.Error.
 
         A coordinator that ends while its disk is full is not kept from starting by that. What is to
         be stored is refused until there is room.
@@ -135,11 +135,15 @@ class StoreFile(Backing):
         except sqlite3.Error as error:
             self._database.rollback()
             if not has_no_room(error):
+                self._database.close()
                 raise
             log.error("stored responses cannot be written: %s: %s", self._path, error)
-            (version,) = self._database.execute("PRAGMA user_version").fetchone()
-            return bool(version == VERSION)
+            return self._version() == VERSION
         return True
+
+    def _version(self) -> int:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        return int(version)
 
     def _prepare(self) -> None:
         database = self._database
@@ -147,25 +151,26 @@ class StoreFile(Backing):
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA secure_delete = ON")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
+        version = self._version()
         if version > VERSION:
             raise ConfigError(
                 f"{self._path} was written by a newer pdserve (schema {version}, this one knows "
                 f"{VERSION}): use that one, or name another file with `answers.store`"
             )
         with database:
+            database.execute("BEGIN IMMEDIATE")  # tables alone would begin no transaction
             if version == 0:
                 database.execute(_CREATE)
             if version < VERSION:
                 database.execute(_CREATE_ITEMS)
                 database.execute(_INDEX_ITEMS)
-            database.execute(f"PRAGMA user_version = {VERSION}")  # also takes the lock
+            database.execute(f"PRAGMA user_version = {VERSION}")
 
     def _loaded(self, stored: Stored) -> Stored:
         if isinstance(stored, StoredConversation):
             key = (stored.owner, stored.id)
-            rows = [(packed_before(item), seq) for seq, item in self._database.execute(_ITEMS, key)]
-            self._rows[key] = rows
+            found = self._database.execute(_ITEMS, key) if self._is_prepared else ()
+            self._rows[key] = rows = [(packed_before(item), seq) for seq, item in found]
             stored.items += [item for item, _ in rows]  # behind those of an older entry, if it is
             stored.items_bytes = items_bytes(stored.items)
         return stored

@@ -60,13 +60,16 @@ def copied(path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-async def test_a_full_disk_keeps_no_coordinator_from_starting(path: Path, *, is_new: bool) -> None:
+@pytest.mark.parametrize("version", [0, 1, VERSION])
+async def test_a_full_disk_keeps_no_coordinator_from_starting(path: Path, version: int) -> None:
     """What is there can be read, and what is to be stored is refused until there is room."""
+    is_new = version == 0
     if not is_new:
         before = reopened(path)
         before.put(answered("resp_a"))
         await before.close()
+    if version == 1:
+        as_of_the_version_before(path)
     with full_disk():
         store = reopened(path)
         if not is_new:
@@ -255,12 +258,8 @@ async def test_a_conversation_of_the_version_before_goes_on(path: Path) -> None:
     talk = StoredConversation(id="conv_a", owner="acme", created_at=7, metadata={})
     talk.add(items_said(0, 3))
     await reopened(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE items")
-        database.execute("PRAGMA user_version = 1")
-        entry = ("acme", "conv_a", encoder_of(talk)())
-        database.execute("INSERT INTO entries (owner, id, entry) VALUES (?, ?, ?)", entry)
-    database.close()
+    entry = ("acme", "conv_a", encoder_of(talk)())
+    as_of_the_version_before(path, "INSERT INTO entries (owner, id, entry) VALUES (?, ?, ?)", entry)
     for number in (3, 4):
         store = reopened(path)
         found = store.get_conversation("conv_a", "acme")
@@ -269,6 +268,25 @@ async def test_a_conversation_of_the_version_before_goes_on(path: Path) -> None:
     store = reopened(path)
     assert store.get_conversation("conv_a", "acme").items == items_said(0, 5)
     await store.close()
+
+
+async def test_a_file_is_of_the_new_version_all_at_once(path: Path) -> None:
+    """A coordinator that ends, or has no room, in the middle leaves the version before."""
+    await reopened(path).close()
+    as_of_the_version_before(path, "CREATE INDEX items_of ON entries (id)")  # in the way of ours
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="index items_of already exists"):
+            StoreFile(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP INDEX items_of")
+    await reopened(path).close()
+
+
+def as_of_the_version_before(path: Path, and_then: str = "", *given: tuple[object, ...]) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE items")
+        database.execute("PRAGMA user_version = 1")
+        database.execute(and_then, *given)
 
 
 def items_said(first: int, end: int) -> list[PackedItem]:
