@@ -156,8 +156,8 @@ class JsonCall:
         elif key == "name" and self._named is None:
             self._named = _string(text)
             self.is_refused = self.is_refused or self._named not in self._tools
-        elif key == "id" and self.call_id is None:
-            self.call_id = _string(text)
+        elif key == "id" and self.call_id is None and self.name is None:
+            self.call_id = _string(text) or None  # one that comes later would be too late
         self._name_it()
 
     def _set_arguments(self, text: str) -> None:

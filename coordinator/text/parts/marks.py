@@ -18,7 +18,7 @@ from coordinator.text.parts.tagged_call import FUNCTION, TaggedCall
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 _HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*([\w-]+)\s*)?(?:\[ARGS\]\s*)?")
 _MAX_HEAD = 256  # characters
-_IN_HEAD = re.compile(r"[\w.\[\]-]+\s*[\w.\[\]-]*\s*[\w.\[\]-]*\s*")
+_IN_HEAD = re.compile(r"[\w.\[\]-]+(?:\s+[\w.\[\]-]+){0,3}\s*")  # what may become a head
 
 
 @dataclass(frozen=True, slots=True)

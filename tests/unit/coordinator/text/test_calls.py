@@ -267,11 +267,23 @@ def test_faulty_calls_are_taken_as_they_were_meant(name: str, text: str, calls: 
         assert (calls_of(parts), parts.content, is_in_call) == (calls, "", False)
 
 
-def test_the_id_that_a_model_writes_comes_with_the_call() -> None:
-    text = '[TOOL_CALLS]alpha[CALL_ID]abc123def[ARGS]{"g": 1}'
+@pytest.mark.parametrize(
+    ("text", "call_id"),
+    [
+        ('[TOOL_CALLS]alpha[CALL_ID]abc123def[ARGS]{"g": 1}', "abc123def"),
+        ('[TOOL_CALLS] alpha [CALL_ID] abc123def [ARGS] {"g": 1}', "abc123def"),
+        ('[TOOL_CALLS][{"id": "abc123def", "name": "alpha", "arguments": {"g": 1}}]', "abc123def"),
+        ('[TOOL_CALLS][{"arguments": {"g": 1}, "id": "abc123def", "name": "alpha"}]', "abc123def"),
+        ('[TOOL_CALLS][{"name": "alpha", "arguments": {"g": 1}, "id": "abc123def"}]', None),
+        ('[TOOL_CALLS][{"id": 5, "name": "alpha", "arguments": {"g": 1}}]', None),
+    ],
+)
+def test_an_id_that_a_model_writes_before_a_call_is_streamed_is_its_own(
+    text: str, call_id: str | None
+) -> None:
     for size in (1, 3, 1000):
         (piece,) = read("mistral", cut(text, [size]))[0].calls
-        assert piece == CallPiece(0, "alpha", '{"g": 1}', "abc123def")
+        assert piece == CallPiece(0, "alpha", '{"g": 1}', call_id)
 
 
 def test_long_strings_are_passed_on_as_they_come() -> None:
