@@ -12,34 +12,20 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import SINGLE_FILE
+from pdserve.model_files.gguf.container import ALIGNMENT, MAGIC
+from pdserve.model_files.gguf.names import place_of
+from pdserve.model_files.gguf.tokenizer import CONTROL, NORMAL, UNUSED
 
-_ALIGNMENT: Final = 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # types of values
 _TENSOR_F32, _TENSOR_BF16 = 0, 30
-_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
 _FILE_TYPE_BF16 = 32
-
-_NAMES: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 Tensor = tuple[str, NDArray[Any]]  # name in GGUF, values: bfloat16 as uint16, or float32
 
@@ -58,7 +44,7 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
     tensors = list(_tensors(checkpoint / SINGLE_FILE, config))
     partial = file.with_suffix(".partial")
     with partial.open("wb") as stream:
-        stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)))
+        stream.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(values)))
         for value in values:
             stream.write(value)
         _write_tensors(stream, tensors)
@@ -78,7 +64,7 @@ def _model_values(config: dict[str, Any]) -> list[bytes]:
         "llama.rope.dimension_count": config["head_dim"],
         "llama.vocab_size": config["vocab_size"],
         "general.file_type": _FILE_TYPE_BF16,
-        "general.alignment": _ALIGNMENT,
+        "general.alignment": ALIGNMENT,
     }
     numbers = {
         "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
@@ -97,9 +83,7 @@ def _tokenizer_values(tokenizer: dict[str, Any], config: dict[str, Any]) -> list
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     by_id = {token_id: text for text, token_id in (vocab | special).items()}
     ids = range(config["vocab_size"])
-    kinds = [
-        _UNUSED if i not in by_id else _CONTROL if by_id[i] in special else _NORMAL for i in ids
-    ]
+    kinds = [UNUSED if i not in by_id else CONTROL if by_id[i] in special else NORMAL for i in ids]
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     eos = config["eos_token_id"]
     eos_id = eos[0] if isinstance(eos, list) else eos
@@ -126,21 +110,13 @@ def _tensors(file: Path, config: dict[str, Any]) -> Iterator[Tensor]:
             raise ConfigError(f"{file}: {name} is {entry['dtype']}, but must be BF16")
         start, end = entry["data_offsets"]
         values = data[start:end].view(np.uint16).reshape(entry["shape"])
-        short = _short_name(name)
+        place = place_of(name)
         if values.ndim == 1:  # a norm
             widened = (values.astype(np.uint32) << 16).view(np.float32)
-            yield f"{short}.weight", widened
+            yield place.name, widened
         else:
-            num_heads = heads.get(short.rpartition(".")[2])
-            yield f"{short}.weight", _neighbours(values, num_heads) if num_heads else values
-
-
-def _short_name(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    if stem.startswith("model.layers."):
-        number, _, part = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{number}.{_NAMES[part]}"
-    return _NAMES[stem]
+            num_heads = heads.get(place.part)
+            yield place.name, _neighbours(values, num_heads) if num_heads else values
 
 
 def _neighbours(matrix: NDArray[np.uint16], num_heads: int) -> NDArray[np.uint16]:
@@ -163,7 +139,7 @@ def _write_tensors(stream: BinaryIO, tensors: Sequence[Tensor]) -> None:
 
 
 def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _value(name: str, kind: int, encoded: bytes) -> bytes:

@@ -1,0 +1,74 @@
+"""What GGUF calls the tensors of a decoder, for its reader and for the writer of benchmarks.
+
+Names on our side are those of Hugging Face checkpoints. GGUF has all experts of a layer in one
+tensor for each purpose, [experts, rows, columns].
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+ROPE_DIVISORS: Final = "rope_freqs.weight"
+EMBEDDING: Final = "token_embd.weight"
+HEAD: Final = "output.weight"
+
+_ENDS: Final = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_OF_LAYERS: Final = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_OF_EXPERTS: Final = {
+    "w1": "ffn_gate",
+    "w2": "ffn_down",
+    "w3": "ffn_up",
+    "gate_proj": "ffn_gate",
+    "down_proj": "ffn_down",
+    "up_proj": "ffn_up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is in a GGUF file."""
+
+    name: str
+    expert: int | None = None  # of the tensor `name`; None: it is the whole tensor
+
+    @property
+    def own_name(self) -> str:
+        """The tensor of one expert alone, as files before 2024 have them."""
+        return self.name.replace("_exps.", f".{self.expert}.")
+
+    @property
+    def part(self) -> str:
+        """What it is, without the layer: attn_q, ffn_down_exps."""
+        return self.name.split(".")[-2]
+
+
+def place_of(name: str) -> Place:
+    """Return where a tensor of a checkpoint is. Raises KeyError: GGUF has none such here."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return Place(f"{_ENDS[stem]}.{kind}")
+    number, _, part = stem.removeprefix("model.layers.").partition(".")
+    if (expert := _EXPERT.fullmatch(part)) is not None:
+        return Place(f"blk.{number}.{_OF_EXPERTS[expert[2]]}_exps.{kind}", int(expert[1]))
+    return Place(f"blk.{number}.{_OF_LAYERS[part]}.{kind}")

@@ -1,0 +1,177 @@
+"""Checkpoints as GGUF files, written by the `gguf` package, and the weights that they then hold.
+
+    as_gguf(make_checkpoint(tmp_path / "m", "llama"), tmp_path / "m.gguf", lambda name: "Q8_0")
+
+What is not encoded by that package (K-quants) has random codes, and scales that are small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pdserve.model_files.gguf.names import place_of
+
+gguf: Any = pytest.importorskip("gguf")  # of the test extra: the format's own package
+
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+# Where a block of a K-quant has its scales, which are float16.
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
+
+Values = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def random_blocks(kind: str, num_blocks: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Bytes of blocks whose values are about 1: [num_blocks, bytes of one]."""
+    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (num_blocks, num_bytes), dtype=np.uint8)
+    for place in _SCALES[kind]:
+        scales = random.uniform(1e-4, 4e-4, (num_blocks, 1)).astype(np.float16)
+        blocks[:, place : place + 2] = scales.view(np.uint8)
+    return blocks
+
+
+def as_gguf(
+    checkpoint: Path,
+    file: Path,
+    type_of: Callable[[str], str],
+    *,
+    extra: Callable[[Any], None] = lambda writer: None,
+) -> Path:
+    """Write a checkpoint as `file`, and what it then holds as a checkpoint: its folder.
+
+    Args:
+        checkpoint: as tests.checkpoints makes it.
+        file: to write.
+        type_of: the type of a matrix by its name in GGUF.
+        extra: writes further keys and tensors.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(file, architecture)
+    _write_config(writer, config)
+    _write_tokenizer(writer, checkpoint, config)
+    held: dict[str, torch.Tensor] = {}
+    for name, (values, parts) in _tensors(load_file(checkpoint / "model.safetensors")).items():
+        heads = _permuted_heads(config, architecture, name)
+        is_matrix = values.ndim > 1 and not name.endswith("ffn_gate_inp.weight")
+        kind = type_of(name) if is_matrix else "F32"
+        data, decoded = _encoded(kind, _permuted(values, heads))
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        whole = torch.from_numpy(_restored(decoded, heads))
+        for index, part in enumerate(parts):
+            held[part] = (whole[index] if len(parts) > 1 else whole).clone()
+    extra(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    folder = file.with_suffix("")
+    folder.mkdir()
+    for each in checkpoint.iterdir():
+        if each.suffix != ".safetensors":
+            (folder / each.name).write_bytes(each.read_bytes())
+    save_file(held, folder / "model.safetensors")
+    return folder
+
+
+def _tensors(stored: dict[str, torch.Tensor]) -> dict[str, tuple[Values, list[str]]]:
+    """Name in GGUF |-> values, and the names of its parts, which are experts if several."""
+    parts: dict[str, list[tuple[int, str]]] = {}
+    for name in stored:
+        place = place_of(name)
+        parts.setdefault(place.name, []).append((place.expert or 0, name))
+    made = {}
+    for name, numbered in parts.items():
+        names = [part for _, part in sorted(numbered)]
+        values = [stored[part].float().numpy() for part in names]
+        made[name] = (np.stack(values) if len(values) > 1 else values[0], names)
+    return made
+
+
+def _permuted_heads(config: dict[str, Any], architecture: str, name: str) -> int:
+    if architecture != "llama":
+        return 0
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    key = heads.get(name.split(".")[-2])
+    return 0 if key is None else config[key]
+
+
+def _permuted(values: Values, num_heads: int) -> Values:
+    if not num_heads:
+        return values
+    halves = values.reshape(num_heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _restored(values: Values, num_heads: int) -> Values:
+    if not num_heads:
+        return values
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+
+
+def _encoded(kind: str, values: Values) -> tuple[np.ndarray[Any, Any], Values]:
+    """The bytes, [..., bytes of a row], and what they stand for."""
+    number = gguf.GGMLQuantizationType[kind]
+    if kind in _SCALES:
+        elements, _ = gguf.GGML_QUANT_SIZES[number]
+        blocks = random_blocks(kind, values.size // elements, seed=values.size)
+        data = blocks.reshape(*values.shape[:-1], -1)
+    else:
+        data = gguf.quants.quantize(values, number)
+    decoded = gguf.quants.dequantize(data, number)
+    return data, np.asarray(decoded, np.float32).reshape(values.shape)
+
+
+def _write_config(writer: Any, config: dict[str, Any]) -> None:
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(num_heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {}
+    writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if width := config.get("moe_intermediate_size"):
+            writer.add_expert_feed_forward_length(width)
+
+
+def _write_tokenizer(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
+    read = json.loads((checkpoint / "tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in read["added_tokens"]}
+    ids = {number: text for text, number in (read["model"]["vocab"] | special).items()}
+    count = config["vocab_size"]
+    kinds = [5 if i not in ids else 3 if ids[i] in special else 1 for i in range(count)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([ids.get(i, f"[PAD{i}]") for i in range(count)])
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in read["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    writer.add_chat_template(settings["chat_template"])
