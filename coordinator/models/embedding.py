@@ -111,7 +111,7 @@ def _modules(file: Path) -> list[dict[str, Any]]:
     """Read the sentence-transformers modules; empty if the checkpoint has none."""
     try:
         modules = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error

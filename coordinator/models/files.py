@@ -35,7 +35,7 @@ def read_model_files(config: CheckpointConfig, pooling: PoolingName) -> ModelFil
     checkpoint = resolve_checkpoint(
         config.model or str(CHECKPOINT_PATH), config.revision, with_weights=False
     )
-    vocab_size = (checkpoint.read_json("config.json") or {}).get("vocab_size")
+    vocab_size = checkpoint.config().get("vocab_size")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids)
     _check_vocabulary(tokenizer, checkpoint)

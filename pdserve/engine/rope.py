@@ -69,6 +69,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
             return _llama3(config, plain)
         case RopeType.YARN:
             return _yarn(config, head_dim)
+        case RopeType.DIVIDED:
+            return plain / torch.tensor(config.divisors)
 
 
 def _wavelengths(theta: float, head_dim: int) -> Tensor:

@@ -1,24 +1,26 @@
-"""Finds a model's files, in a directory or on the Hugging Face hub, and identifies their content.
+"""Finds a model's files, here or on the Hugging Face hub, and identifies their content.
 
 No torch here: the coordinator resolves the same checkpoint for its tokenizer.
 
 Two nodes exchange KV only if their `revision` is the same (it is part of the KV fingerprint). For a
-hub model it is the commit. For a directory it is a hash of config.json and, for every weight file,
-its name, size, header and a few bytes of each tensor: fine-tunes of one model differ only in these
-bytes, and reading the files in full would double the time to start.
+hub model it is the commit. Else it is a hash of config.json and, for every weight file, its name,
+size, header and a few bytes of each tensor: fine-tunes of one model differ only in these bytes, and
+reading the files in full would double the time to start.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.errors import ConfigError, ModelError
+from pdserve.model_files.gguf.config import config_of
+from pdserve.model_files.gguf.model import GgufModel, open_gguf, part_paths, split_pattern
+from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.model_files.identity import content_revision
 from pdserve.model_files.recognise import recognise
 from pdserve.model_files.refusal import meant_model, refuse_unless_served
 
@@ -49,27 +51,45 @@ _SMALL_FILES = [
     INDEX_FILE,
 ]
 _WEIGHT_FILES = [SINGLE_FILE, "model-*-of-*.safetensors"]
-_SAMPLE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory with config.json, weights and tokenizer, and the model's identity."""
+    """Config, weights and tokenizer, and the model's identity."""
 
-    path: Path
-    model_id: str  # hub id, or the directory's name
+    path: Path  # a directory; or a GGUF file, the first if there are several
+    model_id: str  # hub id, or the name of directory or file
     revision: str  # hub commit, or a hash of the content
 
+    @property
+    def gguf(self) -> GgufModel | None:
+        """The model in a GGUF file; None: it is a directory. Raises ModelError."""
+        return None if self.path.is_dir() else open_gguf(self.path)
+
     def weight_files(self) -> list[Path]:
-        """The safetensors files of the model, sorted by name.
+        """The files with the model's weights, sorted by name.
 
         Raises:
-            ModelError: there are none, or one that the index names is missing.
+            ModelError: there are none, or one that others name is missing.
         """
-        return weight_files(self.path)
+        return weight_files(self.path) if self.path.is_dir() else part_paths(self.path)
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json, or the same of a GGUF file.
+
+        Raises:
+            ModelError: there is none, or it is damaged.
+            UnknownArchitecture: of a GGUF file.
+        """
+        if (model := self.gguf) is not None:
+            return config_of(model, end_ids(model))
+        content = self.read_json("config.json")
+        if content is None:
+            raise ModelError(f"{self.path} holds no config.json")
+        return content
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The object in a JSON file; None if there is no such file.
+        """The object in a JSON file of a directory; None if there is no such file.
 
         Raises:
             ModelError: the file does not contain a JSON object.
@@ -85,9 +105,10 @@ def resolve_checkpoint(
     Without network, the hub's local cache is used as it is.
 
     Args:
-        model: directory, or hub id such as "Qwen/Qwen3-0.6B".
-        revision: hub branch, tag or commit; None is its main branch. Not for directories.
-        with_weights: False downloads and checks only configuration and tokenizer.
+        model: directory, GGUF file, hub id such as "Qwen/Qwen3-0.6B", or "hub-id:FILE.gguf".
+        revision: hub branch, tag or commit; None is its main branch. Not for what is here.
+        with_weights: False downloads and checks only configuration and tokenizer; they are within
+            a GGUF file.
 
     Raises:
         ConfigError: neither a directory nor a model on the hub; or the hub cannot be reached and
@@ -95,14 +116,17 @@ def resolve_checkpoint(
         ModelError: what is there cannot be served; says what it is.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
-        if revision is not None:
-            raise ConfigError(
-                f"revision {revision!r} is for hub models, but {model} is a directory"
-            )
-        return _local_checkpoint(path.resolve(), with_weights)
     if path.exists():
+        what = "directory" if path.is_dir() else "file"
+        if revision is not None:
+            raise ConfigError(f"revision {revision!r} is for hub models, but {model} is a {what}")
+        if path.is_dir():
+            return _local_checkpoint(path.resolve(), with_weights)
         refuse_unless_served(recognise(path))
+        return _local_gguf(path.parent.resolve() / path.name, with_weights)
+    hub_id, _, file = model.partition(":")
+    if file.endswith(".gguf") and hub_id.count("/") == 1:
+        return _hub_gguf(hub_id, file, revision)
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"there is no directory {model}{meant_model(model)}")
     from pdserve.model_files.hub import download  # slow to import, and only hub models need it
@@ -136,7 +160,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
     """See Checkpoint.read_json."""
     try:
         content = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
         refuse_pointer(file)
@@ -151,52 +175,45 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 def _local_checkpoint(directory: Path, with_weights: bool) -> Checkpoint:
     _check_files(directory, with_weights)
-    if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
-        # A path into the hub's cache is that hub model, so it has the same identity on every node.
-        model_id = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    if (model_id := _of_hub(directory)) is not None:
         return Checkpoint(path=directory, model_id=model_id, revision=directory.name)
     files = weight_files(directory) if with_weights else []
+    config = (directory / "config.json").read_bytes()
     return Checkpoint(
-        path=directory, model_id=directory.name, revision=_content_revision(directory, files)
+        path=directory, model_id=directory.name, revision=content_revision(config, files)
     )
+
+
+def _of_hub(directory: Path) -> str | None:
+    """The hub model whose snapshot in the hub's cache this is: it is the same on every node."""
+    if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
+        return directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return None
+
+
+# ---- GGUF ----------------------------------------------------------------------------------------
+
+
+def _local_gguf(path: Path, with_weights: bool) -> Checkpoint:
+    files = part_paths(path)
+    first = files[0]
+    for folder in first.parents:
+        if (hub_id := _of_hub(folder)) is not None:
+            return Checkpoint(first, f"{hub_id}:{first.relative_to(folder)}", folder.name)
+    revision = content_revision(b"", files if with_weights else [])
+    return Checkpoint(first, first.name.removesuffix(".gguf"), revision)
+
+
+def _hub_gguf(hub_id: str, file: str, revision: str | None) -> Checkpoint:
+    from pdserve.model_files.hub import download  # as above
+
+    snapshot = download(hub_id, revision, [split_pattern(file)])
+    if not (snapshot / file).is_file():
+        raise ConfigError(f"{hub_id} has no {file}, on the hub or in its cache on this machine")
+    return _local_gguf(snapshot / file, with_weights=True)
 
 
 def _check_files(directory: Path, with_weights: bool) -> None:
     refuse_unless_served(recognise(directory, with_weights=with_weights))
     if with_weights:
         weight_files(directory)
-
-
-def _content_revision(directory: Path, files: list[Path]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in [(directory / "config.json").read_bytes(), *map(_weight_file_digest, files)]:
-        digest.update(hashlib.blake2b(part).digest())
-    return digest.hexdigest()
-
-
-def _weight_file_digest(file: Path) -> bytes:
-    """Hash of a safetensors file's name, size and header, and of some bytes of each tensor."""
-    refuse_pointer(file)
-    size = file.stat().st_size
-    digest = hashlib.blake2b(f"{file.name}\0{size}\0".encode())
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if header_bytes > size - 8:
-            raise ModelError(f"{file} is damaged: it is shorter than its header says")
-        header = stream.read(header_bytes)
-        digest.update(header)
-        for start, end in _tensor_spans(file, header):
-            stream.seek(8 + header_bytes + max(start, (start + end - _SAMPLE_BYTES) // 2))
-            digest.update(stream.read(min(_SAMPLE_BYTES, end - start)))
-    return digest.digest()
-
-
-def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
-    """Start and end of each tensor's bytes, counted from the end of the header."""
-    try:
-        entries = json.loads(header)
-        spans = [e["data_offsets"] for name, e in entries.items() if name != "__metadata__"]
-        return sorted((int(start), int(end)) for start, end in spans)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged: its header is not a safetensors header") from error

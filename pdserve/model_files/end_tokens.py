@@ -12,6 +12,7 @@ import msgspec
 
 from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.tokenizer import TokenizerConfig
 
@@ -36,12 +37,14 @@ class _Tokenizer(msgspec.Struct):
 
 
 def end_tokens(checkpoint: Checkpoint) -> dict[int, list[str]]:
-    """Return token id |-> the files that name it.
+    """Return token id |-> the files that name it, or the keys of a GGUF file.
 
     Raises:
         ModelError: a file is not what it should be.
         TokenizerError: likewise, of the tokenizer's files.
     """
+    if (gguf := checkpoint.gguf) is not None:
+        return end_ids(gguf)
     found: dict[int, list[str]] = {}
     for name in _WITH_IDS:
         for token_id in token_ids((checkpoint.read_json(name) or {}).get("eos_token_id")):

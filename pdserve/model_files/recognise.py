@@ -16,6 +16,7 @@ class Kind(Enum):
     CHECKPOINT = "a checkpoint in Hugging Face format"
     QUANTISED = "a quantised checkpoint"
     GGUF = "a model for llama.cpp (GGUF)"
+    GGML = "a model for llama.cpp in a format before GGUF"
     ADAPTER = "an adapter (LoRA), which only changes another model"
     PICKLE = "a model with its weights in Python's pickle format"
     ONNX = "a model in ONNX format"
@@ -39,12 +40,12 @@ class Found:
     path: Path
     kind: Kind
     detail: str = ""  # a file that shows it; of a quantised model, the method and its bits
-    other: str = ""  # the model that an adapter is for, or the folder that should have been named
+    other: str = ""  # the model that an adapter is for, or the path that should have been named
 
 
 _BY_SUFFIX: Final = {
     ".gguf": Kind.GGUF,
-    ".ggml": Kind.GGUF,
+    ".ggml": Kind.GGML,
     ".safetensors": Kind.WEIGHTS,
     ".bin": Kind.PICKLE,
     ".pt": Kind.PICKLE,
@@ -69,7 +70,9 @@ _BY_SUFFIX: Final = {
 }
 _BY_BEGINNING: Final = {
     b"GGUF": Kind.GGUF,
-    b"ggml": Kind.GGUF,
+    b"ggml": Kind.GGML,
+    b"lmgg": Kind.GGML,
+    b"tjgg": Kind.GGML,
     b"PK\x03\x04": Kind.PICKLE,  # torch.save
     b"\x80\x02": Kind.PICKLE,
     b"\x1f\x8b": Kind.ARCHIVE,
@@ -154,7 +157,10 @@ def _of_its_files(folder: Path) -> Found | None:
     files += [*(folder / "onnx").glob("*.onnx"), *folder.glob("openvino*/*.xml")]
     kinds = {_BY_SUFFIX.get(file.suffix.lower()): file.name for file in sorted(files, reverse=True)}
     kind = next((kind for kind in _FOLDER_KINDS if kind in kinds), None)
-    return None if kind is None else Found(folder, kind, kinds[kind])
+    if kind is None:
+        return None
+    other = str(folder / kinds[kind]) if kind is Kind.GGUF else ""
+    return Found(folder, kind, kinds[kind], other)
 
 
 def _quantisation(config: dict[str, Any], folder: Path) -> str:

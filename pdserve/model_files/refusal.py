@@ -14,12 +14,12 @@ from pdserve.model_files.recognise import Found, Kind
 _HUB_ADDRESS: Final = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)(?:/.*)?"
 )
-_SERVED: Final = "name a folder with config.json, safetensors and tokenizer.json"
+_SERVED: Final = "name a GGUF file, or a folder with config.json, safetensors and tokenizer.json"
 _CONVERT: Final = "take its safetensors, or convert it: load and save_pretrained() in transformers"
 _ADVICE: Final[Mapping[Kind, str]] = {
     Kind.QUANTISED: "name the model that it was made from, and --quantization int8 for 8 bits",
     Kind.MLX: "name the model that it was made from",
-    Kind.GGUF: "name the model that it was made from, in Hugging Face format",
+    Kind.GGML: "take a GGUF file of it",
     Kind.PICKLE: f"only safetensors are loaded: {_CONVERT}",
     Kind.ONNX: _CONVERT,
     Kind.OTHER_FRAMEWORK: _CONVERT,
@@ -35,7 +35,7 @@ _ADVICE: Final[Mapping[Kind, str]] = {
 def refuse_unless_served(found: Found) -> None:
     """Raise ModelError, which says what it is and what to do, unless it may be served."""
     path, kind = found.path, found.kind
-    if kind is Kind.CHECKPOINT and not found.other:
+    if kind in (Kind.CHECKPOINT, Kind.GGUF) and not found.other:
         return
     is_named = found.detail == path.name and kind not in (Kind.QUANTISED, Kind.MLX)
     detail = f" ({found.detail})" if found.detail and not is_named else ""
@@ -63,6 +63,8 @@ def _advice(found: Found) -> str:
         return f"its weights must be model.safetensors, or shards with an index: {_SERVED}"
     if found.kind is Kind.HUB_CACHE:
         return f"write --model {found.other}"
+    if found.kind is Kind.GGUF:
+        return f"name the file: {found.other}"
     if found.other:
         return f"name its folder: {found.other}"
     return _ADVICE[found.kind]

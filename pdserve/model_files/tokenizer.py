@@ -14,6 +14,8 @@ from typing import Any
 import tokenizers
 
 from pdserve.errors import TokenizerError
+from pdserve.model_files.gguf.model import open_gguf
+from pdserve.model_files.gguf.tokenizer import tokenizer_of
 from pdserve.model_files.git_lfs import refuse_pointer
 
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -61,18 +63,33 @@ class TokenizerConfig:
         return bool(self.values.get("split_special_tokens", False))
 
 
-def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
-    """The tokenizer in tokenizer.json, and its config. Raises TokenizerError."""
+def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
+    """The tokenizer of a checkpoint, and its config.
+
+    Args:
+        path: a folder, which has tokenizer.json; or a GGUF file.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be used.
+    """
+    backend, config = _read_folder(path) if path.is_dir() else _read_gguf(path)
+    prepare_backend(backend, config)
+    return backend, config
+
+
+def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
+    backend, values = tokenizer_of(open_gguf(path))
+    return backend, TokenizerConfig(values)
+
+
+def _read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise TokenizerError(
             f"{folder} has no tokenizer.json; convert its tokenizer once, e.g. with "
             "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    config = TokenizerConfig.load(folder)
-    backend = _parse(file)
-    prepare_backend(backend, config)
-    return backend, config
+    return _parse(file), TokenizerConfig.load(folder)
 
 
 def prepare_backend(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:

@@ -16,7 +16,6 @@ from pdserve.engine.models.families import (
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
 from pdserve.engine.plan.forms import ActivationDtype
-from pdserve.errors import ModelError
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.end_tokens import end_tokens, token_ids
@@ -84,7 +83,7 @@ class ModelConfig:
 
 
 def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read config.json, and which tokens end an answer (`end_tokens`).
+    """Read config.json, or the same of a GGUF file, and which tokens end an answer.
 
     Raises:
         UnknownArchitecture: the architecture has no decoder; names it and the supported ones.
@@ -93,10 +92,9 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
             arithmetic that the decoder does not have.
         TokenizerError: the tokenizer's files are malformed.
     """
-    content = checkpoint.read_json("config.json")
-    if content is None:
-        raise ModelError(f"{checkpoint.path} holds no config.json")
-    fields = JsonFields(content, str(checkpoint.path / "config.json"))
+    is_folder = checkpoint.path.is_dir()
+    where = checkpoint.path / "config.json" if is_folder else checkpoint.path
+    fields = JsonFields(checkpoint.config(), str(where))
     model = parse_model_config(fields)
     ends = frozenset(i for i in end_tokens(checkpoint) if i < model.vocab_size)
     return replace(model, eos_token_ids=ends)

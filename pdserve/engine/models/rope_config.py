@@ -29,6 +29,7 @@ class RopeType(StrEnum):
     DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    DIVIDED = "divided"  # of GGUF files: each inverse frequency by its own number
 
 
 # The supported keys. Any other key could change the embedding, so it is an error. `finetuned` is
@@ -49,6 +50,7 @@ _KEYS = {
     "rope_type",
     "type",
     "rope_theta",
+    "divisors",
 }
 
 
@@ -67,6 +69,7 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
     attention_factor: float = 1.0  # yarn: factor on cos and sin
+    divisors: tuple[float, ...] = ()  # divided: one for each pair of dimensions
 
 
 def parse_rope(
@@ -160,6 +163,14 @@ def _yarn(params: JsonFields, theta: float, max_positions: int, original: int) -
     )
 
 
+def _divided(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    divisors = params.raw("divisors")
+    is_list = isinstance(divisors, list) and all(isinstance(one, float) for one in divisors)
+    if not is_list or not all(0 < one < math.inf for one in divisors):
+        raise params.error("divisors", "a list of finite numbers above 0")
+    return RopeConfig(RopeType.DIVIDED, theta, max_positions, divisors=tuple(divisors))
+
+
 def _yarn_attention_factor(params: JsonFields, factor: float) -> float:
     """Return the factor on cos and sin, which sharpens attention for longer contexts."""
     if "attention_factor" in params:
@@ -187,4 +198,5 @@ _PARSERS: dict[RopeType, Callable[[JsonFields, float, int, int], RopeConfig]] = 
     RopeType.DYNAMIC: _dynamic,
     RopeType.LLAMA3: _llama3,
     RopeType.YARN: _yarn,
+    RopeType.DIVIDED: _divided,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,14 +13,17 @@ from pdserve.engine.native.packed_cache import Arrays, PackedCache, packed_array
 from pdserve.engine.native.packed_identity import packed_identity, packed_name
 from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
 from pdserve.engine.plan.layer import LayerPlan, Matrices
-from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
-from pdserve.engine.weights.tensors import open_tensors
+from pdserve.engine.weights.stored import StoredTensor, open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 Tensors = Mapping[str, Tensor]
+Stored = Mapping[str, StoredTensor]
+
+_PIECE_BYTES: Final = 64 << 20  # as float32: so much is decoded at a time
 
 
 def load_native_weights(
@@ -41,9 +45,7 @@ def load_native_weights(
     Raises:
         ModelError: as open_tensors; or a value is not finite.
     """
-    tensors = open_tensors(
-        checkpoint.weight_files(), plan.expected(), ties_embeddings=plan.config.ties_embeddings
-    )
+    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=plan.config.ties_embeddings)
     arrays = packed_arrays(
         cache,
         packed_name(checkpoint, plan, dtype),
@@ -53,25 +55,26 @@ def load_native_weights(
     )
     on_progress(1.0)
     embedding, final_norm, lm_head = plan.embedding, plan.final_norm, plan.lm_head
-    rows = None if embedding is None else tensors[embedding.weight][embedding.cut]
+    rows = None
+    if embedding is not None:
+        rows = arrays.get(embedding.weight)
+        rows = tensors[embedding.weight][embedding.cut] if rows is None else rows
     return NativeWeights(
         dtype=dtype,
-        embedding=None if embedding is None else arrays.get(embedding.weight, rows),
+        embedding=rows,
         layers=[_layer(layer, arrays) for layer in plan.layers],
         final_norm=None if final_norm is None else arrays[final_norm.tensor],
         lm_head=None if lm_head is None else PackedLinear.of(lm_head, arrays),
     )
 
 
-def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Tensors, on_progress: Progress) -> Arrays:
+def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: Progress) -> Arrays:
     """Yield (name, array) for all weights, except an embedding usable from the checkpoint.
 
     One at a time, so that only one is in memory besides its source.
     """
     if (part := plan.embedding) is not None:
-        embedding = _checked(tensors, part.weight, part.cut)
-        if embedding.dtype != dtype:
-            yield part.weight, embedding.to(dtype)
+        yield from _embedding(part, dtype, tensors[part.weight])
     for norm in plan.norms:
         yield norm.tensor, _checked(tensors, norm.tensor).float().contiguous()
     total, done = sum(matrix.num_weights for matrix in plan.matrices), 0
@@ -81,14 +84,36 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Tensors, on_progress: 
         on_progress(done / total)
 
 
-def _checked(tensors: Tensors, name: str, *part: slice) -> Tensor:
+def _embedding(part: Part, dtype: torch.dtype, stored: StoredTensor) -> Arrays:
+    """Yield it, unless it can be used from the checkpoint's mapped file."""
+    if isinstance(stored, Tensor) and stored.dtype == dtype:
+        check_finite({part.weight: stored[part.cut]})
+        return
+    rows = torch.empty(len(part.rows), stored.shape[1], dtype=dtype)
+    for piece in _pieces(part.rows, stored):
+        decoded = _checked({part.weight: stored}, part.weight, piece)
+        start = piece.start - part.rows.start
+        rows[start : start + len(decoded)] = decoded
+    yield part.weight, rows
+
+
+def _pieces(rows: range, stored: StoredTensor) -> Iterator[slice]:
+    """Divide rows of what is decoded, so that little of it is in memory."""
+    at_once = len(rows)
+    if not isinstance(stored, Tensor):
+        at_once = max(1, _PIECE_BYTES // (4 * stored.shape[-1]))
+    for start in range(rows.start, rows.stop, at_once):
+        yield slice(start, min(start + at_once, rows.stop))
+
+
+def _checked(tensors: Stored, name: str, *part: slice) -> Tensor:
     """Return a tensor that will be read now anyway. Raises ModelError if it is not finite."""
     tensor = tensors[name][part]
     check_finite({name: tensor})
     return tensor
 
 
-def _packed(matrix: Matrix, tensors: Tensors) -> Arrays:
+def _packed(matrix: Matrix, tensors: Stored) -> Arrays:
     packed = empty_packed(
         matrix.form,
         matrix.num_out,
@@ -96,10 +121,12 @@ def _packed(matrix: Matrix, tensors: Tensors) -> Arrays:
         is_gated=matrix.is_gated,
         has_bias=matrix.has_bias,
     )
-    for part, rows, cut in matrix.placed():
-        weight = _checked(tensors, part.weight, *cut).contiguous()
-        bias = _checked(tensors, part.bias, part.cut) if matrix.has_bias else None
-        pack_rows(packed, rows.start, weight, bias)
+    for part, rows, (_, columns) in matrix.placed():
+        first = rows.start - part.rows.start
+        for piece in _pieces(part.rows, tensors[part.weight]):
+            weight = _checked(tensors, part.weight, piece, columns).contiguous()
+            bias = _checked(tensors, part.bias, piece) if matrix.has_bias else None
+            pack_rows(packed, first + piece.start, weight, bias)
     yield from packed.named(matrix.name)
 
 

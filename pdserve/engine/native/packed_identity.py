@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import torch
 
@@ -12,6 +11,7 @@ from pdserve.engine.native.packed_file import FORMAT
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.identity import weight_header
 
 
 def packed_name(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype) -> str:
@@ -36,7 +36,7 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
     stamps = []
     for file in checkpoint.weight_files():
         stat = file.stat()
-        stamps.append([file.name, stat.st_size, stat.st_mtime_ns, _header_digest(file)])
+        stamps.append([file.name, stat.st_size, stat.st_mtime_ns, _digest(weight_header(file))])
     facts = [
         FORMAT,
         str(dtype),
@@ -50,7 +50,5 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
     return json.dumps(facts)
 
 
-def _header_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        num_bytes = int.from_bytes(stream.read(8), "little")
-        return hashlib.blake2b(stream.read(num_bytes), digest_size=16).hexdigest()
+def _digest(header: bytes) -> str:
+    return hashlib.blake2b(header, digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.finite import check_finite
-from pdserve.engine.weights.tensors import open_tensors
+from pdserve.engine.weights.stored import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
+
+_DECODED_BYTES: Final = 256 << 20  # of tensors that are not mapped: so many wait for a copy
 
 
 def load_decoder(
@@ -108,9 +111,7 @@ def load_torch_weights(
     Of the files, only the parts that this rank has are read.
     """
     weights = allocate_weights(plan, torch_dtype(dtype), device)
-    tensors = open_tensors(
-        checkpoint.weight_files(), plan.expected(), ties_embeddings=plan.config.ties_embeddings
-    )
+    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=plan.config.ties_embeddings)
     # Without the biases that rank 0 adds, of which others have no slot.
     slots = {name: weights.slots[name] for name in tensors if name in weights.slots}
     total_bytes = sum(slot.destination.nbytes for slot in slots.values())
@@ -122,14 +123,19 @@ def load_torch_weights(
         if on_progress is not None:
             on_progress(loaded_bytes / total_bytes)
 
-    copies = []
+    copies, num_decoded = [], 0
     for name, slot in slots.items():
-        source = tensors[name][slot.part]
+        stored = tensors[name]
+        source = stored[slot.part]
         if slot.scales is None:
             copies.append((source, slot.destination))
         else:
             slot.quantise(source.to(device))
             on_loaded(slot.destination.nbytes)
+        num_decoded += 0 if isinstance(stored, Tensor) else source.nbytes
+        if num_decoded > _DECODED_BYTES:
+            _copy(copies, device, on_loaded)
+            copies, num_decoded = [], 0
     _copy(copies, device, on_loaded)
     check_finite({name: slot.checked for name, slot in slots.items()})
     return weights

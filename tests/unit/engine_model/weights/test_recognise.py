@@ -17,7 +17,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
 # name |-> files of a folder, content of those that count; and what is said of it
 FOLDERS = {
     "gguf": ({"q4.gguf": b"GGUF"}, Kind.GGUF, "q4.gguf"),
-    "gguf-with-config": ({"config.json": CONFIG, "q.gguf": b""}, Kind.GGUF, "name the model that"),
+    "gguf-with-config": ({"config.json": CONFIG, "q.gguf": b""}, Kind.GGUF, r"file: .*/q\.gguf"),
     "adapter": (
         {
             "adapter_config.json": {"base_model_name_or_path": "a/b"},
@@ -69,13 +69,14 @@ FOLDERS = {
     "parent": ({"a-model/config.json": CONFIG}, Kind.PARENT, "name its folder: .*a-model"),
     "models--org--name": ({"snapshots/1/config.json": CONFIG}, Kind.HUB_CACHE, "--model org/name"),
     "tokenizer": ({"tokenizer.json": {}}, Kind.TOKENIZER, "config.json, safetensors"),
-    "empty": ({}, Kind.EMPTY, "name a folder with"),
+    "empty": ({}, Kind.EMPTY, "or a folder with"),
     "notes": ({"notes.txt": b""}, Kind.UNKNOWN, r"no config\.json"),
     "torn": ({"config.json": CONFIG, "other.safetensors": b""}, Kind.WEIGHTS, "model.safetensors"),
 }
 FILES = {
-    "a.gguf": (b"GGUF", Kind.GGUF, "name the model that it was made from"),
-    "no-suffix": (b"GGUF\x03", Kind.GGUF, "GGUF"),
+    "a.gguf": (b"GGUF", Kind.GGUF, "damaged: it ends at byte 4"),
+    "no-suffix": (b"GGUF\x03", Kind.GGUF, "damaged"),
+    "old.bin": (b"tjgg", Kind.GGML, "take a GGUF file"),
     "model.safetensors": (b"\x08", Kind.WEIGHTS, "name its folder"),
     "pytorch_model.bin": (b"\x80\x02", Kind.PICKLE, "only safetensors"),
     "model.onnx": (b"\x08\x07", Kind.ONNX, "ONNX"),

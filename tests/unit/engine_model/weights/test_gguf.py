@@ -1,0 +1,127 @@
+"""Models in GGUF files: the weights are those that the blocks stand for, and so are the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.weights.stored import open_tensors
+from pdserve.errors import MissingTensor, ModelError
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.gguf_files import as_gguf, gguf
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "F16", "BF16", "F32"]
+TYPES += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**WIDE, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", WIDE),
+    "qwen2": ("qwen2", {**WIDE, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {**WIDE, "tie_word_embeddings": True}),
+    "mixtral": ("mixtral", WIDE),
+    "qwen3_moe": ("qwen3_moe", {**WIDE, "moe_intermediate_size": 256}),
+}
+
+
+def mixed(name: str) -> str:
+    """As real files: every type for some tensor."""
+    return TYPES[sum(name.encode()) % len(TYPES)]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A GGUF file, and a folder with the same weights."""
+    family, fields = CASES[request.param]
+    folder = tmp_path_factory.mktemp(family)
+    made = make_checkpoint(folder / "made", family, **fields)
+    return folder / "m.gguf", as_gguf(made, folder / "m.gguf", mixed)
+
+
+def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> None:
+    file, folder = pair
+    prompt = make_prompt(40)
+    for kind in DecoderKind:
+        logits = [Node.load(path, kind).logits(prompt) for path in (file, folder)]
+        assert torch.equal(*logits)
+        assert logits[0].std() > 0.01
+
+
+def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:
+    file, folder = pair
+    config = load_model_config(resolve_checkpoint(str(file)))
+    expected = ModelPlan.of(config).expected()
+    ties = config.ties_embeddings
+    of_file, of_folder = (
+        open_tensors(resolve_checkpoint(str(path)), expected, ties_embeddings=ties)
+        for path in (file, folder)
+    )
+    random = np.random.default_rng(0)
+    for name, shape in expected.items():
+        cuts = [sorted(random.integers(0, size, 2)) for size in shape]
+        part = tuple(slice(int(start), int(stop) + 1) for start, stop in cuts)
+        for some in (part, part[:1], ()):
+            assert torch.equal(of_file[name][some], of_folder[name][some].float()), (name, some)
+
+
+def test_rope_divisors_and_what_is_said_of_them(tmp_path: Path) -> None:
+    """Llama 3.1: what its config.json says of frequencies is a tensor in GGUF."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    made = make_checkpoint(tmp_path / "made", "llama", rope_parameters=scaling)
+    plain = 10_000.0 ** (-np.arange(0, 16, 2) / 16)
+    turns = 64 * plain / (2 * np.pi)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
+
+    def write(writer: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", divisors)
+
+    file = tmp_path / "m.gguf"
+    folder = as_gguf(made, file, lambda name: "F32", extra=write)
+    prompt = make_prompt(300)
+    logits = [Node.load(path).logits(prompt) for path in (file, folder)]
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda w: w.add_tensor("blk.0.odd", np.zeros(4, np.float32)), ModelError, "blk.0.odd"),
+        (lambda w: w.add_float32("llama.logit_scale", 0.5), ModelError, "llama.logit_scale is 0.5"),
+        (lambda w: w.add_uint32("llama.new_thing", 1), ModelError, "llama.new_thing"),
+        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), ModelError, "longrope"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused_by_name(
+    change: Callable[[Any], None], error: type[ModelError], said: str, tmp_path: Path
+) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama")
+    as_gguf(made, tmp_path / "m.gguf", lambda name: "Q8_0", extra=change)
+    with pytest.raises(error, match=said):
+        Node.load(tmp_path / "m.gguf")
+
+
+def test_a_missing_tensor_is_named_as_the_file_would(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
+
+    def more_layers(writer: Any) -> None:
+        writer.kv_data[0]["llama.block_count"].value = 2
+
+    as_gguf(made, tmp_path / "m.gguf", lambda name: "F16", extra=more_layers)
+    with pytest.raises(MissingTensor, match=r"m\.gguf lacks blk\.1\.attn_k\.weight"):
+        Node.load(tmp_path / "m.gguf")
