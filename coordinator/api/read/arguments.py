@@ -15,7 +15,8 @@ from pdserve.errors import InvalidRequest
 
 _WHOLE = "arguments"  # the name under which a text is shown that is no object
 _CLOSING = {"{": "}", "[": "]"}
-_TOKEN = re.compile(r"""[{}\[\],]|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # brackets, strings
+# Brackets, and strings: also one that does not end, else each quote in it would be tried.
+_TOKEN = re.compile(r"""[{}\[\],]|"(?:[^"\\]|\\.)*+(?P<is_ended>")?""", re.DOTALL)
 _PART_OF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
 
 
@@ -46,17 +47,20 @@ def _candidates(text: str) -> Iterator[str]:
     """Iterate over the text and what is left of it if its end was cut off, the longest first."""
     yield text
     closing: list[str] = []
-    whole = ""  # brackets that a text lacks which ends before the last member
-    until = 0  # the end of that text
+    until = 0  # where the last member begins
+    closed: list[str] = []  # since then
     end = 0  # of the last token
     for token in _TOKEN.finditer(text):
-        mark, end = token[0], token.end()
+        mark = token[0]
+        if mark[0] == '"' and not token["is_ended"]:
+            break
+        end = token.end()
         if mark in _CLOSING:
             closing.append(_CLOSING[mark])
         elif closing and mark == closing[-1]:
-            closing.pop()
+            closed.append(closing.pop())
         if mark in ("{", "[", ","):
-            until, whole = end - (mark == ","), "".join(reversed(closing))
+            until, closed = end - (mark == ","), []
     if not closing:
         return
     left = "".join(reversed(closing))
@@ -65,4 +69,4 @@ def _candidates(text: str) -> Iterator[str]:
         yield f'{text[:end]}{_PART_OF_ESCAPE.sub("", rest)}"{left}'
     else:
         yield text + left
-    yield text[:until] + whole
+    yield text[:until] + "".join(closed) + left

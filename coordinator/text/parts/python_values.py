@@ -9,7 +9,8 @@ from typing import Any
 _NAMES = {"true": True, "false": False, "null": None}
 _ESCAPED_BY_PYTHON = "\\'\"abfnrtv01234567\n"
 _MEANT = {"\n": "\\n", "\r": "\\r", "\0": "\\x00", "\\/": "/"}  # the last is of JSON
-_STRING = re.compile(r"""(\w*)(\"{3}|'{3}|"|')((?:\\.|(?!\2)[^\\])*)\2""", re.DOTALL)
+# Each is tried once: words from their beginning, and what does not end as a string up to the end.
+_STRING = re.compile(r"""(?<!\w)(\w*+)(\"{3}|'{3}|"|')((?:\\.|(?!\2)[^\\])*+)(\2)?""", re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(rf"\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U000{_HEX}{{5}}|.)|[\n\r\0]", re.DOTALL)
 
@@ -53,8 +54,8 @@ def _with_escapes(source: str) -> str:
 
 
 def _with_escapes_inside(literal: re.Match[str]) -> str:
-    prefix, quote, text = literal.groups()
-    if prefix:  # raw strings have no escapes; the others are no JSON
+    prefix, quote, text, end = literal.groups()
+    if prefix or not end:  # raw strings have no escapes; the others are no JSON
         return literal[0]
     return quote + _ESCAPE.sub(_escaped, text) + quote
 

@@ -17,7 +17,7 @@ from coordinator.text.parts.typed_values import json_of
 
 BEGINS, END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
 _OPENING = {"(": ")", "[": "]", "{": "}"}
-_NAME, _KEY = re.compile(r"[\w.-]+\s*"), re.compile(r"\s*[\w.-]+\s*")
+_NAME, _KEY = re.compile(r"[\w.-]{1,128}\s{0,128}"), re.compile(r"\s*[\w.-]+\s*")
 
 
 class _Place(Enum):

@@ -286,6 +286,20 @@ def test_an_id_that_a_model_writes_before_a_call_is_streamed_is_its_own(
         assert piece == CallPiece(0, "alpha", '{"g": 1}', call_id)
 
 
+@pytest.mark.parametrize("unit", ["a", "1", "-", '\\"', "'", "\\"])
+def test_what_a_model_repeats_without_end_is_read_in_one_pass(unit: str) -> None:
+    """It holds the event loop; read anew from each character, this would take minutes."""
+    wanders = unit * 40_000
+    for name, text in (
+        ("pythonic", f"[{wanders}"),
+        ("pythonic", f"[alpha(text={wanders})]"),
+        ("qwen3_coder", f'<function=alpha>\n<parameter=items>\n["{wanders}'),
+        ("qwen3_coder", f'<function=alpha>\n<parameter=items>\n["{wanders}\n</parameter>\n'),
+    ):
+        parts, _ = read(name, cut(text, [4096]))
+        assert parts.content + "".join(piece.arguments for piece in parts.calls)
+
+
 def test_long_strings_are_passed_on_as_they_come() -> None:
     for name, begin in (
         ("qwen3_coder", "<tool_call>\n<function=alpha>\n<parameter=text>\n"),

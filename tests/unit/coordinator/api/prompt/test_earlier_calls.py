@@ -46,6 +46,14 @@ def test_what_was_cut_off_is_read_as_far_as_it_goes() -> None:
     assert found == GIVEN
 
 
+def test_what_was_cut_off_is_read_in_one_pass() -> None:
+    """It holds the event loop; read anew from each quote or bracket, this would take minutes."""
+    said = 100_000 * '\\"'
+    assert read_arguments(f'{{"a": "{said}', JsonReader(), "p") == {"a": 100_000 * '"'}
+    nested = '{"a": ' + 100_000 * "["
+    assert read_arguments(nested, JsonReader(), "p") == {"arguments": nested}
+
+
 @pytest.mark.parametrize("text", ODD)
 def test_what_is_no_object_is_shown_as_it_is(text: str) -> None:
     found = read_arguments(text, JsonReader(), "p")
