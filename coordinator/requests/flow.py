@@ -198,7 +198,7 @@ class Flow:
         except NoNodeAvailable as error:
             if not (self._waits_for_nodes or request.wait_s):
                 raise
-            no_node = error
+            no_node = error.with_traceback(None)  # which would keep all that is here
             decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
         else:
             decision = self._admission.decide(
@@ -218,7 +218,7 @@ class Flow:
         self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
         if no_node is not None and not self._waits_for_nodes:
             loop = asyncio.get_running_loop()
-            loop.call_later(request.wait_s, self._end_without_node, running, no_node)
+            loop.call_later(request.wait_s, self._end_without_node, request.request_id, no_node)
         if isinstance(decision, Wait):
             slo = self._admission.wait(running.request_id, running, request.slo, now_s)
         elif request.is_claimable:
@@ -232,10 +232,10 @@ class Flow:
         self._on_load(len(self._running), len(self._admission.line))
         return answers
 
-    def _end_without_node(self, running: RunningRequest, error: NoNodeAvailable) -> None:
+    def _end_without_node(self, request_id: str, error: NoNodeAvailable) -> None:
         """End a request that has waited in line for a node, if there is none yet."""
-        if running.request_id in self._admission.line and not self._router.can_route():
-            running.end(error)
+        if request_id in self._admission.line and not self._router.can_route():
+            self._running[request_id].end(error)
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, when it is its turn, and what is to go on, now."""

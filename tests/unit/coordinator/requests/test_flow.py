@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
@@ -391,6 +393,10 @@ async def test_a_new_request_waits_for_a_node_as_long_as_its_class_says(
         nodes.join("d", NodeRole.DECODE)
         await until(lambda: running.dispatch is not None)
         running.cancel("done")
+        held = weakref.ref(running)
+        del running
+        gc.collect()
+        assert held() is None, "it is forgotten, however long it might have waited"
     else:
         with pytest.raises(NoNodeAvailable, match="decode node"):
             await output(running)
