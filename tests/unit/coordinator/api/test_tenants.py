@@ -369,4 +369,8 @@ async def test_the_state_is_for_who_has_a_key_or_the_token_for_it(
                 seen[shown] = response.status
         async with api.client.get("/health") as probe:
             assert probe.status == 200
+        async with connected(api) as client:
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ".encode()
+            client.writer.write(head + b"\xff\r\n\r\n")
+            assert b" 401 " in await client.reader.readline(), "what is no text is no token"
     assert seen == {"": 401, "unknown": 401, "acme-1": 200 if has_keys else 401, "m" * 16: 200}
