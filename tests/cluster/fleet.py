@@ -127,7 +127,7 @@ class Fleet(Cluster):
 
         await poll(look, within_s, lambda: f"{name} is still attached")
 
-    async def wait_back(self, within_s: float = 20.0) -> None:
+    async def wait_back(self, within_s: float = 60.0) -> None:
         """Until every node is a ready member again."""
         missing = ""
 

@@ -67,7 +67,7 @@ class ForkedProcess:
         environment: Mapping[str, str],
         prepare: Callable[[], None] | None,
     ) -> None:
-        context = _fork_server()
+        context = fork_server()
         self.stdout, output = context.Pipe(duplex=False)
         beginning, self._begin = context.Pipe(duplex=False)
         arguments = (words, dict(environment), output, beginning, prepare)
@@ -98,7 +98,7 @@ class ForkedProcess:
 
 
 @cache
-def _fork_server() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
     """It starts with the first process, and ends when this process does."""
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # gRPC is imported there, and does nothing yet
     context = multiprocessing.get_context("forkserver")

@@ -29,13 +29,14 @@ class RankProcess(Protocol):
 
     pid: int
     stdout: int  # what it writes MAPPED to; whoever reads it closes it
+    sentinel: int  # can be read, or is at its end, once the process has ended
 
     def kill(self) -> None:
         """Nothing if it has ended."""
         ...
 
     def wait(self) -> int:
-        """Its exit code, or the negative signal that ended it."""
+        """Its exit code, or the negative signal that ended it. Closes the sentinel: once only."""
         ...
 
 
@@ -56,6 +57,7 @@ class PythonRank:
         finally:
             os.close(write)
         self.pid, self.stdout = self._process.pid, read
+        self.sentinel = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
@@ -63,7 +65,9 @@ class PythonRank:
 
     def wait(self) -> int:
         """Its exit code, or the negative signal that ended it."""
-        return self._process.wait()
+        code = self._process.wait()
+        os.close(self.sentinel)
+        return code
 
 
 Start = Callable[[int, int], RankProcess]
@@ -129,14 +133,13 @@ class RankProcesses:
 
     def _watch(self) -> None:
         """Wait for the end of each; the first one ends them all."""
-        fds = {os.pidfd_open(process.pid): process for process in self._processes}
+        fds = {process.sentinel: process for process in self._processes}
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
         while fds:
             for fd, _ in poll.poll():
                 poll.unregister(fd)
-                os.close(fd)
                 process = fds.pop(fd)
                 self._ended(process, process.wait())
 

@@ -14,6 +14,7 @@ from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll
+from tests.forked_rank import FORKER
 
 FAMILY = "llama, GQA, head_dim 64, llama3 rope"  # 2 KV heads
 NUM_OUTPUT = 10
@@ -114,9 +115,16 @@ async def until_gone(pids: Sequence[int]) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that this one has started and that are running."""
+    """Processes that this one has started, or its forker for it, and that are running."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    started = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    forkers = {child for child in started if _name(child) == FORKER}
+    of_forkers = [child for forker in forkers for child in children(forker)]
+    return [*(child for child in started if child not in forkers), *of_forkers]
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _state(pid: int) -> str:

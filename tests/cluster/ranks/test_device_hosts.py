@@ -34,10 +34,9 @@ NUM_STREAMED = 120  # of the streams that move
 
 def fork_ranks() -> None:
     """Ranks are forked: starting Python takes seconds."""
-    from pdserve.node.device_ranks import start
-    from tests.unit.node.device_ranked import forked_rank
+    from tests.unit.node.device_ranked import fork_device_ranks
 
-    start._python = forked_rank
+    fork_device_ranks()
 
 
 def as_on_gpus() -> None:

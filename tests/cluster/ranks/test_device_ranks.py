@@ -38,8 +38,10 @@ def as_on_gpus() -> None:
     from pdserve.node import runtime
     from pdserve.node.device_ranks import start
     from pdserve.node.start.model import NodeModel, plan_model
+    from tests.forked_rank import begin_forking
     from tests.unit.node.device_ranked import forked_rank
 
+    begin_forking()
     python = start._python
 
     def planned(config: NodeConfig) -> NodeModel:

@@ -1,11 +1,9 @@
-"""Nodes whose ranks have pools of their own, as on GPUs; here on CPUs, forked from this process."""
+"""Nodes whose ranks have pools of their own, as on GPUs; here on CPUs, forked."""
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +23,11 @@ from pdserve.node.rank_hosts import server
 from pdserve.node.start import model as start_model
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, load_runner, plan_model
-from pdserve.process.parent_death import die_with_parent
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.wire.security import OPEN, Security
-from tests.forked_rank import ForkedRank
+from tests.forked_rank import ForkedProcess, ForkedRank, begin_forking
 from tests.unit.engine_model.harness import Node
 
 BLOCK_SIZE = 16
@@ -38,28 +35,31 @@ BLOCK_SIZE = 16
 
 def forked_rank(order: DeviceRankOrder, fds: Sequence[int]) -> ForkedRank:
     """Start a rank, as pdserve.node.device_ranks.start has it."""
-    return ForkedRank(partial(run_device_rank, order))
+    return ForkedRank(partial(run_device_rank, order), fds)
 
 
-class ForkedHost:
+def fork_device_ranks() -> None:
+    """From now on this process, which has no threads yet, forks its ranks."""
+    begin_forking()
+    device_start._python = forked_rank
+
+
+class ForkedHost(ForkedProcess):
     """A `pdserve rank` for nodes whose ranks have devices, which it forks."""
 
-    def __init__(self, config: RankHostConfig) -> None:
-        parent = os.getpid()
+    def __init__(self, config: RankHostConfig, prepare: Callable[[], None]) -> None:
         self.address = f"{config.host}:{config.port}"
-        gc.collect()  # garbage of torch's, with threads that the other process will not have
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                die_with_parent(parent)
-                device_start._python = forked_rank
-                server.run(config)
-            finally:
-                os._exit(1)
+        super().__init__(partial(_be_host, config, prepare))
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        """End it, and wait for that."""
+        super().kill()
+        self.wait()
+
+
+def _be_host(config: RankHostConfig, prepare: Callable[[], None]) -> None:
+    prepare()
+    server.run(config)
 
 
 def host_config(path: Path, port: int, **settings: object) -> RankHostConfig:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +48,7 @@ from tests.unit.node.device_ranked import (
     DeviceRanked,
     ForkedHost,
     device_ranked,
+    fork_device_ranks,
     host_config,
     model_of,
 )
@@ -66,9 +67,11 @@ def expected(checkpoint: Path) -> list[list[int]]:
 
 
 @contextmanager
-def later_host(checkpoint: Path, **settings: object) -> Iterator[ForkedHost]:
+def later_host(
+    checkpoint: Path, prepare: Callable[[], None] = fork_device_ranks, **settings: object
+) -> Iterator[ForkedHost]:
     reserved = ReservedPort("127.0.0.1")
-    host = ForkedHost(host_config(checkpoint, reserved.port, **settings))
+    host = ForkedHost(host_config(checkpoint, reserved.port, **settings), prepare)
     try:
         yield host
     finally:
@@ -236,17 +239,20 @@ def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_p
     assert tokens == expected[-1]
 
 
-def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its node would wait for what it asks of it."""
+def break_agent() -> None:
+    """In a process that is to be a host."""
+    fork_device_ranks()
 
     async def broken(*_: object) -> NoReturn:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Agent, "serve", broken)
+    Agent.serve = broken  # type: ignore[method-assign, assignment]
+
+
+def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(checkpoint: Path) -> None:
+    """Its node would wait for what it asks of it."""
     with (
-        later_host(checkpoint) as host,
+        later_host(checkpoint, break_agent) as host,
         device_ranked(checkpoint, 2, hosts=[host.address]) as ranked,
     ):
         assert ranked.ranks is not None

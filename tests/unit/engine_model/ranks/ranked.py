@@ -76,7 +76,7 @@ def ranked_node(
         )
 
     def start(rank: int, memory_fd: int) -> ForkedRank:
-        return ForkedRank(partial(run_rank, order(rank, memory_fd)))
+        return ForkedRank(partial(run_rank, order(rank, memory_fd)), [memory_fd, pool.fd])
 
     ranks = RankProcesses(share.stages, start)
     num_threads = _native.num_threads()
