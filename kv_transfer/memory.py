@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.errors import PeerLost
+from pdserve.process.shared_memory import SIZE_SEALS, sealed_memory
 
 GENERATION_BYTES = 8
 _HUGE_PAGE = 2 << 20
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name for it
 
-# A process that maps the pool can rely on its size (touching a page beyond the end would kill it),
-# and only the owner, which has mapped it before the seal, can write to it.
-_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_SEALS = _SIZE_SEALS | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
+# Only the owner, which has mapped the pool before the seal, can write to it.
+POOL_SEALS = SIZE_SEALS | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
 
 
 MemoryKind = Literal["cpu", "cuda", "private"]  # private: not accessible to other processes
@@ -99,14 +98,14 @@ class ExportedPool:
         self.block_bytes = block_bytes
         size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
         self.fd, self._mapping = sealed_memory(
-            "pdserve-kv", size, _SEALS if is_sealed else _SIZE_SEALS
+            "pdserve-kv", size, POOL_SEALS if is_sealed else SIZE_SEALS
         )
         self.data, self.generations = _views(self._mapping, num_blocks, block_bytes)
 
     def seal(self) -> None:
         """Let nobody map the pool for writing from now on. Idempotent."""
         if not fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, POOL_SEALS)
 
     @property
     def flat(self) -> NDArray[np.uint8]:
@@ -166,23 +165,6 @@ def map_own_pool(
     """
     size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
     return _views(_native.map_shared(fd, size, writable=True), num_blocks, block_bytes)
-
-
-def sealed_memory(name: str, size: int, seals: int = _SEALS) -> tuple[int, NDArray[np.uint8]]:
-    """New memory that others can map, but neither write to nor shrink: (descriptor, mapping).
-
-    Raises:
-        OSError: there is no descriptor or no address space left.
-    """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        mapping = _native.map_shared(fd, size, writable=True)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd, mapping
 
 
 def map_sealed(fd: int, size: int) -> NDArray[np.uint8]:

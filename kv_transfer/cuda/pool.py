@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.cuda.driver import Driver, Region
-from kv_transfer.memory import GENERATION_BYTES, KvPool, MemoryKind, sealed_memory
+from kv_transfer.memory import GENERATION_BYTES, POOL_SEALS, KvPool, MemoryKind
 from pdserve import _native
+from pdserve.process.shared_memory import sealed_memory
 
 # CUDA may place several small allocations in one page of this size, and exports whole pages. A pool
 # of whole pages shares none, so nothing else is exported with it.
@@ -41,7 +42,8 @@ class DevicePool:
         self.region = Region(address, size)
         # Not at exit: CUDA may be shut down by then, and frees everything itself.
         weakref.finalize(self, driver.free, address).atexit = False
-        self.fd, mapping = sealed_memory("pdserve-kv-generations", num_blocks * GENERATION_BYTES)
+        size = num_blocks * GENERATION_BYTES
+        self.fd, mapping = sealed_memory("pdserve-kv-generations", size, POOL_SEALS)
         self.generations: NDArray[np.uint64] = mapping.view(np.uint64)
 
     @property

@@ -68,6 +68,7 @@ def write_packed_file(path: Path, identity: str, arrays: Iterable[tuple[str, Ten
     try:
         with new.open("w+b", buffering=0) as file:
             _write(file.fileno(), identity, arrays)
+            os.fchmod(file.fileno(), 0o444)  # cut while it is mapped, it would end all readers
             new.replace(path)
             synced = os.dup(file.fileno())
     except BaseException:

@@ -19,6 +19,7 @@ from pdserve import _native
 from pdserve.engine.ranks.process import MAPPED
 from pdserve.engine.ranks.sizes import memory_bytes
 from pdserve.errors import NodeSick
+from pdserve.process.shared_memory import sealed_memory
 from pdserve.protocol import Sickness
 
 MAPPED_S = 60.0  # to start Python and map memory
@@ -85,10 +86,9 @@ class RankProcesses:
         """
         self.stages = stages
         num_bytes = memory_bytes(stages)
-        fd = os.memfd_create("pdserve-ranks", os.MFD_CLOEXEC)
+        self.memory: NDArray[np.uint8]
+        fd, self.memory = sealed_memory("pdserve-ranks", num_bytes)
         try:
-            os.ftruncate(fd, num_bytes)
-            self.memory: NDArray[np.uint8] = _native.map_shared(fd, num_bytes, writable=True)
             self._group = _native.RankGroup(self.memory, 0, stages)
             others = range(1, sum(stages))
             self._processes = [start(rank, fd) for rank in others]

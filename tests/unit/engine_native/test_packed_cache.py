@@ -86,6 +86,7 @@ def test_a_damaged_file_is_packed_anew(
     packer = Packer()
     arrays_of(cache, packer)
     (file,) = packed_files(cache.folder)
+    file.path.chmod(0o600)
     os.truncate(file.path, 100)
     assert is_mapped(arrays_of(cache, packer))
     assert packer.num_times == 2

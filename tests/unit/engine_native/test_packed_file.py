@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,11 +64,17 @@ def test_the_mapping_outlives_the_file(file: Path) -> None:
     assert torch.equal(arrays["bytes"], ARRAYS["bytes"])
 
 
+def test_nobody_writes_to_the_file_by_mistake(file: Path) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+
+
 def _cut(path: Path, num_bytes: int) -> None:
+    path.chmod(0o600)
     os.truncate(path, num_bytes)
 
 
 def _overwrite(path: Path, offset: int, text: bytes) -> None:
+    path.chmod(0o600)
     with path.open("r+b") as stream:
         stream.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         stream.write(text)

@@ -7,22 +7,27 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from pdserve import _native
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
+from pdserve.engine.ranks.process import MAPPED
+from pdserve.engine.ranks.processes import RankProcesses
 from pdserve.engine.ranks.shard import check_ranks
-from pdserve.engine.ranks.sizes import Parallelism
+from pdserve.engine.ranks.sizes import Parallelism, memory_bytes
 from pdserve.engine.request import Scheduled
 from pdserve.errors import ConfigError, NodeSick
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
+from tests.forked_rank import ForkedRank
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
@@ -141,6 +146,36 @@ def test_each_rank_packs_a_file_of_its_own(checkpoint_of: Make, tmp_path: Path) 
     assert sorted(name.count("rank0of2-stage1of2") for name in names) == [0, 0, 0, 1], names
     with ranked_node(path, BOTH, cache=cache) as (node, _):
         assert torch.equal(node.logits(make_prompt(9)), first)
+
+
+def _follow(memory_fd: int, mapped_fd: int) -> None:
+    """A rank that touches all of the memory, until its last byte tells it to end."""
+    memory = _native.map_shared(memory_fd, memory_bytes((2,)), writable=True)
+    os.write(mapped_fd, MAPPED)
+    while not memory[-1]:
+        memory.sum()
+    os._exit(memory[-1])
+
+
+def test_the_memory_of_ranks_cannot_be_cut_under_them() -> None:
+    kept: list[int] = []
+
+    def start(rank: int, memory_fd: int) -> ForkedRank:
+        kept.append(os.dup(memory_fd))
+        return ForkedRank(partial(_follow, memory_fd), [memory_fd])
+
+    ranks = RankProcesses((2,), start)
+    try:
+        ranks.wait_mapped()
+        with pytest.raises(PermissionError):
+            os.truncate(kept[0], 0)
+        assert not ranks.memory[-1]
+        ranks.memory[-1] = 7
+        ranks._watcher.join(5.0)
+        assert ranks.lost.endswith("ended with 7")  # and not by a signal
+    finally:
+        os.close(kept[0])
+        ranks.close()
 
 
 @pytest.mark.parametrize("is_computing", [False, True], ids=["idle", "in steps"])

@@ -11,9 +11,10 @@ import pytest
 import uvloop
 
 from kv_transfer.cuda.driver import DeviceError
-from kv_transfer.memory import GENERATION_BYTES, sealed_memory
+from kv_transfer.memory import GENERATION_BYTES
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
+from pdserve.process.shared_memory import sealed_memory
 from tests.fakes.gpus import FakeDriver
 from tests.unit.kv_transfer.gpu_pairs import (
     CUDA_IPC,
