@@ -124,7 +124,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     ] = 0.9
     chunks: Annotated[
         list[Annotated[int, Meta(ge=0)]],
-        Meta(min_length=1, description="values of --local-chunk to try in colocated mode"),
+        Meta(min_length=1, description="values of policy.local_chunk to try in colocated mode"),
     ] = msgspec.field(default_factory=lambda: [0, 64, 128, 256, 512])
     one_node: Annotated[
         bool, Meta(description="also try colocated mode as one node with all cores")

@@ -126,6 +126,6 @@ def test_models_are_those_of_urls() -> None:
         Backend("b", url="http://b"),
     ]
     with pytest.raises(ConfigError, match="2 models for 1 urls"):
-        _ = ServeBenchConfig(url=["a"], model=["m", "n"], against=["b=http://b"]).backends
+        _ = ServeBenchConfig(url=["http://a"], model=["m", "n"], against=["b=http://b"]).backends
     assert ServeBenchConfig().urls == ["http://127.0.0.1:8000"]
     assert ServeBenchConfig(against=["b=http://b"]).urls == []

@@ -29,8 +29,8 @@ def test_a_load_is_a_number_of_streams_or_a_rate() -> None:
 
 def test_a_comparison_has_several_rounds() -> None:
     assert ServeBenchConfig().plan.rounds == 1
-    assert ServeBenchConfig(url=["a", "b"]).plan.rounds == 3
-    assert ServeBenchConfig(url=["a", "b"], rounds=5).plan.rounds == 5
+    assert ServeBenchConfig(url=["http://a", "http://b"]).plan.rounds == 3
+    assert ServeBenchConfig(url=["http://a", "http://b"], rounds=5).plan.rounds == 5
 
 
 def test_a_load_that_is_named_twice_is_the_users_fault() -> None:
