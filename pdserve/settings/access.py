@@ -19,8 +19,8 @@ class AccessConfig(ConfigStruct, frozen=True):
     metrics_token_file: Annotated[
         str,
         Meta(
-            description="file with the token of who scrapes: /status, /metrics and "
-            "/metrics/targets are for who shows it or a key; empty: for anybody"
+            description="file with a token: /status, /metrics and /metrics/targets then want it, "
+            "or a key; empty: open to anybody"
         ),
     ] = ""
     https_dir: Annotated[
@@ -35,7 +35,6 @@ class AccessConfig(ConfigStruct, frozen=True):
         str,
         Meta(
             description="SQLite file of usage and of what tenants owe to their limits; memory: "
-            "none; empty: with a key file, one of the model and the port in the user's state "
-            "directory, none with port 0"
+            "none; empty: with a key file, one in the user's state directory, none with port 0"
         ),
     ] = ""

@@ -32,7 +32,7 @@ class AnswerConfig(ConfigStruct, frozen=True):
         str,
         Meta(
             description="SQLite file of stored responses and conversations, or postgresql://USER@"
-            "HOST/DATABASE for all coordinators; memory: none; empty: a file of the model and the "
-            "port in the user's state directory, none with port 0"
+            "HOST/DATABASE for all coordinators; memory: none; empty: a file in the user's state "
+            "directory, none with port 0"
         ),
     ] = ""

@@ -342,8 +342,8 @@ class RoutingConfig(ConfigStruct, frozen=True):
     revision_shares: Annotated[
         list[str],
         Meta(
-            description="revisions of the model to serve side by side: the first characters of "
-            "each, and its share of the conversations, such as 4f0c=0.9; empty: one revision"
+            description="revisions to serve side by side, by their first characters, and the "
+            "share of the conversations of each, such as 4f0c=0.9; empty: one revision"
         ),
     ] = msgspec.field(default_factory=list)
     rebalance: Annotated[
