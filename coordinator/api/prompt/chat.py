@@ -179,8 +179,7 @@ def _template_message(
         values["tool_call_id"] = template_id(message.tool_call_id, tool_format)
     if message.tool_calls:
         values["tool_calls"] = [
-            template_call(call, f"{where}.tool_calls[{i}]", reader, tool_format)
-            for i, call in enumerate(message.tool_calls)
+            template_call(call, reader, tool_format) for call in message.tool_calls
         ]
     return values
 

@@ -12,11 +12,10 @@ from coordinator.text.parts.call_ids import as_mistral_id
 
 
 def template_call(
-    call: ToolCall, where: str, reader: JsonReader, tool_format: ToolFormat | None
+    call: ToolCall, reader: JsonReader, tool_format: ToolFormat | None
 ) -> dict[str, Any]:
-    """Return a call for the template, which formats it for the model. Raises InvalidRequest."""
-    param = f"{where}.function.arguments"
-    arguments = read_arguments(call.function.arguments, reader, param)
+    """Return a call for the template, which formats it for the model."""
+    arguments = read_arguments(call.function.arguments, reader)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": template_id(call.id, tool_format), "type": "function", "function": function}
 

@@ -1,7 +1,7 @@
 """Arguments of earlier tool calls as mappings, which chat templates want.
 
-What a limit cut off, or what is no object at all, is still what the model said: an answer that was
-given out is taken back.
+What a limit cut off, what is no object at all, or one too large to be read, is still what the model
+said: an answer that was given out is taken back.
 """
 
 from __future__ import annotations
@@ -20,23 +20,17 @@ _TOKEN = re.compile(r"""[{}\[\],]|"(?:[^"\\]|\\.)*+(?P<is_ended>")?""", re.DOTAL
 _PART_OF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
 
 
-def read_arguments(text: str, reader: JsonReader, param: str) -> dict[str, Any]:
-    """Return arguments as a mapping: as far as they go if they were cut off.
-
-    Raises InvalidRequest: they are whole, but larger than what is read.
-    """
+def read_arguments(text: str, reader: JsonReader) -> dict[str, Any]:
+    """Return arguments as a mapping: as far as they go if they were cut off."""
     if not text.strip():
         return {}
-    whole, *cut = _candidates(text)
-    for candidate in (whole, *cut):
+    for candidate in _candidates(text):
         try:
-            value = reader.read(candidate.encode(), param, param)
+            value = reader.read(candidate.encode(), "it")
         except NotJson:
             continue
-        except InvalidRequest:
-            if cut:
-                break
-            raise
+        except InvalidRequest:  # more than is read
+            break
         if isinstance(value, dict):
             return value
         break

@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_PARTS
-from coordinator.api.read.json_text import JsonReader
 from coordinator.api.responses.compaction import summary_of
 from coordinator.api.responses.items import (
     CallItem,
@@ -75,14 +73,11 @@ def items_of(
         given = [InputItem(role="user", content=given)]
     referred: set[str | None] = set()
     items: list[KeptItem] = []
-    reader = JsonReader()
     for i, one in enumerate(given):
         where = f"{param}[{i}]"
         if one.kind == "item_reference":
             _check_is_new(one.id, referred, where)
         item = _item(one, where, f"{unique}_in{i}", find)
-        if one.kind == "function_call":  # they are read when a prompt is made of them
-            read_arguments(one.arguments or "", reader, f"{where}.arguments")
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:

@@ -333,10 +333,7 @@ async def test_arguments_that_are_nested_too_deeply_are_no_fault_of_the_server(d
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
     async with served() as api, api.chat(messages=messages) as response:
-        assert response.status in ((200, 400) if depth < 1000 else (400,))
-        if response.status == 400:
-            param = (await response.json())["error"]["param"]
-            assert param == "messages[0].tool_calls[0].function.arguments"
+        assert response.status == 200, "they may be a model's"
 
 
 async def test_a_path_of_another_server_is_answered_with_what_to_use() -> None:

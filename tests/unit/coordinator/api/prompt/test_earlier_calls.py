@@ -27,6 +27,7 @@ ODD = [
     '{"a": 1} x',
     '{"a": ' + "[" * 300,
 ]
+DEEP = '{"a":' + "[" * 130 + "]" * 130 + "}"  # more than is read
 # It takes the arguments as a mapping, calls by name, and ids of nine letters and digits.
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}"
@@ -41,7 +42,7 @@ def test_what_was_cut_off_is_read_as_far_as_it_goes() -> None:
     text = json.dumps(GIVEN)
     found: dict[str, Any] = {}
     for length in range(len(text) + 1):
-        found = read_arguments(text[:length], JsonReader(), "p")
+        found = read_arguments(text[:length], JsonReader())
         assert list(found) == list(GIVEN)[: len(found)]
     assert found == GIVEN
 
@@ -49,18 +50,18 @@ def test_what_was_cut_off_is_read_as_far_as_it_goes() -> None:
 def test_what_was_cut_off_is_read_in_one_pass() -> None:
     """It holds the event loop; read anew from each quote or bracket, this would take minutes."""
     said = 100_000 * '\\"'
-    assert read_arguments(f'{{"a": "{said}', JsonReader(), "p") == {"a": 100_000 * '"'}
+    assert read_arguments(f'{{"a": "{said}', JsonReader()) == {"a": 100_000 * '"'}
     nested = '{"a": ' + 100_000 * "["
-    assert read_arguments(nested, JsonReader(), "p") == {"arguments": nested}
+    assert read_arguments(nested, JsonReader()) == {"arguments": nested}
 
 
 @pytest.mark.parametrize("text", ODD)
 def test_what_is_no_object_is_shown_as_it_is(text: str) -> None:
-    found = read_arguments(text, JsonReader(), "p")
+    found = read_arguments(text, JsonReader())
     assert found == ({"arguments": text} if text.strip() else {})
 
 
-@pytest.mark.parametrize("arguments", ['{"city":', '{"city": "Pa', *ODD])
+@pytest.mark.parametrize("arguments", ['{"city":', '{"city": "Pa', DEEP, *ODD])
 async def test_every_protocol_takes_it_back(arguments: str) -> None:
     call = {"name": "alpha.beta", "arguments": arguments}
     messages: list[dict[str, Any]] = [
