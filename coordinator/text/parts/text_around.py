@@ -16,11 +16,11 @@ class TextAround:
 
     def shown(self, text: str) -> str:
         """Return what can be shown now that this text came."""
-        text = self._space + text
         bare = text.rstrip(SPACE)
-        self._space = text[len(bare) :]
         if not bare:
+            self._space += text
             return ""
+        bare, self._space = self._space + bare, text[len(bare) :]
         if self._has_calls and not self._has_text:
             bare = bare.lstrip(SPACE)
         before, self._before = self._before, ""
