@@ -51,11 +51,15 @@ function showWindow() {
   say(get("window-note"), seconds < windowS - 10 ? `of which ${spanText(seconds)} are known` : "");
 }
 
+function withCode(text) {
+  return text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+}
+
 function showFindings(findings) {
   const list = get("findings");
   keep(
     list, findings, (found) => `${found.check} ${found.what}`,
-    (found) => make("li", { className: found.level }, make("b", {}, found.level), make("span", {}, found.what, found.advice ? make("em", {}, found.advice) : null)),
+    (found) => make("li", { className: found.level }, make("b", {}, found.level), make("span", {}, ...withCode(found.what), found.advice ? make("em", {}, ...withCode(found.advice)) : null)),
     () => {},
   );
   const fine = list.querySelector(".fine");
