@@ -15,6 +15,7 @@ from functools import cache
 import pytest
 
 from kv_transfer.lifecycle import EXPORTER_MOVES, PULLER_MOVES
+from tests.matrix import matrix
 from tests.model.pair_rules import PairRules
 from tests.model.search import Found, Search
 from tests.model.world import Config, Violation
@@ -58,7 +59,7 @@ def search(config: Config) -> tuple[Found, set[tuple[Enum, Enum]]]:
     return Search(rules).run(), rules.rows_used
 
 
-@pytest.mark.parametrize("config", WORLDS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", matrix(WORLDS, 3), ids=lambda config: config.name)
 def test_nothing_wrong_is_read_and_every_block_comes_back(
     config: Config, record_property: Callable[[str, object], None]
 ) -> None:
@@ -68,6 +69,7 @@ def test_nothing_wrong_is_read_and_every_block_comes_back(
     assert found.num_worlds > 1000, "hardly anything can happen in this world"
 
 
+@pytest.mark.long
 def test_every_legal_move_is_made_somewhere() -> None:
     """A row of the tables that nothing needs allows what nobody has thought of."""
     used: set[tuple[Enum, Enum]] = set()

@@ -1,9 +1,9 @@
 """Compiles the Triton kernels as they are served, for GPUs that need not be there.
 
 The launchers run on tensors that have shapes and no memory, and Triton compiles what they launch
-as on a GPU: with the same constants, options and guesses about arguments. Prints as JSON what came
-out: compute capability |-> one entry for each kernel that would be compiled. A process of its own:
-in the tests' process the kernels are interpreted.
+as on a GPU: with the same constants, options and guesses about arguments. The argument is the
+compute capability; prints as JSON an entry for each kernel that would be compiled. A process of its
+own: in the tests' process the kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -190,16 +190,14 @@ def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
 def main() -> None:
     knobs.nvidia.dump_ptxas_log = True
     warnings.simplefilter("error")  # as they are in the tests that a GPU runs
-    results: dict[int, list[dict[str, Any]]] = {}
-    for capability, served in SERVED.items():
-        results[capability] = []
-        for launch in served:
-            (model,) = launch.args
-            results[capability] += [
-                {"model": model.name, "is_float32": model.dtype == torch.float32, **one}
-                for one in compiled(capability, launch)
-            ]
-    sys.stdout.write(json.dumps(results))
+    capability, found = int(sys.argv[1]), []
+    for launch in SERVED[capability]:
+        (model,) = launch.args
+        found += [
+            {"model": model.name, "is_float32": model.dtype == torch.float32, **one}
+            for one in compiled(capability, launch)
+        ]
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.matrix import matrix
+
 pytest.importorskip("triton")
 
 from pdserve.engine.attention.reference import ReferenceAttention
@@ -75,7 +77,9 @@ def requests():
     return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 4, 11)]
 
 
-@pytest.mark.parametrize("both", ["llama", "qwen3", "mistral", "qwen3_moe"], indirect=True)
+@pytest.mark.parametrize(
+    "both", matrix(["qwen3", "llama", "mistral", "qwen3_moe"], 1), indirect=True
+)
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     """A step of 12 rows is launched, one of 6 goes through pieces, and then come decodes."""
     outputs = []

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.matrix import matrix
+
 pytest.importorskip("triton")
 
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
@@ -109,14 +111,16 @@ def test_capturing_touches_no_block(model: Model) -> None:
 
 
 FAMILIES = [
-    ("llama", {"tie_word_embeddings": True}),
     ("qwen3", {}),  # norms of queries and keys
+    ("llama", {"tie_word_embeddings": True}),
     ("mistral", {"sliding_window": 3}),
     ("qwen3_moe", {}),
 ]
 
 
-@pytest.mark.parametrize("model", FAMILIES, indirect=True, ids=lambda family: family[0])
+@pytest.mark.parametrize(
+    "model", matrix([(each,) for each in FAMILIES], 2), indirect=True, ids=lambda family: family[0]
+)
 @torch.inference_mode()
 def test_a_step_is_what_its_launches_are(model: Model) -> None:
     """At both edges of each size: the logits, the KV, and what is left alone."""

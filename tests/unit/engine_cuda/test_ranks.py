@@ -73,7 +73,7 @@ def cuda_decoders(
     [
         ("llama", 2, 1, {"vocab_size": 319, "intermediate_size": 99}),
         ("qwen3", 4, 1, {}),  # 2 KV heads, each on two ranks
-        ("llama", 2, 2, {"vocab_size": 319}),
+        pytest.param("llama", 2, 2, {"vocab_size": 319}, marks=pytest.mark.long),
         ("qwen3", 1, 2, {"num_hidden_layers": 3}),
     ],
 )

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.matrix import matrix
+
 pytest.importorskip("triton")
 
 from pdserve.engine.grammar import TokenMasks
@@ -105,7 +107,7 @@ def test_masked_tokens_are_those_of_the_cpu(
     expect_same(row.repeat(len(requests), 1), requests, TokenMasks(masked, words))
 
 
-@pytest.mark.parametrize("spread", [0.0, 2.0])
+@pytest.mark.parametrize("spread", matrix([2.0, 0.0], 1))
 def test_tokens_of_a_large_vocabulary(spread: float) -> None:
     """Of several tiles. Flat: all tokens are candidates for the nucleus."""
     batch = torch.stack([make_row(5000, seed=i, spread=spread) for i in range(len(FILTERS))])
@@ -168,7 +170,7 @@ def answers_to(prompts: int, answers: int) -> tuple[list[int], list[Request]]:
     return rows, [make_request([1, 2], [4], seed=i, **kinds[i % 5]) for i in range(len(rows))]
 
 
-@pytest.mark.parametrize("most_draws", [1, 3, 4])
+@pytest.mark.parametrize("most_draws", matrix([3, 1, 4], 1))
 def test_memory_is_for_requests_and_not_for_their_answers(most_draws: int) -> None:
     """And each answer is what it is when all are sampled at once, masks of grammars included."""
     vocab_size = 300

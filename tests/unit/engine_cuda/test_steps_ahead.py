@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from tests.matrix import matrix
+
 pytest.importorskip("triton")
 
 from pdserve.clock import ManualClock
@@ -107,7 +109,7 @@ def outputs_of(node: Node, runner: Runner, requests: list[Request]) -> Outputs:
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("limits", [{}, {"buckets": (1, 2)}, {"most_draws": 2}], ids=str)
+@pytest.mark.parametrize("limits", matrix([{"most_draws": 2}, {}, {"buckets": (1, 2)}], 1), ids=str)
 def test_tokens_are_those_of_one_step_after_the_other(
     tmp_path: Path, limits: dict[str, Any]
 ) -> None:

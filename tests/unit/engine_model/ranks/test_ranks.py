@@ -28,6 +28,7 @@ from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.pooling import Pooling
 from tests.forked_rank import ForkedRank
+from tests.matrix import matrix
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
@@ -37,23 +38,23 @@ from tests.unit.engine_model.reference import assert_node_matches
 
 TENSOR, STAGES, BOTH = Parallelism(2), Parallelism(pipeline=2), Parallelism(2, 2)
 DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
+    "qwen3 moe with MLPs": BOTH,
+    "mistral with window": Parallelism(4),
+    "qwen2 with windows": Parallelism(pipeline=3),
     "llama": BOTH,
     "llama tied": Parallelism(4),
     "llama with one KV head": BOTH,
     "llama with biases": TENSOR,
     "mistral": STAGES,
-    "mistral with window": Parallelism(4),
     "qwen2 tied": STAGES,
-    "qwen2 with windows": Parallelism(pipeline=3),
     "qwen3 with bias": Parallelism(4),
     "qwen3 with windows": BOTH,
     "mixtral": Parallelism(4),
-    "qwen3 moe with MLPs": BOTH,
 }
 Make = Callable[..., Path]
 
 
-@pytest.mark.parametrize(("case", "parallelism"), DIVIDED.items(), ids=str)
+@pytest.mark.parametrize(("case", "parallelism"), matrix(DIVIDED.items(), 3), ids=str)
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, parallelism: Parallelism
 ) -> None:
