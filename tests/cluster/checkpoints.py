@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"head_dim": 64, "rope_parameters": _LLAMA3_ROPE},
     ),
+    "qwen3, GQA, qk-norm, head_dim 128": ("qwen3", {"head_dim": 128}),
     "llama, MHA, head_dim 128, tied": (
         "llama",
         {"head_dim": 128, "num_key_value_heads": 4, "tie_word_embeddings": True},
@@ -40,7 +41,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"hidden_size": 256, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
-    "qwen3, GQA, qk-norm, head_dim 128": ("qwen3", {"head_dim": 128}),
 }
 
 

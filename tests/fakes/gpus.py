@@ -26,8 +26,9 @@ _ALIGNMENT = 256
 class FakeHost:
     """The state that the fake GPUs of one host share, and the controls for tests.
 
-    While copies do not flow, each copy hangs after its first piece. While sends do not flow, NCCL
-    hangs at both ends; while aborts do not flow either, nothing can end that.
+    What `errors` names fails. While copies do not flow, each copy hangs after its first piece.
+    While sends do not flow, NCCL hangs at both ends; while aborts do not flow either, nothing can
+    end that. While opens do not flow, opening the memory of others hangs.
     """
 
     def __init__(self) -> None:
@@ -40,11 +41,14 @@ class FakeHost:
         self.launches: list[str] = []  # method of a lane, for each call that queued copies
         self.num_lanes = 0  # lanes that have not been closed
         self.num_communicators = 0  # communicators that were ever joined
+        self.errors: dict[str, str] = {}  # method of a driver |-> what it raises
+        self.handle_bytes = IPC_HANDLE_BYTES  # of what is exported
+        self.is_opening = threading.Event()  # set by the first `open`
         self.copy_error = ""  # if not empty, every copy fails with this
         self.pairs: dict[bytes, FakePair] = {}  # communicator id |-> its two ends
         self.changed = threading.Condition()
         self._ids = itertools.count()
-        self._copies_flow = self._sends_flow = self._aborts_flow = True
+        self._copies_flow = self._sends_flow = self._aborts_flow = self._opens_flow = True
         self._is_closed = False
 
     def driver(self, device: int = 0) -> FakeDriver:
@@ -57,12 +61,14 @@ class FakeHost:
         copies: bool | None = None,
         sends: bool | None = None,
         aborts: bool | None = None,
+        opens: bool | None = None,
     ) -> None:
         """Set what flows; None: unchanged."""
         with self.changed:
             self._copies_flow = self._copies_flow if copies is None else copies
             self._sends_flow = self._sends_flow if sends is None else sends
             self._aborts_flow = self._aborts_flow if aborts is None else aborts
+            self._opens_flow = self._opens_flow if opens is None else opens
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -83,6 +89,16 @@ class FakeHost:
             first <= address and address + num_bytes <= first + len(memory)
             for first, memory in (*self.memory.items(), *self.pinned.items())
         )
+
+    def check(self, method: str) -> None:
+        """Raises DeviceError: a test wants the method of drivers to fail."""
+        if method in self.errors:
+            raise DeviceError(self.errors[method])
+
+    def wait_for_opens(self) -> None:
+        """Wait until memory can be opened. Raises as wait_for_copies."""
+        self.is_opening.set()
+        self._wait(lambda: self._opens_flow)
 
     def wait_for_copies(self) -> None:
         """Wait until copies flow. Raises DeviceError: the host was closed."""
@@ -133,6 +149,7 @@ class FakeDriver:
 
     def allocate(self, num_bytes: int) -> int:
         """As Driver.allocate."""
+        self._host.check("allocate")
         return _put(np.zeros(num_bytes + _ALIGNMENT, np.uint8), num_bytes, self._host.memory)
 
     def free(self, address: int) -> None:
@@ -152,14 +169,17 @@ class FakeDriver:
 
     def export(self, address: int) -> bytes:
         """As Driver.export."""
+        self._host.check("export")
         if address not in self._host.memory:
             raise DeviceError("not the address of an allocation")
-        handle = address.to_bytes(IPC_HANDLE_BYTES, "big")
+        handle = address.to_bytes(self._host.handle_bytes, "big")
         self._host.exported[handle] = address
         return handle
 
     def open(self, handle: bytes) -> int:
         """As Driver.open."""
+        self._host.check("open")
+        self._host.wait_for_opens()
         address = self._host.exported.get(handle)
         if address is None or address not in self._host.memory:
             raise DeviceError("nothing was exported by this handle")
@@ -167,8 +187,9 @@ class FakeDriver:
         return address
 
     def close(self, address: int) -> None:
-        """As Driver.close."""
+        """As Driver.close. What fails has closed it, too."""
         self._host.num_opened -= 1
+        self._host.check("close")
 
     def open_lane(self) -> FakeLane:
         """As Driver.open_lane."""

@@ -28,6 +28,7 @@ from tests.cluster.fleet import (
     poll,
     running,
 )
+from tests.matrix import matrix
 
 LIVENESS_S = Timeouts().liveness_s  # the default, as a user has it
 PATIENCE_S = 5 * LIVENESS_S  # until a connection counts as dead whose other end is silent
@@ -203,7 +204,7 @@ async def test_the_only_nodes_of_a_pool_are_killed_and_come_back(
 # ---- frozen ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pool", ["prefill", "decode"])
+@pytest.mark.parametrize("pool", matrix(["decode", "prefill"], 1))
 async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
     quartet: Fleet, client: Client, pool: str
 ) -> None:

@@ -43,7 +43,14 @@ async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
         await kept.fleet.kill()
 
 
-@pytest.mark.parametrize("names", [("decode-0",), (COORDINATOR,), (COORDINATOR, "prefill-0")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("decode-0",),
+        pytest.param((COORDINATOR,), marks=pytest.mark.long),
+        (COORDINATOR, "prefill-0"),
+    ],
+)
 async def test_it_is_back_under_its_name(kept: Kept, names: tuple[str, ...]) -> None:
     """Its id is free at once: members are silent for half a minute before they count as lost."""
     fleet, url = kept.fleet, kept.fleet.url

@@ -11,6 +11,7 @@ from pdserve.simulation.cluster import Cluster
 from pdserve.simulation.events import Events
 from pdserve.simulation.machine import Machine
 from pdserve.simulation.node import Node
+from tests.matrix import matrix
 from tests.simulation.fronts import Straight
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import disaggregated, noise
@@ -29,7 +30,7 @@ def pair(load: list[Call], prefill: Machine, decode: Machine, policy: PolicyConf
 
 
 @pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack", "buckets"])
-@pytest.mark.parametrize("num_kv_tokens", [9 * 1024, 16 * 1024])
+@pytest.mark.parametrize("num_kv_tokens", matrix([9 * 1024, 16 * 1024], 1))
 def test_unpulled_kv_holds_prompts_back_and_nothing_gets_stuck(policy, num_kv_tokens):
     """Both pools hold little more than the longest prompt, and decoding is the bottleneck."""
     tiny = replace(A100_13B, num_kv_tokens=num_kv_tokens)

@@ -18,6 +18,7 @@ import pytest_asyncio
 from tests.cluster.checkpoints import FAMILIES, Reference, make_family, make_prompt
 from tests.cluster.client import Client, Output
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
+from tests.matrix import matrix
 
 BUDGET = 37
 BLOCK = 16
@@ -47,7 +48,7 @@ class Served:
     reference: Reference
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=FAMILIES)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=matrix(FAMILIES, 2))
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:

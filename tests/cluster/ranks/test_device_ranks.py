@@ -83,12 +83,14 @@ async def test_every_pair_gives_the_tokens_of_transformers(
     await check_every_pair(ranked, reference, LENGTHS, "abcdef")
 
 
+@pytest.mark.long  # ranks on two hosts do it by default
 async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     ranked: Fleet, reference: Reference
 ) -> None:
     await check_prefix_is_pulled(ranked, reference)
 
 
+@pytest.mark.long  # likewise
 async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
     """With their KV, from one rank to two."""
     await check_streams_move(ranked, "decode-1", NUM_STREAMED)

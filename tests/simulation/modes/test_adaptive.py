@@ -11,6 +11,7 @@ from pdserve.settings.config import Mode, PolicyConfig
 from pdserve.simulation.call import Call
 from pdserve.simulation.host import Sharing
 from pdserve.simulation.machine import Machine
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B, ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -57,7 +58,7 @@ def with_chats(per_s: float, mode: Mode) -> Score:
     return served(chats(per_s), 2, mode, SMALL_BATCHES)
 
 
-@pytest.mark.parametrize(("per_s", "share"), [(2.5, 0.95), (3.0, 0.9)])
+@pytest.mark.parametrize(("per_s", "share"), matrix([(2.5, 0.95), (3.0, 0.9)], 1))
 def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: float):
     """Near saturation, whole requests on prefill nodes cost pairs some of their prefill speed."""
     apart, together = (with_documents(per_s, mode) for mode in ("disaggregated", "colocated"))
@@ -65,7 +66,7 @@ def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: fl
     assert with_documents(per_s, "adaptive") > share * apart
 
 
-@pytest.mark.parametrize("per_s", [12.0, 16.0])
+@pytest.mark.parametrize("per_s", matrix([12.0, 16.0], 1))
 def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
     """Streams have twice the machines, and so run faster; TPOT shows it before attainment does."""
     apart, together = (with_chats(per_s, mode) for mode in ("disaggregated", "colocated"))

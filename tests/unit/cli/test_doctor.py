@@ -14,6 +14,7 @@ from pdserve.cli.doctor.caches import cache_findings
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.cli.main import main
 from pdserve.errors import PeerLost
+from tests.fakes.cards import show_cards
 from tests.fakes.transport import FakeNetwork
 
 
@@ -61,7 +62,7 @@ def test_no_torch_is_said(monkeypatch):
 
 
 def test_kinds_of_attention_and_why_not(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    show_cards(monkeypatch, [])
     found = devices.attention_findings()
     assert [f.name for f in found] == ["flashinfer", "flash_attn", "triton", "reference"]
     assert [f.verdict for f in found] == [Verdict.ABSENT] * 3 + [Verdict.OK]

@@ -11,6 +11,7 @@ import torch
 from pdserve.engine.cuda.attention import catalog
 from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds, choose_kind
 from pdserve.errors import ConfigError
+from tests.fakes.cards import show_cards
 
 HALF = AttentionNeeds(torch.bfloat16, 128)
 
@@ -20,8 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """A GPU of this compute capability with these modules, and no others of those we look for."""
 
     def make(capability: tuple[int, int], *modules: str) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        show_cards(monkeypatch, [1 << 30], capability)
         for name in ("triton", "flashinfer", "flash_attn_interface"):
             module = ModuleType(name) if name in modules else None  # None: cannot be imported
             monkeypatch.setitem(sys.modules, name, module)
@@ -70,7 +70,7 @@ def test_what_was_asked_for_and_is_missing_is_an_error(machine) -> None:
 
 
 def test_without_a_gpu_nothing_but_the_reference_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    show_cards(monkeypatch, [])
     reasons = {kind.name: kind.obstacle(None) for kind in KINDS}
     assert reasons.pop("reference") is None
     assert set(reasons.values()) == {"torch finds no GPU"}

@@ -109,10 +109,11 @@ async def open_gpu_pair(
     destination_layout: KvLayout | None = None,
     num_blocks: int = 16,
     tls: NodeTls | None = None,
+    host: FakeHost | None = None,
 ) -> AsyncIterator[GpuPair]:
     """Afterwards no lane, mapping or staging memory is left."""
     destination_layout = destination_layout or layout
-    host = FakeHost()
+    host = host or FakeHost()
     source = DeviceBlocks(host.driver(0), layout, num_blocks, host)
     source.fill(seed=1)
     destination = DeviceBlocks(host.driver(1), destination_layout, num_blocks, host)
@@ -124,7 +125,7 @@ async def open_gpu_pair(
     try:
         yield pair
     finally:
-        host.let(copies=True, sends=True, aborts=True)
+        host.let(copies=True, sends=True, aborts=True, opens=True)
         await link.close()
         await puller.close()
         await exporter.close()

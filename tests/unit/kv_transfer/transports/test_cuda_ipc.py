@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 import uvloop
 
-from kv_transfer.cuda.driver import DeviceError
 from kv_transfer.memory import GENERATION_BYTES
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
 from pdserve.process.shared_memory import sealed_memory
-from tests.fakes.gpus import FakeDriver
+from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import (
     CUDA_IPC,
     GpuPair,
@@ -167,34 +165,28 @@ async def test_a_pool_of_another_size_is_refused(pair: GpuPair) -> None:
     assert pair.host.num_opened == 1
 
 
-async def test_a_gpu_that_cannot_be_reached_leaves_the_next_transport(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_way(self: FakeDriver, handle: bytes) -> int:
-        raise DeviceError("peer access is not supported between these two devices")
-
-    monkeypatch.setattr(FakeDriver, "open", no_way)
-    async with open_gpu_pair(CUDA_IPC, nccl()) as pair:
+async def test_a_gpu_that_cannot_be_reached_leaves_the_next_transport() -> None:
+    host = FakeHost()
+    host.errors["open"] = "peer access is not supported between these two devices"
+    async with open_gpu_pair(CUDA_IPC, nccl(), host=host) as pair:
         assert pair.link.transport == "nccl"
         assert "cuda_ipc: the exporter's GPU 0000:00:00.0: peer access" in pair.link.reason
         await start(pair)
         assert (pair.destination.data[[7, 9]] == pair.source.data[[3, 5]]).all()
 
 
-async def test_an_exporter_without_cuda_ipc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: FakeDriver, address: int) -> bytes:
-        raise DeviceError("operation not supported")
-
-    monkeypatch.setattr(FakeDriver, "export", refused)
-    async with open_gpu_pair(CUDA_IPC, nccl()) as pair:
+async def test_an_exporter_without_cuda_ipc_says_so() -> None:
+    host = FakeHost()
+    host.errors["export"] = "operation not supported"
+    async with open_gpu_pair(CUDA_IPC, nccl(), host=host) as pair:
         assert pair.exporter.offers[0].unavailable == "operation not supported"
         assert "p0 cannot: operation not supported" in pair.link.reason
 
 
-async def test_a_handle_that_is_none_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    export = FakeDriver.export
-    monkeypatch.setattr(FakeDriver, "export", lambda self, address: export(self, address)[:-1])
-    async with open_gpu_pair(CUDA_IPC, nccl()) as pair:
+async def test_a_handle_that_is_none_is_not_opened() -> None:
+    host = FakeHost()
+    host.handle_bytes -= 1
+    async with open_gpu_pair(CUDA_IPC, nccl(), host=host) as pair:
         assert pair.link.transport == "nccl"
         assert "cuda_ipc: received a handle of 63 bytes" in pair.link.reason
 
@@ -238,33 +230,18 @@ async def test_checksums_are_not_checked_on_a_gpu(
 
 
 @pytest.mark.parametrize("closes", [True, False])
-async def test_memory_that_was_opened_too_late_is_closed_again(
-    pair: GpuPair, monkeypatch: pytest.MonkeyPatch, closes: bool
-) -> None:
+async def test_memory_that_was_opened_too_late_is_closed_again(pair: GpuPair, closes: bool) -> None:
     """Whether CUDA closes it well or not, the cancellation stays one."""
     await pair.link.close()
-    may_open, is_opening = threading.Event(), threading.Event()
-    open_now = FakeDriver.open
-
-    def open_later(self: FakeDriver, handle: bytes) -> int:
-        is_opening.set()
-        may_open.wait(10)
-        return open_now(self, handle)
-
-    close_now = FakeDriver.close
-
-    def close(self: FakeDriver, address: int) -> None:
-        close_now(self, address)
-        if not closes:
-            raise DeviceError("its owner is dead")
-
-    monkeypatch.setattr(FakeDriver, "open", open_later)
-    monkeypatch.setattr(FakeDriver, "close", close)
+    pair.host.is_opening.clear()
+    pair.host.let(opens=False)
+    if not closes:
+        pair.host.errors["close"] = "its owner is dead"
     task = asyncio.create_task(pair.puller.connect(pair.exporter.welcome(), 60))
-    await until(is_opening.is_set)
+    await until(pair.host.is_opening.is_set)
     task.cancel()
     await asyncio.sleep(0)
-    may_open.set()
+    pair.host.let(opens=True)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert pair.host.num_opened == 0

@@ -21,9 +21,9 @@ from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.worst import WorstStep
 from pdserve.errors import ConfigError
 from pdserve.node.memory.device_budget import GRAPH_BYTES, gpu_kv_bytes, step_bytes
-from pdserve.node.start import model as start_model
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
+from tests.fakes.cards import show_cards
 
 GIB = 1 << 30
 BF16 = ActivationDtype.BFLOAT16
@@ -123,9 +123,7 @@ def test_without_graphs_their_memory_is_for_kv(monkeypatch: pytest.MonkeyPatch) 
     widest = 2 * 4096 + 3 * 14_336 + 4096
     assert saved == GRAPH_BYTES + 1000 * (widest * 2 + 4096 * 4 + 2 * 32 * 128 * 2)
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "named_device", torch.device)
+    show_cards(monkeypatch, [78 * GIB])
     pools = [
         model.num_blocks * model.layout.block_bytes
         for model in (
@@ -165,9 +163,7 @@ def test_larger_steps_leave_less() -> None:
 
 
 def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (78 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "named_device", torch.device)
+    show_cards(monkeypatch, [78 * GIB])
     engine = EngineConfig(device="cuda", kv_utilization=0.5)
     model = plan_model(NodeConfig(engine=engine))
     assert 30 * GIB < model.num_blocks * model.layout.block_bytes < 40 * GIB
@@ -176,11 +172,7 @@ def test_a_node_on_a_gpu_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    free = {"cuda:1": 40 * GIB, "cuda:2": 10 * GIB}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[str(device)], 80 * GIB))
-    monkeypatch.setattr(start_model, "named_device", torch.device)
+    show_cards(monkeypatch, [0, 40 * GIB, 10 * GIB])
     model = plan_model(NodeConfig(engine=EngineConfig(device="cuda:1", tensor_parallel=2)))
     assert model.has_device_ranks
     assert [str(model.device_of_rank(rank)) for rank in range(2)] == ["cuda:1", "cuda:2"]
@@ -190,10 +182,7 @@ def test_ranks_on_gpus_share_out_the_model_and_the_fullest_gpu_decides(
 
 
 def test_the_stage_with_most_layers_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-    monkeypatch.setattr(start_model, "named_device", torch.device)
+    show_cards(monkeypatch, [10 * GIB] * 6)
     engine = EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=3)
     model = plan_model(NodeConfig(engine=engine))
     layers = [layout.num_layers for layout in model.rank_layouts]
@@ -222,7 +211,6 @@ def test_the_stage_with_most_layers_decides(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_that_gpus_cannot_have_are_refused(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(start_model, "named_device", torch.device)
+    show_cards(monkeypatch, [78 * GIB] * 2)
     with pytest.raises(ConfigError, match=says):
         plan_model(NodeConfig(engine=EngineConfig(**{"device": "cuda"} | options)))

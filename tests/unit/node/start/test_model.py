@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from kv_transfer.handshake import KvIdentity
 from pdserve.errors import ConfigError, LayoutMismatch
@@ -14,6 +13,7 @@ from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.timeouts import Timeouts
+from tests.fakes.cards import show_cards
 
 
 def planned(**engine: str | int) -> NodeModel:
@@ -48,7 +48,7 @@ def test_kernels_that_this_cpu_lacks_are_refused() -> None:
 
 
 def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    show_cards(monkeypatch, [1 << 30] * 2)
     with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda"):
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
 
