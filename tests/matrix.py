@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from _pytest.mark import ParameterSet
 
 
-def matrix(cases: Iterable[object], num_always: int) -> list[ParameterSet]:
+def matrix(cases: Iterable[object], num_always: int) -> list[object]:
     """Cases for `parametrize`; all but the first ones are long. A tuple is several arguments."""
     listed = list(cases)
     assert 0 < num_always < len(listed), "nothing of it is long"
