@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from coordinator.api.server.https import https_context
-from coordinator.tenants.opening import open_keys
+from coordinator.tenants.opening import metrics_token, open_keys
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
 from pdserve.settings.config import ONE_POOL, CoordinatorConfig
@@ -23,6 +23,7 @@ def check_front(config: CoordinatorConfig) -> ServiceClasses:
         raise ConfigError(f"--rebalance needs two pools: leave it out with --mode {config.mode}")
     classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
     open_keys(config, classes.by_name, os.environ, SystemClock())
+    metrics_token(config.access)
     if config.access.https_dir:
         https_context(Path(config.access.https_dir))
     return classes

@@ -9,8 +9,8 @@ import uvloop
 from coordinator.front_check import check_front
 from coordinator.models.files import ModelFiles, read_model_files
 from coordinator.runtime import Coordinator
-from coordinator.tenants import Tenants
-from coordinator.tenants.opening import open_tenants
+from coordinator.tenants import Readers, Tenants
+from coordinator.tenants.opening import open_readers, open_tenants
 from pdserve.clock import SystemClock
 from pdserve.process.signals import StopSignals
 from pdserve.settings.config import CoordinatorConfig
@@ -27,13 +27,18 @@ def run(config: CoordinatorConfig) -> None:
     files = read_model_files(config.checkpoint, config.answers.pooling)
     tenants = open_tenants(config, classes.by_name, files.name, os.environ, SystemClock())
     try:
-        uvloop.run(_serve(config, files, classes, tenants))
+        readers = open_readers(config.access, tenants, os.environ)
+        uvloop.run(_serve(config, files, classes, tenants, readers))
     finally:
         tenants.close()
 
 
 async def _serve(
-    config: CoordinatorConfig, files: ModelFiles, classes: ServiceClasses, tenants: Tenants
+    config: CoordinatorConfig,
+    files: ModelFiles,
+    classes: ServiceClasses,
+    tenants: Tenants,
+    readers: Readers,
 ) -> None:
     signals = StopSignals()
-    await Coordinator(config, files, classes, tenants).run(signals)
+    await Coordinator(config, files, classes, tenants, readers).run(signals)

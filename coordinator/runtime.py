@@ -30,13 +30,14 @@ from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.prefixes.hashes import PromptHashes
+from coordinator.reading import ReadersService
 from coordinator.requests.journey import Journey
 from coordinator.service import CoordinatorService
 from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store
 from coordinator.stateful.storage.store import STORE
-from coordinator.tenants import Tenants
+from coordinator.tenants import Readers, Tenants
 from coordinator.text.parts import ToolFormat
 from coordinator.ticks import ticking
 from coordinator.tracing.otlp import make_tracing
@@ -57,7 +58,7 @@ from pdserve.slo import ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
-from pdserve.wire.security import Security, check_exposure, read_token
+from pdserve.wire.security import Security, check_exposure
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Coordinator:
         files: ModelFiles,
         classes: ServiceClasses,
         tenants: Tenants,
+        readers: Readers,
     ) -> None:
         self._config = config
         self._files = files
@@ -98,6 +100,7 @@ class Coordinator:
         self._live = Live(self._cluster.flow.status, self._history)
         self._costs = self._make_costs()
         self._model = self._make_model()
+        self._readers = readers
         self._app = self._make_app(classes, tenants)
 
     async def run(self, signals: StopSignals) -> None:
@@ -202,6 +205,7 @@ class Coordinator:
             metrics=Exposition(self._metrics.pieces).text,
             classes=classes,
             tenants=tenants,
+            readers=self._readers,
             begin_span=self._tracing.begin if self._tracing else lambda headers: None,
         )
         add_stateful_routes(app, open_store(config.answers.store, self._files.name, config.port))
@@ -226,6 +230,8 @@ class Coordinator:
             lambda address, reason: service.refused(f"a process at {address}", reason),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
+        reading = ReadersService(self._readers)
+        coordinator_pb2_grpc.add_ReadersServicer_to_server(reading, nodes.grpc)
         return nodes
 
     def _sizing(self) -> AbstractAsyncContextManager[None]:
@@ -240,11 +246,9 @@ class Coordinator:
 
 
 def _api_config(config: CoordinatorConfig) -> ApiConfig:
-    file = config.access.metrics_token_file
     return ApiConfig(
         splits_reasoning=config.answers.split_reasoning,
         cors_origins=parse_origins(config.access.cors_origins),
-        metrics_token=read_token(Path(file), "metrics token") if file else "",
         idle_timeout_s=config.timeouts.idle_s,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
 
@@ -34,6 +35,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def host_in(header: str) -> str:
+    """The name or address in a Host header, without brackets or port; empty if there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:  # a bracket is missing
+        return ""
 
 
 def check_addresses(addresses: Sequence[str]) -> None:

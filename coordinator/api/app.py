@@ -20,7 +20,7 @@ from coordinator.api.routes import ROUTES, add_routes
 from coordinator.api.server.headers import label
 from coordinator.api.server.middleware import answer_everything
 from coordinator.models.catalog import Catalog
-from coordinator.tenants import Tenants
+from coordinator.tenants import Readers, Tenants
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
@@ -33,6 +33,7 @@ def create_app(
     metrics: Callable[[], Awaitable[bytes]] | None = None,
     classes: ServiceClasses | None = None,
     tenants: Tenants | None = None,
+    readers: Readers | None = None,
     begin_span: BeginSpan = lambda headers: None,
 ) -> web.Application:
     """Build the application that serves the API of these models, for `HttpServer`.
@@ -40,11 +41,13 @@ def create_app(
     What else is served is added to it: see `add_routes`.
 
     `metrics` returns the body of GET /metrics. `classes` are the service classes (default:
-    pdserve's own). `tenants` says who may send requests (default: anybody). `begin_span` begins the
+    pdserve's own). `tenants` says who may send requests (default: anybody), `readers` who may read
+    the state of the cluster (default: who has a key, if there are some). `begin_span` begins the
     span of a call with these headers, if it is to be recorded.
     """
     config = config or ApiConfig()
     clock = SystemClock()
+    tenants = tenants or Tenants(None, None, models.default.name, clock)
     app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
     app.on_response_prepare.append(label)
     app.on_cleanup.append(_close)
@@ -54,7 +57,8 @@ def create_app(
         observer=observer or NullObserver(),
         metrics=metrics or _no_metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
-        tenants=tenants or Tenants(None, None, models.default.name, clock),
+        tenants=tenants,
+        readers=readers or Readers(tenants),
         clock=clock,
         write_turns=WriteTurns(clock),
         long_turns=WriteTurns(clock, num_per_turn=1),

@@ -37,7 +37,6 @@ class ApiConfig:
     max_connections: int = 8192  # of clients; fewer if the process's file limit is lower
     keep_alive_s: float = 15.0  # interval of keep-alive comments on an idle stream
     stall_timeout_s: float = 120.0  # a client that reads nothing for this long is disconnected
-    metrics_token: str = ""  # with which the state may be read, besides with a key; empty: without
     cors_origins: tuple[str, ...] = ()  # origins of pages that may use the server; "*" = any
     retry_after_s: int = 1  # Retry-After of a refused request, when no wait is predicted
     deadline_s: float = 0.0  # for requests that set no time-out themselves; 0 = none

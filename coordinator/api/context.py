@@ -19,7 +19,7 @@ from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.outbox import Outbox
 from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.models.catalog import Catalog
-from coordinator.tenants import Admitted, Tenants
+from coordinator.tenants import Admitted, Readers, Tenants
 from coordinator.tracing.call_span import CallSpan
 from pdserve.clock import Clock
 from pdserve.protocol import Slo
@@ -38,6 +38,7 @@ class ApiContext:
     metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
+    readers: Readers
     clock: Clock
     write_turns: WriteTurns
     long_turns: WriteTurns  # of pieces of long work

@@ -23,9 +23,10 @@ from pathlib import Path
 import msgspec
 
 from coordinator.tenants.identity import OWNER, Tenant, check_name
-from coordinator.tenants.keys import hash_key, is_key_hash
+from coordinator.tenants.keys import is_key_hash
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
+from pdserve.settings.api_key import hash_key
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,11 @@ class KeyBook:
         key_hash = hash_key(key)
         tenant = self._owners.get(key_hash)
         return None if tenant is None else (tenant, key_hash)
+
+    def has(self, key_hash: str) -> bool:
+        """Return whether this is the hash of a key."""
+        self._follow()
+        return key_hash in self._owners
 
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant of this name; None if no key is its."""

@@ -6,7 +6,6 @@ for passwords that people choose.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from secrets import token_urlsafe
 
@@ -18,12 +17,6 @@ _ID_CHARS = 8  # of a hash: enough to distinguish a tenant's keys, useless for g
 def new_key() -> str:
     """Make a new random key."""
     return PREFIX + token_urlsafe(32)
-
-
-def hash_key(key: str) -> str:
-    """Return the hash to store of a key: "sha256:" and 64 hexadecimal digits."""
-    sent = key.encode(errors="surrogateescape")  # how header bytes that are not UTF-8 are decoded
-    return "sha256:" + hashlib.sha256(sent).hexdigest()
 
 
 def is_key_hash(text: str) -> bool:

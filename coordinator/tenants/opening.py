@@ -7,17 +7,18 @@ from pathlib import Path
 
 from coordinator.tenants.identity import OWNER
 from coordinator.tenants.key_book import KeyBook
-from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Ledger
+from coordinator.tenants.readers import Readers
 from coordinator.tenants.tenants import Tenants
 from pdserve.addresses import is_loopback
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.process.user_cache import state_file
 from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.api_key import API_KEY_VARIABLE, SUPERVISOR_VARIABLE, hash_key
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import IN_MEMORY
+from pdserve.wire.security import read_token
 
 
 def open_tenants(
@@ -54,6 +55,22 @@ def open_keys(
         return None
     extra = {hash_key(key): OWNER} if key else {}
     return KeyBook(Path(access.key_file) if access.key_file else None, extra, classes, clock)
+
+
+def open_readers(config: AccessConfig, tenants: Tenants, environment: Mapping[str, str]) -> Readers:
+    """Say who may read the state of the cluster. Raises ConfigError: the token's file is none."""
+    return Readers(
+        tenants,
+        metrics_token(config),
+        environment.get(SUPERVISOR_VARIABLE, ""),
+        anybody=config.readers == "anybody",
+    )
+
+
+def metrics_token(config: AccessConfig) -> str:
+    """Read the token of who scrapes; empty: there is none. Raises as open_readers."""
+    file = config.metrics_token_file
+    return read_token(Path(file), "metrics token") if file else ""
 
 
 def _ledger(config: AccessConfig, model: str, port: int) -> Ledger | None:

@@ -56,6 +56,10 @@ class Tenants:
         tenant, key_hash = owner
         return Admitted(tenant, key_id(key_hash), self._quota(tenant))
 
+    def know(self, key_hash: str) -> bool:
+        """Return whether this is the hash of a tenant's key."""
+        return self._keys is not None and self._keys.has(key_hash)
+
     def stand_in(self, owner: str, key_id: str) -> Admitted | None:
         """Return the caller of a call that is made again for a tenant; None if it is gone."""
         if self._keys is None:

@@ -14,7 +14,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from pdserve.errors import Overloaded
-from pdserve.settings.api_key import without_key
+from pdserve.settings.api_key import without_keys
 
 
 class LimitedProcess:
@@ -52,7 +52,7 @@ class LimitedProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=self._max_line_bytes,
-                env=without_key(os.environ),
+                env=without_keys(os.environ),
             )
         except OSError as error:
             raise Overloaded(

@@ -5,7 +5,6 @@ A node would say the same, but after it has loaded its modules, and beside the o
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from pdserve.cluster.placement import gpus_of_node
 from pdserve.cluster.plan import Machine, cluster_nodes, plan_coordinator
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.errors import ConfigError
-from pdserve.settings.api_key import API_KEY_VARIABLE
 from pdserve.settings.config import EngineConfig
 
 Say = Callable[[str], None]
@@ -31,11 +29,6 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
     from coordinator.front_check import check_front
 
     cluster_nodes(config)
-    if config.access.metrics_token_file and not os.environ.get(API_KEY_VARIABLE):
-        raise ConfigError(
-            "access.metrics_token_file: pdserve up reads /status itself then with a key: set "
-            f"{API_KEY_VARIABLE}"
-        )
     check_front(plan_coordinator(config, config.port, loopback(config.host), 0))
     if not config.on:  # else the model and the devices are on other machines
         _check_device(config.engine, machine.num_gpus)

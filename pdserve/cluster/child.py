@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pdserve.process.exit_codes import MEANING
-from pdserve.settings.api_key import without_key
+from pdserve.settings.api_key import without_keys
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]
@@ -114,12 +115,12 @@ class Child(Process):
         on_exit: ExitSink,
         pass_fds: Sequence[int] = (),
         *,
-        inherits_key: bool = False,
+        keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start `argv`. Every line of output is passed to `on_line`, and the end to `on_exit`.
 
         The child inherits the descriptors `pass_fds` under the same numbers,
-        and the environment: without the API key, unless it `inherits_key`.
+        and the environment: without secrets, but for those of `keys`.
 
         Raises:
             OSError: the program cannot be started.
@@ -130,9 +131,7 @@ class Child(Process):
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._unfinished = b""  # the line being written
         self._loop = asyncio.get_running_loop()
-        self._process = self._open(
-            argv, pass_fds, os.environ if inherits_key else without_key(os.environ)
-        )
+        self._process = self._open(argv, pass_fds, without_keys(os.environ) | dict(keys))
         assert self._process.stdout is not None
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)

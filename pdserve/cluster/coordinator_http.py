@@ -71,9 +71,9 @@ def trust_in(ca: Path | None) -> Trust:
         raise ConfigError(f"--ca {ca} has no certificate of a CA: {error}") from error
 
 
-def key_headers() -> dict[str, str]:
-    """HTTP headers with the API key from the environment; none if it is not set."""
-    key = os.environ.get(API_KEY_VARIABLE, "")
+def key_headers(key: str | None = None) -> dict[str, str]:
+    """HTTP headers with a key, by default that from the environment; none without one."""
+    key = os.environ.get(API_KEY_VARIABLE, "") if key is None else key
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

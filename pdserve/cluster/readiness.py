@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from pdserve.cluster.child import Exit, Process
-from pdserve.cluster.coordinator_http import Trust
 from pdserve.cluster.plan import COORDINATOR
-from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
 from pdserve.process.exit_codes import FAILED, StartFailed
 from pdserve.protocol.status import ClusterStatus
+
+Look: TypeAlias = Callable[[], Awaitable[ClusterStatus]]  # asks; may raise ClusterError
 
 _TICK_S = 0.1  # between two requests for /status
 
 
 async def wait_until(
     is_ready: Callable[[ClusterStatus], bool],
-    url: str,
+    look: Look,
     processes: Sequence[Process],
     within_s: float,
-    trust: Trust = True,
 ) -> None:
-    """Poll the status of the cluster at `url` until `is_ready` returns True.
+    """Poll the status of a cluster until `is_ready` returns True.
 
     Raises:
         StartFailed: one of `processes` ended first, or `within_s` passed.
     """
-    looking = asyncio.create_task(_look_until(is_ready, url, trust))
+    looking = asyncio.create_task(_look_until(is_ready, look))
     endings = [asyncio.create_task(process.ended()) for process in processes]
     try:
         done, _ = await asyncio.wait(
@@ -41,14 +41,14 @@ async def wait_until(
         if ending in done:
             raise _ended_early(ending.result())
     if looking not in done:
-        raise await _too_late(url, [process.name for process in processes], within_s, trust)
+        raise await _too_late(look, [process.name for process in processes], within_s)
     looking.result()
 
 
-async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str, trust: Trust) -> None:
+async def _look_until(is_ready: Callable[[ClusterStatus], bool], look: Look) -> None:
     while True:
         try:
-            status = await fetch_status(url, trust=trust)
+            status = await look()
         except ClusterError:  # the coordinator does not listen yet
             pass
         else:
@@ -57,9 +57,9 @@ async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str, trust
         await asyncio.sleep(_TICK_S)
 
 
-async def _too_late(url: str, names: Sequence[str], within_s: float, trust: Trust) -> StartFailed:
+async def _too_late(look: Look, names: Sequence[str], within_s: float) -> StartFailed:
     try:
-        status = await fetch_status(url, trust=trust)
+        status = await look()
         missing = status.waiting_for([name for name in names if name != COORDINATOR])
     except ClusterError as error:
         missing = str(error)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdserve.cluster.coordinator_http import key_headers
 from pdserve.errors import ClusterError
 
 REPLY_S = 5.0
@@ -86,7 +87,7 @@ async def scrape(address: str) -> Samples:
     try:
         async with (
             aiohttp.ClientSession(timeout=limit, raise_for_status=True) as session,
-            session.get(f"http://{address}/metrics") as response,
+            session.get(f"http://{address}/metrics", headers=key_headers()) as response,
         ):
             return parse(await response.text())
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from secrets import token_hex
 from typing import Protocol
 
 from pdserve.addresses import loopback
@@ -15,6 +16,7 @@ from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, pl
 from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.errors import ConfigError
 from pdserve.hints.extras import how_to_install
+from pdserve.settings.api_key import keys_of_coordinator
 
 
 class Site(Protocol):
@@ -28,6 +30,11 @@ class Site(Protocol):
     @property
     def grpc_address(self) -> str:
         """The `host:port` at which nodes reach the coordinator, once there is a plan."""
+        ...
+
+    @property
+    def supervisor_token(self) -> str:
+        """With which this process may read the coordinator's status."""
         ...
 
     @property
@@ -84,6 +91,7 @@ class ThisMachine:
         self._config = config
         self._make_child = make_child
         self._machine = machine
+        self.supervisor_token = token_hex(32)
         self._ports: list[ReservedPort] = []  # HTTP, gRPC
         self.warning = ""
 
@@ -115,7 +123,8 @@ class ThisMachine:
     ) -> Process:
         """As Site.start."""
         words = [*argv, f"--die-with-parent={os.getpid()}"]
-        return self._make_child(name, words, on_line, on_exit, inherits_key=name == COORDINATOR)
+        keys = keys_of_coordinator(os.environ, self.supervisor_token) if name == COORDINATOR else {}
+        return self._make_child(name, words, on_line, on_exit, keys=keys)
 
     async def release(self) -> None:
         """As Site.release."""

@@ -150,7 +150,7 @@ class Cluster:
         Raises:
             ClusterError: the coordinator does not answer.
         """
-        return await fetch_status(self.url, trust=self._trust)
+        return await fetch_status(self.url, trust=self._trust, key=self._site.supervisor_token)
 
     async def metrics_addresses(self) -> dict[str, str]:
         """Node name |-> host:port of its /metrics, for the attached nodes."""
@@ -231,7 +231,7 @@ class Cluster:
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], processes: Sequence[Process]
     ) -> None:
-        await wait_until(is_ready, self.url, processes, self.config.start_s, self._trust)
+        await wait_until(is_ready, self.status, processes, self.config.start_s)
 
     # ---- end -------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from pdserve.node.reports.gauges import (
 from pdserve.node.reports.kv_events import KvEventFeed
 from pdserve.node.reports.metrics_server import STANDBY, MetricsServer
 from pdserve.node.reports.perf_feed import PerfFeed
+from pdserve.node.reports.readers import readers_of
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
@@ -180,10 +181,11 @@ class Node:
         )
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
-        self._metrics_server = MetricsServer(
-            parts.metrics.pieces, samples.since, self._probed_state, self._security.tls_dir
-        )
         self._links: list[CoordinatorLink] = []
+        reads = readers_of(self._links, config.timeouts, self._security, parts.clock)
+        self._metrics_server = MetricsServer(
+            parts.metrics.pieces, samples.since, self._probed_state, reads, self._security.tls_dir
+        )
         self._coordinators: Coordinators | None = None  # not before this node listens
         self._kv_events = KvEventFeed(self._links)
         self._perf_feed = PerfFeed(self._links, parts.pull_costs, config.engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,10 +19,17 @@ class AccessConfig(ConfigStruct, frozen=True):
     metrics_token_file: Annotated[
         str,
         Meta(
-            description="file with a token: /status, /metrics and /metrics/targets then want it, "
-            "or a key; empty: open to anybody"
+            description="file with a token that, as any key, lets its bearer read /status and "
+            "/metrics"
         ),
     ] = ""
+    readers: Annotated[
+        Literal["known", "anybody"],
+        Meta(
+            description="who may read /status and all /metrics; known: who shows a key or the "
+            "metrics token, where there are some"
+        ),
+    ] = "known"
     https_dir: Annotated[
         str, Meta(description="directory of tls.crt and tls.key, to speak HTTPS; empty: HTTP")
     ] = ""

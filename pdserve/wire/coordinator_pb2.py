@@ -25,21 +25,27 @@ _sym_db = _symbol_database.Default()
 from pdserve.wire import messages_pb2 as pdserve_dot_wire_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epdserve/wire/coordinator.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\";\n\x0cNodeMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.NodeMessage\"I\n\x13\x43oordinatorMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .pdserve.wire.CoordinatorMessage\"\xf1\x02\n\x0bNodeMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdserve.wire.NodeHelloH\x00\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LoadReportH\x00\x12*\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.wire.TokenBatchH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.LegFailedH\x00\x12+\n\tkv_events\x18\x05 \x01(\x0b\x32\x16.pdserve.wire.KvEventsH\x00\x12(\n\x04perf\x18\x06 \x01(\x0b\x32\x18.pdserve.wire.PerfReportH\x00\x12.\n\nprefetched\x18\x07 \x01(\x0b\x32\x18.pdserve.wire.PrefetchedH\x00\x12(\n\x07\x63laimed\x18\x08 \x01(\x0b\x32\x15.pdserve.wire.ClaimedH\x00\x42\x06\n\x04\x62ody\"\x9b\x03\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.pdserve.wire.WelcomeH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.PrefillLegH\x00\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x17.pdserve.wire.DecodeLegH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.CancelLegH\x00\x12-\n\ndrain_seen\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.DrainSeenH\x00\x12)\n\x08set_role\x18\x06 \x01(\x0b\x32\x15.pdserve.wire.SetRoleH\x00\x12*\n\x08prefetch\x18\x07 \x01(\x0b\x32\x16.pdserve.wire.PrefetchH\x00\x12$\n\x05\x63laim\x18\x08 \x01(\x0b\x32\x13.pdserve.wire.ClaimH\x00\x12$\n\x05\x64rain\x18\t \x01(\x0b\x32\x13.pdserve.wire.DrainH\x00\x42\x06\n\x04\x62ody2Z\n\x0b\x43oordinator\x12K\n\x06\x41ttach\x12\x1a.pdserve.wire.NodeMessages\x1a!.pdserve.wire.CoordinatorMessages(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epdserve/wire/coordinator.proto\x12\x0cpdserve.wire\x1a\x1bpdserve/wire/messages.proto\"\x1a\n\x06Reader\x12\x10\n\x08key_hash\x18\x01 \x01(\t\"\x1b\n\x07Reading\x12\x10\n\x08may_read\x18\x01 \x01(\x08\";\n\x0cNodeMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.NodeMessage\"I\n\x13\x43oordinatorMessages\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .pdserve.wire.CoordinatorMessage\"\xf1\x02\n\x0bNodeMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.pdserve.wire.NodeHelloH\x00\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LoadReportH\x00\x12*\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.wire.TokenBatchH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.LegFailedH\x00\x12+\n\tkv_events\x18\x05 \x01(\x0b\x32\x16.pdserve.wire.KvEventsH\x00\x12(\n\x04perf\x18\x06 \x01(\x0b\x32\x18.pdserve.wire.PerfReportH\x00\x12.\n\nprefetched\x18\x07 \x01(\x0b\x32\x18.pdserve.wire.PrefetchedH\x00\x12(\n\x07\x63laimed\x18\x08 \x01(\x0b\x32\x15.pdserve.wire.ClaimedH\x00\x42\x06\n\x04\x62ody\"\x9b\x03\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.pdserve.wire.WelcomeH\x00\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.PrefillLegH\x00\x12)\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x17.pdserve.wire.DecodeLegH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.pdserve.wire.CancelLegH\x00\x12-\n\ndrain_seen\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.DrainSeenH\x00\x12)\n\x08set_role\x18\x06 \x01(\x0b\x32\x15.pdserve.wire.SetRoleH\x00\x12*\n\x08prefetch\x18\x07 \x01(\x0b\x32\x16.pdserve.wire.PrefetchH\x00\x12$\n\x05\x63laim\x18\x08 \x01(\x0b\x32\x13.pdserve.wire.ClaimH\x00\x12$\n\x05\x64rain\x18\t \x01(\x0b\x32\x13.pdserve.wire.DrainH\x00\x42\x06\n\x04\x62ody2Z\n\x0b\x43oordinator\x12K\n\x06\x41ttach\x12\x1a.pdserve.wire.NodeMessages\x1a!.pdserve.wire.CoordinatorMessages(\x01\x30\x01\x32\x41\n\x07Readers\x12\x36\n\x07MayRead\x12\x14.pdserve.wire.Reader\x1a\x15.pdserve.wire.Readingb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.wire.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEMESSAGES']._serialized_start=77
-  _globals['_NODEMESSAGES']._serialized_end=136
-  _globals['_COORDINATORMESSAGES']._serialized_start=138
-  _globals['_COORDINATORMESSAGES']._serialized_end=211
-  _globals['_NODEMESSAGE']._serialized_start=214
-  _globals['_NODEMESSAGE']._serialized_end=583
-  _globals['_COORDINATORMESSAGE']._serialized_start=586
-  _globals['_COORDINATORMESSAGE']._serialized_end=997
-  _globals['_COORDINATOR']._serialized_start=999
-  _globals['_COORDINATOR']._serialized_end=1089
+  _globals['_READER']._serialized_start=77
+  _globals['_READER']._serialized_end=103
+  _globals['_READING']._serialized_start=105
+  _globals['_READING']._serialized_end=132
+  _globals['_NODEMESSAGES']._serialized_start=134
+  _globals['_NODEMESSAGES']._serialized_end=193
+  _globals['_COORDINATORMESSAGES']._serialized_start=195
+  _globals['_COORDINATORMESSAGES']._serialized_end=268
+  _globals['_NODEMESSAGE']._serialized_start=271
+  _globals['_NODEMESSAGE']._serialized_end=640
+  _globals['_COORDINATORMESSAGE']._serialized_start=643
+  _globals['_COORDINATORMESSAGE']._serialized_end=1054
+  _globals['_COORDINATOR']._serialized_start=1056
+  _globals['_COORDINATOR']._serialized_end=1146
+  _globals['_READERS']._serialized_start=1148
+  _globals['_READERS']._serialized_end=1213
 # @@protoc_insertion_point(module_scope)

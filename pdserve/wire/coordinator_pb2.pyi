@@ -7,6 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Reader(_message.Message):
+    __slots__ = ("key_hash",)
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    key_hash: str
+    def __init__(self, key_hash: _Optional[str] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("may_read",)
+    MAY_READ_FIELD_NUMBER: _ClassVar[int]
+    may_read: bool
+    def __init__(self, may_read: bool = ...) -> None: ...
+
 class NodeMessages(_message.Message):
     __slots__ = ("messages",)
     MESSAGES_FIELD_NUMBER: _ClassVar[int]

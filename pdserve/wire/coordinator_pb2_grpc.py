@@ -95,3 +95,78 @@ class Coordinator(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ReadersStub(object):
+    """Whom a node may tell its metrics. A coordinator that does not know this lets anybody.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.MayRead = channel.unary_unary(
+                '/pdserve.wire.Readers/MayRead',
+                request_serializer=pdserve_dot_wire_dot_coordinator__pb2.Reader.SerializeToString,
+                response_deserializer=pdserve_dot_wire_dot_coordinator__pb2.Reading.FromString,
+                _registered_method=True)
+
+
+class ReadersServicer(object):
+    """Whom a node may tell its metrics. A coordinator that does not know this lets anybody.
+    """
+
+    def MayRead(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ReadersServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'MayRead': grpc.unary_unary_rpc_method_handler(
+                    servicer.MayRead,
+                    request_deserializer=pdserve_dot_wire_dot_coordinator__pb2.Reader.FromString,
+                    response_serializer=pdserve_dot_wire_dot_coordinator__pb2.Reading.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'pdserve.wire.Readers', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('pdserve.wire.Readers', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Readers(object):
+    """Whom a node may tell its metrics. A coordinator that does not know this lets anybody.
+    """
+
+    @staticmethod
+    def MayRead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.wire.Readers/MayRead',
+            pdserve_dot_wire_dot_coordinator__pb2.Reader.SerializeToString,
+            pdserve_dot_wire_dot_coordinator__pb2.Reading.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

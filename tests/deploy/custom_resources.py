@@ -79,6 +79,7 @@ _ENDPOINT = _object(
     "port",
     port=_STRING,
     path=_STRING,
+    authorization=_object(credentials=_KEY_OF_SECRET),
     interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     scheme={"enum": ["http", "https"]},
     tlsConfig=_object(

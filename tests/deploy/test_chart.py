@@ -367,6 +367,27 @@ def test_the_api_speaks_https_with_the_secret_that_is_named(chart: Renderer) -> 
     assert ends == {"http": "https", "metrics": None}, "only with mTLS"
 
 
+@pytest.mark.parametrize(("values", "secret"), [({}, "test-metrics-token"), ("own", "mine")])
+def test_metrics_are_scraped_with_the_token_that_the_coordinator_has(
+    chart: Renderer, values: Document | str, secret: str
+) -> None:
+    own = {"auth": {"metricsTokenSecret": "mine"}} if values == "own" else {}
+    documents = chart.render(VALUES["scraped"] | own)
+    coordinator = workloads(documents)["coordinator"]
+    config = config_of("coordinator", coordinator)
+    assert isinstance(config, CoordinatorConfig)
+    path = Path(config.access.metrics_token_file)
+    (container,) = pod_of(coordinator)["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod_of(coordinator)["volumes"]}
+    assert volumes[mounts[str(path.parent)]]["secret"] == {"secretName": secret}
+    made = {found["metadata"]["name"]: found for found in documents if found["kind"] == "Secret"}
+    assert (secret in made) is (not own)
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    for end in monitor["spec"]["podMetricsEndpoints"]:
+        assert end["authorization"]["credentials"] == {"name": secret, "key": path.name}
+
+
 def test_processes_have_the_certificates_of_their_role(chart: Renderer) -> None:
     for part, document in workloads(chart.render(VALUES["mTLS"])).items():
         pod = pod_of(document)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from hmac import compare_digest
-
 from aiohttp import web
 
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from coordinator.api.read.idempotency import keyed_call
 from coordinator.tenants.ledger import Amounts
-from pdserve.errors import NodeDraining, PermissionDenied, Unauthorized
+from pdserve.errors import NodeDraining, PermissionDenied
 
 _CLIENTS = ("/v1/", "/tokenize", "/detokenize")
 _OPERATORS = "/admin/"
-_STATE = ("/status", "/metrics", "/metrics/targets")
+_STATE = ("/status", "/metrics", "/metrics/targets", "/admin/live")
 _SCHEME = "bearer "
 CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, never received
 
@@ -21,11 +19,11 @@ CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, 
 def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> None:
     """Identify the tenant of a request, on paths that need one, and record it in the trace.
 
-    /health and /version are open to anybody, and what tells the state of the cluster is unless
-    there is a token for it. Raises Unauthorized or PermissionDenied.
+    /health and /version are open to anybody; what tells the state of the cluster is for its
+    readers. Raises Unauthorized or PermissionDenied.
     """
-    if request.path in _STATE and context.config.metrics_token:
-        _check_monitor(_key_of(request), context)
+    if request.path in _STATE:
+        context.readers.check(_key_of(request))
     if not request.path.startswith((*_CLIENTS, _OPERATORS)):
         return
     caller = context.tenants.identify(_key_of(request))
@@ -88,22 +86,6 @@ def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | 
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())
         context.observer.request_finished(summary)
-
-
-def _check_monitor(shown: str | None, context: ApiContext) -> None:
-    """Check that somebody may read the state: with the token for it, or a key. Raises Unauthorized.
-
-    An operator's dashboards have no key, and whoever has one sees nothing new.
-    """
-    token = context.config.metrics_token
-    sent = b"" if shown is None else shown.encode(errors="surrogateescape")  # may be no UTF-8
-    if compare_digest(sent, token.encode()):
-        return
-    if not context.tenants.need_keys:
-        raise Unauthorized(
-            "the token of access.metrics_token_file is needed: send it as 'Authorization: Bearer'"
-        )
-    context.tenants.identify(shown)
 
 
 def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:

@@ -7,13 +7,12 @@ a browser on that machine could use the cluster.
 from __future__ import annotations
 
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
-from pdserve.addresses import is_loopback
+from pdserve.addresses import host_in, is_loopback
 from pdserve.errors import PermissionDenied
 from pdserve.settings.api_key import API_KEY_VARIABLE
 
@@ -51,7 +50,7 @@ def check_host(request: web.Request) -> None:
     for the page's own, and lets it do everything.
     """
     host = request.headers.get("Host")
-    if host is None or request.app[CONTEXT].tenants.need_keys or is_loopback(_without_port(host)):
+    if host is None or request.app[CONTEXT].tenants.need_keys or is_loopback(host_in(host)):
         return
     raise PermissionDenied(
         f"a cluster without API keys cannot be used as {host[:128]!r}: "
@@ -99,14 +98,6 @@ def _origin_headers(request: web.Request, origins: Collection[str]) -> dict[str,
     if origin is None or origin not in origins:
         return varies
     return varies | {"Access-Control-Allow-Origin": origin}
-
-
-def _without_port(host: str) -> str:
-    """Return the name or address in a Host header; empty if there is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # a bracket is missing
-        return ""
 
 
 def _waited_ms(context: ApiContext, trace: RequestTrace) -> int:

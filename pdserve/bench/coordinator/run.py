@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import uvloop
 from rich.table import Table
@@ -140,7 +141,10 @@ class _Simulated:
             children.append(_spawn(COORDINATOR, [COORDINATOR, *as_flags(coordinator)], its_core))
             children.append(_spawn(SIMULATED, nodes.arguments, others))
             await wait_until(
-                lambda s: not s.waiting_for(NODE_IDS), url, children, self.config.start_s
+                lambda s: not s.waiting_for(NODE_IDS),
+                partial(fetch_status, url),
+                children,
+                self.config.start_s,
             )
             async with chat_target(url, (await fetch_status(url)).model) as target:
                 pid, nodes_pid = (child.pid for child in children)

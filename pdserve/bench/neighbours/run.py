@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from coordinator.tenants.keys import hash_key, new_key
+from coordinator.tenants.keys import new_key
 from pdserve.bench.compare.clusters import RunningServer, max_model_len
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.neighbours.attacks import ATTACKS
@@ -25,6 +25,7 @@ from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
 from pdserve.settings.access import AccessConfig
+from pdserve.settings.api_key import hash_key
 
 
 def run(config: NeighboursConfig, setup: dict[str, object]) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ import ray
 
 from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.ports import ReservedPort
-from pdserve.settings.api_key import API_KEY_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,10 @@ class Place:
 class Runner:
     """Runs one process at a time."""
 
-    def __init__(self, token: str, key: str) -> None:
-        """`token` is what processes show to join; `key` the API key, if they are to have it."""
+    def __init__(self, token: str, keys: Mapping[str, str]) -> None:
+        """`token` is what processes show to join; `keys` the secrets of their environment."""
         self._token = token
-        self._has_key = bool(key)
-        if key:
-            os.environ[API_KEY_VARIABLE] = key
+        self._keys = keys
         self._child: Child | None = None
         self._reserved: list[ReservedPort] = []
         self._events: asyncio.Queue[str | Exit] = asyncio.Queue()
@@ -81,7 +78,7 @@ class Runner:
                 lambda _, line: events.put_nowait(line),
                 events.put_nowait,
                 (descriptor,),
-                inherits_key=self._has_key,
+                keys=self._keys,
             )
         return self._child.pid
 

@@ -38,7 +38,7 @@ from pdserve.cluster.plan import (
 )
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import StartFailed
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.api_key import keys_of_coordinator
 
 _HEAD = {"node:__internal_head__": 0.001}  # what only Ray's head machine has
 
@@ -57,6 +57,7 @@ class OnRay:
     def __init__(self, config: ClusterConfig) -> None:
         """Nothing is asked of Ray yet."""
         self._config = config
+        self.supervisor_token = secrets.token_hex(32)
         self._token = secrets.token_hex(32)  # whoever has it may join
         self._demand = Demand(0, 0, 0)
         self._groups: list[PlacementGroup] = []
@@ -99,9 +100,9 @@ class OnRay:
 
     async def _reserve_ports(self) -> None:
         """Have Ray place the coordinator's actor."""
-        key = os.environ.get(API_KEY_VARIABLE, "")
+        keys = keys_of_coordinator(os.environ, self.supervisor_token)
         runner = ray.remote(Runner).options(num_cpus=0, resources=_HEAD, max_restarts=-1)
-        actor = self._actors[COORDINATOR] = runner.remote(self._token, key)
+        actor = self._actors[COORDINATOR] = runner.remote(self._token, keys)
         config = self._config
         async with self._in_time("the coordinator on Ray's head machine"):
             self._head = (await answer(actor.place.remote())).address
@@ -130,7 +131,7 @@ class OnRay:
                     max_restarts=-1,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 )
-                self._actors[name] = runner.remote(self._token, "")
+                self._actors[name] = runner.remote(self._token, {})
         async with self._in_time(f"{len(nodes)} nodes with {_told(asked.bundle)} each"):
             await asyncio.gather(*(answer(group.ready()) for group in self._groups))
 

@@ -1,5 +1,7 @@
 """Serves GET /metrics, and /health for probes, on the event loop; with certificates over TLS.
 
+All but probes are for who shows a certificate or, without those, for who may read (`readers.py`).
+
 The gauges read state that only the loop may touch: in a thread of its own, it would read queues and
 handoffs while the loop changes them. On the loop, an idle connection costs one descriptor for a
 bounded time, instead of a thread. What all scrapes together take of the loop is bounded, too
@@ -11,13 +13,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from pdserve.addresses import host_in, is_loopback
 from pdserve.node.reports.metrics_tls import metrics_tls
 from pdserve.prometheus.exposition import Exposition
+
+MayRead: TypeAlias = Callable[[str | None], Awaitable[bool]]
 
 IDLE_S = 30.0  # after which an idle connection is closed
 STANDBY = "standby"  # the state of a node that has loaded, and waits for a pool
@@ -34,6 +41,7 @@ class MetricsServer:
         pieces: Callable[[], Iterator[bytes]],
         samples_since: Callable[[int], bytes],
         state: Callable[[], str],
+        may_read: MayRead,
         tls_dir: Path | None = None,
     ) -> None:
         """
@@ -41,6 +49,8 @@ class MetricsServer:
             pieces: make the answer of GET /metrics (`Exposition`).
             samples_since: makes the answer of GET /samples?after=NUMBER.
             state: makes that of probes.
+            may_read: says whether who shows a key may have the others, where nodes have no
+                certificates.
             tls_dir: has the node's certificate, if nodes have some. Then all but probes need one.
 
         Raises:
@@ -50,7 +60,8 @@ class MetricsServer:
         self._samples_since = samples_since
         self._state = state
         self._tls = None if tls_dir is None else metrics_tls(tls_dir)
-        app = web.Application(middlewares=[] if tls_dir is None else [_known_only])
+        guard = _readers_only(may_read) if tls_dir is None else _known_only
+        app = web.Application(middlewares=[guard])
         app.router.add_get(_PROBES, self._answer_probe)
         app.router.add_get("/metrics", self._answer)
         app.router.add_get("/samples", self._answer_samples)
@@ -96,15 +107,39 @@ class MetricsServer:
 
 
 @web.middleware
-async def _known_only(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _known_only(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse who has shown no certificate. With one of another CA, the handshake has failed."""
     if request.path != _PROBES and not request.get_extra_info("peercert"):
         raise web.HTTPForbidden(
             text="show a certificate of the cluster's CA: pdserve certs --role monitor makes one"
         )
     return await handler(request)
+
+
+def _readers_only(may_read: MayRead) -> Middleware:
+    """Refuse who shows no key that may read, unless anybody may."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != _PROBES:
+            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+            shown = key.strip() if scheme.lower() == "bearer" else None
+            if shown is None and _is_misled(request):
+                raise web.HTTPForbidden(text="use this machine's own name or address")
+            if not await may_read(shown):
+                raise web.HTTPUnauthorized(
+                    text="an API key or the token of access.metrics_token_file is needed: send it "
+                    "as 'Authorization: Bearer'"
+                )
+        return await handler(request)
+
+    return check
+
+
+def _is_misled(request: web.Request) -> bool:
+    """Whether a page has pointed its own name at this machine (DNS rebinding)."""
+    host, own = request.headers.get("Host"), request.get_extra_info("sockname")
+    return host is not None and is_loopback(str(own[0])) and not is_loopback(host_in(host))
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -107,7 +107,7 @@ async def _without(cluster: Cluster, name: str) -> None:
         ClusterError: it does not notice.
     """
     await cluster.retire_node(name)
-    await wait_until(lambda status: status.node(name) is None, cluster.url, [], _GONE_S)
+    await wait_until(lambda status: status.node(name) is None, cluster.status, [], _GONE_S)
 
 
 async def _at(

@@ -11,12 +11,18 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from pdserve.cluster.coordinator_http import key_headers
 from pdserve.errors import CalibrationError, ClusterError
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.process.certificates import role_name
 from pdserve.protocol import StepCosts
+from pdserve.settings.api_key import API_KEY_VARIABLE
 
 _REPLY_S = 10.0
+_ADVICE = (
+    f" (if the cluster has keys, {API_KEY_VARIABLE} is one; if nodes have certificates, --tls-dir "
+    "has one)"
+)
 
 T = TypeVar("T")
 
@@ -106,6 +112,7 @@ class NodeReader:
                 async with self._session.get(
                     url,
                     params={"after": after},
+                    headers=key_headers(),
                     timeout=limit,
                     raise_for_status=True,
                     ssl=self._tls or True,
@@ -113,7 +120,7 @@ class NodeReader:
                 ) as response:
                     samples = msgspec.json.decode(await response.read(), type=NodeSamples)
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-                advice = "" if self._tls else " (if nodes have certificates, --tls-dir has one)"
+                advice = "" if self._tls else _ADVICE
                 raise ClusterError(f"cannot read {url}: {error!r}{advice}") from error
             self._newest[address] = samples.newest
             if not (samples.steps or samples.pulls):

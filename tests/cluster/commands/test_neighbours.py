@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.tenants.keys import hash_key
 from pdserve.bench.neighbours.attacks import ATTACKS
 from pdserve.bench.neighbours.measurement import (
     ALL,
@@ -17,6 +16,7 @@ from pdserve.bench.neighbours.measurement import (
 )
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.access import AccessConfig
+from pdserve.settings.api_key import hash_key
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, fleet_config, running
 

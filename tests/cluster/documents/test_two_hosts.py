@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest_asyncio
 
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.protocol.status import ClusterStatus, read_status
+from pdserve.settings.api_key import keys_of_coordinator
 from tests.cluster.documents import guide
 from tests.cluster.documents.hosts import Host, obstacle, two_hosts
 from tests.cluster.fleet import START_S, poll
@@ -70,15 +72,16 @@ class Cluster:
             elif step.words[0] == "scp":
                 self._copy(host, step.words[2:])
             elif step.words[0] == "pdserve" and step.words[1] in SERVERS:
-                with pytest.MonkeyPatch.context() as patch:
-                    for name, value in step.environment.items():
-                        patch.setenv(name, value)
+                with _environment(step):
                     self.start(stack, step.words[1], host, *step.words[1:])
             else:
                 if set(SERVERS) <= set(self.lines):
                     await self.wait_until(lambda status: not status.waiting_for(NODES))
                 words = (*OWN_COMMAND, *step.words[1:])
-                code, told = await host.run(*(words if step.words[0] == "pdserve" else step.words))
+                with _environment(step):
+                    code, told = await host.run(
+                        *(words if step.words[0] == "pdserve" else step.words)
+                    )
                 assert code == 0, f"{step.words}: {told}"
                 self.outputs[" ".join(step.words[:2])] = told
 
@@ -95,7 +98,7 @@ class Cluster:
             [*OWN_COMMAND, *words],
             lambda _, line: lines.append(line),
             lambda end: None,
-            inherits_key=True,
+            keys=keys_of_coordinator(os.environ, ""),
         )
         stack.push_async_callback(child.stop, 10.0)
 
@@ -103,7 +106,8 @@ class Cluster:
         """Until the coordinator reports this."""
 
         async def look() -> bool:
-            words = ("curl", "-s", "--cacert", "keys/ca.crt", f"https://{A}:8000/status")
+            known = ("--cacert", "keys/ca.crt", "-H", "Authorization: Bearer sk-mine")
+            words = ("curl", "-s", *known, f"https://{A}:8000/status")
             code, told = await self.hosts["yours"].run(*words)
             return code == 0 and is_so(read_status(told.encode()))
 
@@ -122,6 +126,14 @@ class Cluster:
         (home,) = (there.home for there in self.hosts.values() if f"{there.address}:" == target)
         for source in sources:
             shutil.copytree(host.home / source, home / Path(source).name)
+
+
+@contextmanager
+def _environment(step: guide.Command) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in step.environment.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -53,7 +53,7 @@ def test_what_would_start_passes():
         ),
         ({"routing": {"default_class": "gold"}}, ConfigError, 'default_class "gold" must be'),
         ({"access": {"key_file": "/no/keys.toml"}}, ConfigError, "cannot read the key file"),
-        ({"access": {"metrics_token_file": "/t"}}, ConfigError, "with a key: set PDSERVE_API_KEY"),
+        ({"access": {"metrics_token_file": "/t"}}, ConfigError, "metrics token cannot be read"),
         ({"access": {"https_dir": "/no"}}, ConfigError, "access.https_dir: tls.crt"),
         ({"host": "0.0.0.0"}, ConfigError, "without API keys, everyone"),
     ],

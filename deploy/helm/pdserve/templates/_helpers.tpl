@@ -34,6 +34,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.auth.joinTokenSecret | default (printf "%s-join-token" (include "pdserve.name" .)) -}}
 {{- end -}}
 
+{{/* Secret with what Prometheus shows to read metrics. */}}
+{{- define "pdserve.metricsTokenSecret" -}}
+{{- .Values.auth.metricsTokenSecret | default (printf "%s-metrics-token" (include "pdserve.name" .)) -}}
+{{- end -}}
+
 {{- define "pdserve.modelClaim" -}}
 {{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
 {{- end -}}

@@ -20,7 +20,7 @@ from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.model import make_model
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.store import ResponseStore
-from coordinator.tenants import Tenants
+from coordinator.tenants import Readers, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
 from pdserve.slo import ServiceClasses
@@ -85,6 +85,7 @@ async def served(
     generator: FakeGenerator | None = None,
     tokenizer: Tokenizer | None = None,
     tenants: Tenants | None = None,
+    readers: Readers | None = None,
     embedding_model: EmbeddingModel | None = None,
     classes: ServiceClasses | None = None,
     store: ResponseStore | None = None,
@@ -108,6 +109,7 @@ async def served(
         observer=observer,
         metrics=_metrics,
         tenants=tenants,
+        readers=readers,
         classes=classes,
     )
     add_stateful_routes(app, store)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from coordinator.generation import GenerationRequest, Route
-from coordinator.tenants import Tenants
+from coordinator.tenants import Readers, Tenants
 from coordinator.tenants.key_book import KeyBook
-from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, NodeLost, Overloaded
+from pdserve.settings.api_key import hash_key
 from pdserve.settings.config import CoordinatorConfig
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator.api.harness import Harness, is_error_body, served
@@ -83,12 +83,6 @@ async def test_without_a_key_nobody_gets_in(
     assert is_error_body(body)
     assert body["error"]["code"] == "invalid_api_key"
     assert api.generator.generations == []
-
-
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/status"])
-async def test_how_the_cluster_is_may_be_asked_without(tenants: Tenants, path: str) -> None:
-    async with served(tenants=tenants) as api, api.client.get(path) as response:
-        assert response.status == 200
 
 
 async def test_a_request_is_its_tenants(tenants: Tenants) -> None:
@@ -356,21 +350,27 @@ async def test_the_key_of_the_environment_is_an_operators() -> None:
             assert response.status == 404
 
 
-@pytest.mark.parametrize("path", ["/status", "/metrics", "/metrics/targets"])
 @pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("token", ["", "m" * 16])
+@pytest.mark.parametrize("anybody", [False, True])
 async def test_the_state_is_for_who_has_a_key_or_the_token_for_it(
-    path: str, tenants: Tenants, *, has_keys: bool
+    tenants: Tenants, *, has_keys: bool, token: str, anybody: bool
 ) -> None:
+    known = tenants if has_keys else Tenants(None, None, MODEL, ManualClock())
+    readers = Readers(known, token, "supervisor", anybody=anybody)
     seen = {}
-    async with served(tenants=tenants if has_keys else None, metrics_token="m" * 16) as api:
-        for shown in ("", "unknown", "acme-1", "m" * 16):
-            headers = bearer(shown) if shown else {}
-            async with api.client.get(path, headers=headers) as response:
-                seen[shown] = response.status
-        async with api.client.get("/health") as probe:
-            assert probe.status == 200
+    async with served(tenants=known, readers=readers) as api:
+        for path in ("/status", "/metrics", "/metrics/targets", "/health"):
+            for shown in ("", "unknown", "acme-1", "m" * 16, "supervisor"):
+                headers = {"Host": "far.example"} if has_keys else {}
+                headers |= bearer(shown) if shown else {}
+                async with api.client.get(path, headers=headers) as response:
+                    seen[path, shown] = response.status == 200
         async with connected(api) as client:
-            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ".encode()
-            client.writer.write(head + b"\xff\r\n\r\n")
-            assert b" 401 " in await client.reader.readline(), "what is no text is no token"
-    assert seen == {"": 401, "unknown": 401, "acme-1": 200 if has_keys else 401, "m" * 16: 200}
+            head = b"GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n\r\n"
+            client.writer.write(head)
+            what_is_no_text = await client.reader.readline()
+    is_open = anybody or not (has_keys or token)
+    assert (b" 200 " if is_open else b" 401 ") in what_is_no_text
+    may = {"supervisor"} | ({"acme-1"} if has_keys else set()) | ({token} if token else set())
+    assert seen == {(p, shown): is_open or shown in may or p == "/health" for p, shown in seen}

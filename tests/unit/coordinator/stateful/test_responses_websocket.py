@@ -12,9 +12,9 @@ import pytest
 from coordinator.stateful import websocket
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import LOOK_S
-from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
+from pdserve.settings.api_key import hash_key
 from tests.fakes.generator import (
     MODEL,
     FakeGenerator,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from coordinator.tenants.buckets import Bucket
 from coordinator.tenants.identity import Tenant
 from coordinator.tenants.key_book import KeyBook
-from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Amounts, Ledger
 from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.quota import Quota, format_wait
@@ -20,6 +19,7 @@ from coordinator.tenants.tenants import Admitted, Tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import RateLimited
 from pdserve.settings.access import AccessConfig
+from pdserve.settings.api_key import hash_key
 from pdserve.settings.config import CoordinatorConfig
 
 

@@ -36,10 +36,14 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+async def no_reader(shown: str | None) -> bool:
+    return False
+
+
 @asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[str]:
     """The address of a node's server; it has measured a step."""
-    server = MetricsServer(lambda: iter(()), log_of(1).since, lambda: "ready", directory)
+    server = MetricsServer(lambda: iter(()), log_of(1).since, lambda: "ready", no_reader, directory)
     port = await server.start("127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{port}"
