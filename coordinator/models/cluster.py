@@ -80,6 +80,7 @@ class ModelCluster:
             on_load=on_load,
             describe_process=describe_process,
             waits_for_nodes=config.routing.sleep_after_s > 0,
+            comes_back=lambda role: config.restarts and self.absent.misses(role),
         )
         self.pools: Final = Pools(
             config, self.registry, router, admission, metrics, incarnation, clock

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from coordinator.nodes.registry import Member, Registry
-from pdserve.protocol import NodeState
+from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import Absence, AbsentNode
 
 MOST: Final = 64
@@ -25,6 +25,7 @@ class Absent:
     def __init__(self, registry: Registry, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._noted: dict[tuple[Absence, str], tuple[float, str]] = {}  # (when, why), oldest first
+        self._roles: dict[str, NodeRole] = {}  # of those that were lost
         registry.on_joined(self._forget)
         registry.on_lost(self._note_lost)
         registry.on_refused(lambda node_id, reason: self._note("refused", node_id, reason))
@@ -38,17 +39,29 @@ class Absent:
             if now_s - at_s < KEPT_S[absence]
         ]
 
+    def misses(self, role: NodeRole) -> bool:
+        """Return whether a node of this pool was lost, and is not back."""
+        return any(
+            node.absence == "lost" and self._roles.get(node.node_id) is role
+            for node in self.nodes()
+        )
+
     def _forget(self, member: Member) -> None:
         for absence in KEPT_S:
             self._noted.pop((absence, member.node_id), None)
+        self._roles.pop(member.node_id, None)
 
     def _note_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             reason = member.load.reason or "its stream broke, or nothing was heard of it"
             self._note("lost", member.node_id, reason)
+            self._roles[member.node_id] = member.role
 
     def _note(self, absence: Absence, node_id: str, reason: str) -> None:
         self._noted.pop((absence, node_id), None)
         self._noted[absence, node_id] = self._now(), reason[:MOST_REASON]
         if len(self._noted) > MOST:
-            del self._noted[next(iter(self._noted))]
+            oldest = absence, node_id = next(iter(self._noted))
+            del self._noted[oldest]
+            if absence == "lost":
+                self._roles.pop(node_id, None)

@@ -46,6 +46,7 @@ from pdserve.protocol import (
     Claimed,
     KvEvents,
     LegFailed,
+    NodeRole,
     PhaseTimes,
     Prefetched,
     Slo,
@@ -76,6 +77,7 @@ class Flow:
         on_load: Callable[[int, int], None] = lambda inflight, waiting: None,
         describe_process: Callable[[], CoordinatorStatus] = CoordinatorStatus,
         waits_for_nodes: bool = False,
+        comes_back: Callable[[NodeRole], bool] = lambda role: False,
     ) -> None:
         """
         Args:
@@ -85,6 +87,7 @@ class Flow:
             describe_process: what there is to tell of this process, beside its requests.
             waits_for_nodes: whether a request waits in line if there are no nodes for it: some will
                 be started.
+            comes_back: whether a node of the pool was lost, and is being started again.
         """
         self._registry = registry
         self._router = router
@@ -103,7 +106,9 @@ class Flow:
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
-        self._resumes = Resumes(registry, self._dispatcher, metrics, self._clock, resume_s)
+        self._resumes = Resumes(
+            registry, self._dispatcher, metrics, self._clock, resume_s, comes_back
+        )
         self._claims = Claims(registry)
         self._troubles = OncePerCause(log, self._clock)
         self._moves = Moves(registry, self._dispatcher, metrics, self._clock)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -32,7 +33,7 @@ from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable, PdserveError, RequestQuarantined
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import NodeState, Slo
+from pdserve.protocol import NodeRole, NodeState, Slo
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Resumes:
         metrics: CoordinatorMetrics,
         clock: Clock,
         wait_s: float,
+        comes_back: Callable[[NodeRole], bool],
     ) -> None:
         """
         Args:
@@ -76,6 +78,7 @@ class Resumes:
             metrics: the coordinator's.
             clock: for `wait_s` and for the gaps that clients see.
             wait_s: how long a request waits for a node that could take it.
+            comes_back: whether a node of the pool was lost, and is being started again.
         """
         self.quarantine = Quarantine(clock)
         self._registry = registry
@@ -83,6 +86,7 @@ class Resumes:
         self._metrics = metrics
         self._clock = clock
         self._wait_s = wait_s
+        self._comes_back = comes_back
         self._troubles: dict[str, _Trouble] = {}  # by request id
         self._waiting: dict[str, RunningRequest] = {}
         self._under_way: dict[str, int] = {}  # dispatched again, no token yet |-> priority
@@ -161,7 +165,7 @@ class Resumes:
         return trouble
 
     def _wait(self, running: RunningRequest) -> None:
-        """Wait for a node, for `wait_s` at most, and longer while one of its pool is loading.
+        """Wait for a node, for `wait_s` at most, and longer while one of its pool is coming.
 
         Time does not count in which it has been on one, or others have had their turn.
         """
@@ -239,13 +243,15 @@ class Resumes:
             self._next_end = asyncio.get_running_loop().call_later(in_s, self.look)
 
     def _is_one_coming(self) -> bool:
-        """Whether a node is loading for a pool that has none that is ready."""
+        """Whether a pool without a ready node gets one: it loads, or is being started again."""
         ready = {member.role for member in self._registry if member.is_ready}
-        return any(
-            member.load.state is NodeState.LOADING
-            and not member.is_standby
-            and member.role not in ready
+        loading = {
+            member.role
             for member in self._registry
+            if member.load.state is NodeState.LOADING and not member.is_standby
+        }
+        return any(
+            role in loading or self._comes_back(role) for role in NodeRole if role not in ready
         )
 
     def _end(self, running: RunningRequest) -> None:

@@ -43,7 +43,7 @@ def run(
 async def _up(
     config: ClusterConfig, command: Sequence[str], screen: UpScreen, machine: Machine
 ) -> int:
-    cluster = Cluster(config, on_line=screen.line, command=command, machine=machine)
+    cluster = Cluster(config, on_line=screen.line, command=command, machine=machine, restarts=True)
     signals = StopSignals()
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):

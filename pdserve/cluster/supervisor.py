@@ -49,6 +49,7 @@ class Cluster:
         machine: Machine | None = None,
         site: Site | None = None,
         stop_margin_s: float = 3.0,
+        restarts: bool = False,
     ) -> None:
         """Nothing is started yet. Raises ConfigError: Ray is to run it, and is not installed.
 
@@ -60,12 +61,14 @@ class Cluster:
             machine: the resources of it to use; default: all that this process may use.
             site: where to start processes, whatever `config`, `make_child` and `machine` say.
             stop_margin_s: time for a process to exit after its drain deadline.
+            restarts: whether nodes that are lost will be started again, so that streams wait.
         """
         self.config = config
         self._on_line = on_line
         self._command = list(command)
         self._site = site or remote_site(config) or ThisMachine(config, make_child, machine)
         self._stop_margin_s = stop_margin_s
+        self._restarts = restarts
         self._plans: dict[str, ProcessPlan] = {}
         self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
@@ -226,6 +229,8 @@ class Cluster:
         words = self.command_line(name)
         if name in self._on_standby:
             words.append("--set=standby=true")
+        if name == COORDINATOR and self._restarts:
+            words.append("--set=restarts=true")
         self._processes[name] = self._site.start(name, words, self._on_line, self._exits.put_nowait)
 
     async def _wait_until(

@@ -384,6 +384,13 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     ] = ""
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
+    restarts: Annotated[
+        bool,
+        Meta(
+            description="nodes that are lost are started again, as by systemd: streams wait for "
+            "them for as long as their requests may take"
+        ),
+    ] = False
     mode: ClusterMode = "disaggregated"
     max_inflight: MaxInflight = 1024
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -63,8 +63,10 @@ class Fleet(Cluster):
         config: ClusterConfig,
         flags: dict[str, list[str]] | None = None,
         make_child: type[Child] = ForkedChild,
+        *,
+        restarts: bool = False,
     ) -> None:
-        super().__init__(config, on_line=self._remember, make_child=make_child)
+        super().__init__(config, on_line=self._remember, make_child=make_child, restarts=restarts)
         self.lines: list[tuple[str, str]] = []  # (process, line)
         self._flags = flags or {}
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.restarts import Restarts
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config
 
 BACK_S = 15.0  # until a process of this model has started, however busy the machine is
@@ -30,7 +30,8 @@ class Kept:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
-    kept = Kept(Fleet(fleet_config(tiny_checkpoint)))
+    config = fleet_config(tiny_checkpoint, timeouts={"resume_s": 0.1})
+    kept = Kept(Fleet(config, restarts=True))
     restarts = Restarts(kept.fleet, kept.said.put_nowait)
     try:
         await kept.fleet.spawn()
@@ -68,3 +69,19 @@ async def test_it_is_back_under_its_name(kept: Kept, names: tuple[str, ...]) -> 
     assert fleet.url == url
     async with Client(url) as client:
         assert len((await client.complete(make_prompt(40), 5)).tokens) == 5
+
+
+async def test_streams_wait_for_the_only_node_of_their_pool_until_it_is_back(kept: Kept) -> None:
+    """Far longer than `resume_s`: it is known that what is lost is started again."""
+    fleet, prompt = kept.fleet, make_prompt(40, "waits")
+    async with Client(fleet.url) as client:
+        expected = (await client.complete(prompt, 200)).tokens
+        streams = [Follower(client, prompt, 200) for _ in range(8)]
+        for stream in streams:
+            await stream.reached(2)
+        fleet.send_signal("decode-0", signal.SIGKILL)
+        ends = [await stream.end() for stream in streams]
+    assert [end.tokens for end in ends] == [expected] * 8
+    async with asyncio.timeout(BACK_S):
+        assert (await kept.said.get()).startswith("decode-0 ")
+        assert await kept.said.get() == "decode-0 is ready again"

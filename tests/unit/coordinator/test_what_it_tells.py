@@ -51,8 +51,10 @@ def test_a_lost_node_is_missed_until_it_is_back() -> None:
     cluster.registry.remove(member)
     cluster.clock.advance(5)
     assert cluster.told() == [("lost", "d0", 5)]
+    assert [role for role in NodeRole if cluster.absent.misses(role)] == [NodeRole.DECODE]
     join(cluster.registry, "d0", NodeRole.DECODE)
     assert cluster.told() == []
+    assert not cluster.absent.misses(NodeRole.DECODE)
 
 
 def test_a_node_that_was_sick_is_missed_with_its_reason() -> None:
