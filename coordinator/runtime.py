@@ -114,6 +114,7 @@ class Coordinator:
         model, flow, pools = self._model, self._cluster.flow, self._cluster.pools
         model.grammars.begin()  # while nodes are still loading the model
         beginning = asyncio.create_task(model.tokenizer.begin())
+        watching = asyncio.create_task(self._watch_calls())
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         https_dir = Path(config.access.https_dir) if config.access.https_dir else None
         http = HttpServer(self._app, host=config.host, port=config.port, https_dir=https_dir)
@@ -137,9 +138,15 @@ class Coordinator:
                     await _stop(http, signals, config.timeouts.drain_s)
         finally:
             beginning.cancel()
+            watching.cancel()
             await nodes.stop(grace_s=0.1)
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
+
+    async def _watch_calls(self) -> None:
+        """Calls that were sent before there was a node say nothing of the cluster."""
+        await self._cluster.ready.wait()
+        self._calls.begin()
 
     # ---- parts ---------------------------------------------------------------------------------
 

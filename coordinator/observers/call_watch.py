@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -20,11 +21,18 @@ class CallWatch:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._half = 0
+        self._began_s = inf  # since when calls count
         self._counts: Counter[tuple[Ending, str]] = Counter()
         self._before: Counter[tuple[Ending, str]] = Counter()
 
+    def begin(self) -> None:
+        """Count calls that come from now on: nodes are ready, and whoever fails has a fault."""
+        self._began_s = self._now()
+
     def call_ended(self, summary: RequestSummary) -> None:
         """A call has ended, in whatever way."""
+        if self._now() - summary.duration_s < self._began_s:
+            return
         self._turn()
         self._counts[ending_of_status(summary.status), summary.error_code or ""] += 1
 
