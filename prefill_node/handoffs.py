@@ -65,6 +65,7 @@ class Handoffs:
         lease_s: float,
         announce_bytes: int,
         find: Callable[[str], Request | None] = lambda request_id: None,
+        on_leaving: Callable[[], None] = lambda: None,
     ) -> None:
         self._exporter = exporter
         self._pinned = PinnedBlocks(pool)
@@ -75,6 +76,7 @@ class Handoffs:
         self._num_layers = exporter.layout.num_layers
         self._handoffs: dict[str, Handoff] = {}
         self._find = find
+        self._on_leaving = on_leaving  # a stream is to end here: plans that were made change
         self._streams: dict[str, Request] = {}  # those to be taken over, by request id
 
     @property
@@ -236,6 +238,7 @@ class Handoffs:
         with self._containing(handoff):
             if not handoff.announce_complete(stream) and stream.leg_token_limit is None:
                 stream.leg_token_limit = len(stream.output_token_ids) + 1
+                self._on_leaving()
 
     def renew(self, request_id: str, subscriber: Subscriber) -> None:
         """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""

@@ -46,6 +46,7 @@ class PrefillNode:
             lease_s=parts.config.timeouts.lease_s,
             announce_bytes=handoff.announce_bytes,
             find=parts.engine.find,
+            on_leaving=parts.engine.wake,
         )
         self.policy = make_prefill_policy(
             config.policy,

@@ -15,20 +15,27 @@ class Static(DecodesFirst):
     """Request-level batching, as it was before Orca; for comparison.
 
     A batch is open until its first decode step, which comes when no more prompts can be computed.
-    From then on, short answers leave empty rows behind until the longest answer has ended.
+    From then on, short answers leave empty rows behind until the longest answer has ended. Streams
+    that another node takes over are no members any more: their last step waits for no batch.
     """
 
     def compose(self, queues: Queues) -> tuple[list[Scheduled], list[Scheduled]]:
         """Return prompt chunks while the batch is open, then decodes until it is empty."""
         if not _has_begun(queues.streams):
-            chunks = self.prompts.plan(queues, [], inf, self)
+            leaving = queues.decode(_leaving(queues))
+            chunks = self.prompts.plan(queues, leaving, inf, self)
             if chunks:
-                return [], chunks
+                return leaving, chunks
         return super().compose(queues)
 
     def plan_decodes(self, queues: Queues) -> list[Scheduled]:
-        """As SideBySide.plan_decodes: none while the batch is open."""
-        return [] if self._is_open(queues) else super().plan_decodes(queues)
+        """As SideBySide.plan_decodes: only of streams that leave while the batch is open."""
+        if not self._is_open(queues):
+            return super().plan_decodes(queues)
+        leaving = queues.decode(_leaving(queues))
+        if leaving:
+            self._charge(queues, leaving, [])
+        return leaving
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
         """Whether the batch is still open; a preempted member may always come back."""
@@ -54,6 +61,11 @@ class Static(DecodesFirst):
         if first is None or first in queues.claims or queues.is_closed_to(first):
             return False
         return fits(queues, self, first)
+
+
+def _leaving(queues: Queues) -> list[Request]:
+    """Return the streams that end here with their next token, and go on elsewhere."""
+    return [request for request in queues.decoding if request.is_prefill_leg]
 
 
 def _has_begun(members: Iterable[Request]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from decode_node.policies.interface import SideBySide
 from tests.fakes.runner import decode_policy
 from tests.requests import make_request
@@ -92,3 +94,18 @@ def test_a_batch_does_not_wait_for_a_prompt_that_has_no_room() -> None:
     batch.waiting(60)
     assert policy.plan_prompts(batch.queues) == []
     assert [row.request for row in policy.plan_decodes(batch.queues)] == [stream]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_stream_that_another_node_takes_over_waits_for_no_batch(*, is_split: bool) -> None:
+    """Its taker waits for its last token here: with both loops asleep, until it gave up."""
+    batch = Batch()
+    policy = decode_policy(512, 4, "static", batch.perf, batch.clock)
+    assert isinstance(policy, SideBySide)
+    leaving, member = (batch.decoding(num_outputs=n) for n in (3, 1))
+    leaving.leg_token_limit = 4
+    newcomer = batch.waiting(8)
+    plan = policy.plan_decodes if is_split else policy.plan
+    rows = [row.request for row in plan(batch.queues)]
+    assert rows == ([leaving] if is_split else [leaving, newcomer])
+    assert member not in rows, "the batch is still open"

@@ -377,6 +377,17 @@ async def test_one_without_a_coordinator_that_is_taken_over_is_still_known_here(
     assert other.sent == [Claimed(request_id="r", token_ids=tokens)]
 
 
+async def test_the_engine_is_woken_to_end_a_stream(source: Source) -> None:
+    source.stream(2)
+    source.subscribe(2)
+    engine = source.parts.engine
+    engine._wake.clear()
+    source.take_over()
+    assert engine._wake.is_set()
+    source.step()
+    source.settle(was_pulled=True)
+
+
 async def test_who_has_not_subscribed_cannot_take_it_over(source: Source) -> None:
     source.stream(2)
     source.take_over()
