@@ -42,6 +42,7 @@ class DecodeNode:
         self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
         self._parts = parts
         self._room = RoomQueue(parts.engine, self.policy)
+        self._coming: dict[str, Request] = {}  # streams that are being taken over, by leg
         pulls = AnnouncedPulls(
             parts.puller, parts.pull_costs, parts.clock, config.timeouts, host_id()
         )
@@ -80,6 +81,10 @@ class DecodeNode:
         """Requests whose KV waits on a prefill node for room here."""
         return len(self._room)
 
+    def coming(self, request_id: str) -> Request | None:
+        """As DecodeService.coming."""
+        return self._coming.get(request_id)
+
     # ---- what coordinators ask for -------------------------------------------------------------
 
     def start(self, leg: DecodeLeg) -> None:
@@ -89,11 +94,14 @@ class DecodeNode:
             self._parts.preparation.submit(request, leg.prefix_sources)
         else:
             request = self._intake.expected(leg, leg.source)
+            if leg.takes_over:
+                self._coming[request.request_id] = request
             intake = self._intake.take(request, leg.prompt_id, leg.source, leg.takes_over)
             self._parts.preparation.take_in(request, intake, self._intake_done)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Let the next waiting request check for room."""
+        self._coming.pop(request_id, None)
         self._room.offer()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
@@ -125,6 +133,7 @@ class DecodeNode:
         self._room.offer()  # requests without blocks free none, but may have blocked others
 
     def _intake_done(self, request: Request, error: BaseException | None) -> None:
+        self._coming.pop(request.request_id, None)
         if error is None:
             return
         legs, request_id = self._parts.legs, request.request_id

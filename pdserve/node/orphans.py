@@ -3,7 +3,8 @@
 A client that comes back to any coordinator, with the key under which it made its request, has its
 stream claimed there (`Claim`), with its log-probabilities if it has any (`KeptScores`). Other
 streams, and prompts without token 1, end with their coordinator: nobody could ask for the ones, and
-the others are soon computed again.
+the others are soon computed again. A stream that is being taken over goes on where it is to be, as
+it may have ended already where it was.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ MOST: Final = 1024  # streams that are kept; each is as long as its request allo
 @dataclass(slots=True)
 class _Orphan:
     leg_id: str
+    request: Request
     token_ids: list[int]
     timer: asyncio.TimerHandle
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
 
     def add(self, event: TokenEvent) -> None:
-        """Add what is new; the first tokens may have been sampled before they were reported."""
+        """Add what is new; the first tokens may have been sampled before they were reported.
+
+        Those of its last node come with a stream that is taken over, and are reported by that one.
+        """
+        if event.index > len(self.token_ids):
+            self.token_ids += self.request.output_token_ids[len(self.token_ids) : event.index]
         if event.index == len(self.token_ids):
             self.token_ids += event.token_ids
         if event.finish_reason is not None:
@@ -56,7 +63,8 @@ class Orphans:
     ) -> None:
         """
         Args:
-            find: the stream of a leg, also if it has ended here and its taker does not have it yet.
+            find: the stream of a leg, also if it has ended here and its taker does not have it yet,
+                or if it is being taken over.
             legs: the node's.
             cancel_leg: ends a leg, given its id and the reason.
             keep_s: how long a stream is kept.
@@ -85,7 +93,7 @@ class Orphans:
                 return False
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._keep_s, partial(self._give_up, request_id))
-        self._orphans[request_id] = _Orphan(leg_id, token_ids, timer)
+        self._orphans[request_id] = _Orphan(leg_id, request, token_ids, timer)
         self._legs.hand_over(leg_id, self)
         return True
 

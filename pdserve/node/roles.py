@@ -109,6 +109,10 @@ class DecodeService(Service[DecodeLeg], Protocol):
         """
         ...
 
+    def coming(self, request_id: str) -> Request | None:
+        """The stream of this leg that is being taken over from another node; None: no such."""
+        ...
+
 
 class PrefillService(Service[PrefillLeg], Protocol):
     """The prefill service also announces KV, even while a step runs."""

@@ -272,7 +272,8 @@ class Services:
         return True
 
     def _stream(self, leg_id: str) -> Request | None:
-        return self.engine.find(leg_id) or self._prefill.leaving(leg_id)
+        engine, prefill, decode = self.engine, self._prefill, self._decode
+        return engine.find(leg_id) or prefill.leaving(leg_id) or decode.coming(leg_id)
 
     def _follow_policy(self) -> None:
         beside = self._parts.prompt_engine

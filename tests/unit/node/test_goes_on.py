@@ -28,6 +28,7 @@ from pdserve.protocol import (
     SamplingParams,
     Slo,
     TokenBatch,
+    TokenEvent,
     TokenLogprobs,
 )
 from tests.unit.node.one_node import MAX_TOKENS, Bench, Link
@@ -180,6 +181,26 @@ async def test_without_token_one_there_is_nothing_to_keep(bench: Bench) -> None:
     bench.services.start_decode(leg("r", is_claimable=True), bench.link)
     bench.services.coordinator_lost(bench.link)
     bench.run()
+
+
+async def test_a_stream_that_is_being_taken_over_goes_on_without_its_coordinator(
+    bench: Bench,
+) -> None:
+    """It may have ended on its node, for this one: so nobody else would go on with it."""
+    other, emitted = Link([]), output(num_tokens=3)
+    source = NodeAddress("s", "i", "127.0.0.1:1")
+    taken = replace(leg("r~2", emitted=3, is_claimable=True, source=source), takes_over="r~1")
+    bench.services.start_decode(taken, bench.link)
+    bench.services.coordinator_lost(bench.link)
+    assert "r~2" in bench.services.legs
+    request = bench.services._stream("r~2")
+    assert request is not None
+    request.output_token_ids += [7, 8]  # with its record, whose node reports them
+    bench.services.legs.add_event(TokenEvent(request_id="r~2", index=5, token_ids=[9]))
+    bench.services.legs.flush()
+    bench.services.claim(Claim(request_id="r"), other)
+    assert other.sent == [Claimed(request_id="r", token_ids=[*emitted, 7, 8, 9])]
+    assert "r~2" not in bench.services.legs
 
 
 async def test_a_kept_stream_that_fails_is_forgotten(bench: Bench) -> None:
