@@ -128,18 +128,21 @@ OPERATIONS = (
         name="getMetrics",
         summary="Get metrics in Prometheus' text format.",
         media=METRICS,
+        errors=(401,),
     ),
     _of_cluster(
         path="/metrics/targets",
         name="getMetricsTargets",
         summary="Get where Prometheus finds the metrics of the nodes (http_sd).",
         answer=list[Targets],
+        errors=(401,),
     ),
     _of_cluster(
         path="/status",
         name="getStatus",
         summary="Get the state of the cluster: its nodes, loads and requests.",
         answer=ClusterStatus,
+        errors=(401,),
     ),
     _of_description(path="/openapi.json", name="getOpenapi", summary="Get this document."),
     _of_description(
