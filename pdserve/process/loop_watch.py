@@ -2,7 +2,8 @@
 
 Everything that a process promises depends on its event loop coming round: tokens, heartbeats,
 deadlines. A beat on the loop measures how late timers fire. A thread looks whether the beat has
-stopped and then logs where the loop's thread is, which no code on the loop could.
+stopped and then logs where the loop's thread is, which no code on the loop could, and whether it
+only waited for a core: that is the host's doing, and what the thread was at says nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 log = logging.getLogger(__name__)
@@ -25,6 +29,15 @@ _QUIET_S = 10.0  # between two stacks: a loop that is stalled all the time must 
 _WINDOW_S = 60.0
 
 
+def core_wait_s(thread: int) -> float:
+    """Seconds in which a thread of this process was ready to run, and had no core; 0: not known."""
+    try:
+        told = Path(f"/proc/self/task/{thread}/schedstat").read_text()
+    except OSError:  # the thread has ended, or the kernel keeps no such account
+        return 0.0
+    return int(told.split()[1]) / 1e9
+
+
 class LoopWatch:
     """Watches the running event loop while its context is open.
 
@@ -32,7 +45,9 @@ class LoopWatch:
     holds that, the stack is logged late and may show what came after.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waited_s: Callable[[int], float] = core_wait_s) -> None:
+        """`waited_s`: how long a thread has waited for cores, by its id."""
+        self._waited_s = partial(waited_s, threading.get_native_id())
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._due_s = time.monotonic()  # of the next beat
@@ -80,25 +95,36 @@ class LoopWatch:
     # ---- in the thread -------------------------------------------------------------------------
 
     def _look(self) -> None:
-        told_s, told_due_s = -_QUIET_S, 0.0
+        told_s, told_due_s, beat_due_s, before_s = -_QUIET_S, 0.0, 0.0, 0.0
         looked_s = time.monotonic()
         while not self._closing.wait(_LOOK_S):
             now_s, due_s = time.monotonic(), self._due_s
             lag_s, slept_s, looked_s = now_s - due_s, now_s - looked_s - _LOOK_S, now_s
+            if due_s != beat_due_s:  # the loop has come round
+                beat_due_s, before_s = due_s, self._waited_s()
             if lag_s < STALL_S or due_s == told_due_s or now_s - told_s < _QUIET_S:
                 continue
             told_s, told_due_s = now_s, due_s
-            self._tell(lag_s, is_late_too=slept_s > STALL_S / 2)
+            waited_s = self._waited_s() - before_s
+            self._tell(lag_s, _cause(lag_s, waited_s, is_late_too=slept_s > STALL_S / 2))
 
-    def _tell(self, lag_s: float, *, is_late_too: bool) -> None:
+    def _tell(self, lag_s: float, cause: str) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         log.warning(
             "the event loop has been stuck for %.2f s%s:\n%s",
             lag_s,
-            " (so was the thread that watches it: the process did not run, or native code held the "
-            "interpreter; the stack may be of what came after)"
-            if is_late_too
-            else "",
+            cause,
             stack,
         )
+
+
+def _cause(lag_s: float, waited_s: float, *, is_late_too: bool) -> str:
+    if waited_s > lag_s / 2:
+        return f" (for {waited_s:.2f} s of that it was ready to run, and the host gave it no core)"
+    if is_late_too:
+        return (
+            " (so was the thread that watches it: the process did not run, or native code held the "
+            "interpreter; the stack may be of what came after)"
+        )
+    return ""

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
-from pdserve.process.loop_watch import STALL_S, LoopWatch
+from pdserve.process.loop_watch import STALL_S, LoopWatch, core_wait_s
 
 LAG = "pdserve_event_loop_lag_seconds"
 
@@ -53,6 +53,22 @@ def test_a_loop_that_stands_still_is_measured_and_its_stack_is_logged(
     assert "hold_up_the_loop" in record.getMessage()
     assert lag_in(metrics) >= STALL_S
     assert lag_in(metrics) <= stood_s + 1.0
+
+
+@pytest.mark.parametrize("has_core", [True, False])
+def test_a_loop_that_only_had_no_core_is_told_apart(
+    caplog: pytest.LogCaptureFixture, *, has_core: bool
+) -> None:
+    assert core_wait_s(threading.get_native_id()) >= 0
+
+    async def run() -> None:
+        with LoopWatch(lambda _: 0.0 if has_core else time.monotonic()):
+            await asyncio.sleep(0.2)
+            hold_up_the_loop(lambda: bool(caplog.records))
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert ("the host gave it no core" in record.getMessage()) is not has_core
 
 
 def test_a_loop_in_time_logs_nothing_and_the_watch_ends_with_its_context(
