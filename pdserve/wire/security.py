@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 Refused: TypeAlias = Callable[[str, str], None]  # is told the caller's address, and the reason
 
+_HEALTH: Final = "/grpc.health."  # the prefix of its methods
 TOKEN_HEADER: Final = "pdserve-join-token"
 _LEAST_TOKEN = 16  # characters
 
@@ -133,7 +134,7 @@ class _Configurations:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses streams without the join token, or with a certificate that is not a node's."""
+    """Refuses calls without the join token, or with a certificate that is not a node's."""
 
     def __init__(self, security: Security, on_refused: Refused) -> None:
         self._security = security
@@ -144,19 +145,24 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
     ) -> Any:
         """Guard what nodes call; health checks tell nothing and stay open."""
         handler = await continuation(details)
-        if handler is None or handler.stream_stream is None:
+        if handler is None or details.method.startswith(_HEALTH):
             return handler
+        is_stream = handler.stream_stream is not None
+        method = handler.stream_stream if is_stream else handler.unary_unary
 
-        async def guarded(requests: object, context: Any) -> None:
+        async def guarded(request: object, context: Any) -> Any:
             if refusal := self._refusal(context):
                 log.warning("refused %s: %s", context.peer(), refusal)
                 self._on_refused(_address(context.peer()), refusal)
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-            await handler.stream_stream(requests, context)
+            return await method(request, context)
 
-        return grpc.stream_stream_rpc_method_handler(
-            guarded, handler.request_deserializer, handler.response_serializer
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if is_stream
+            else grpc.unary_unary_rpc_method_handler
         )
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
 
     def _refusal(self, context: Any) -> str:
         """Why a call may not be made; empty if it may."""

@@ -199,6 +199,7 @@ async def test_a_status_is_read_and_unknown_fields_are_left_to_newer_versions():
     ("status", "body", "complaint"),
     [
         (404, b"", "answers 404"),
+        (401, b"", "is for who has an API key or .*: set PDSERVE_API_KEY"),
         (200, b"<html>", "is not a cluster's status"),
         (200, b'{"model": "m"}', "is not a cluster's status: .*`version`"),
         (200, b'{"version": 1, "model": "m"}', "is not a cluster's status: .*`mode`"),

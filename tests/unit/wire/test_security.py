@@ -22,7 +22,7 @@ from pdserve.process.certificates import Role
 from pdserve.settings.security import SecurityConfig
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
-from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
+from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages, Reader, Reading
 from pdserve.wire.security import OPEN, Refused, Security, check_exposure, tell_nobody
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
@@ -51,10 +51,16 @@ class Echo(coordinator_pb2_grpc.CoordinatorServicer):
         await context.write(CoordinatorMessages())  # type: ignore[attr-defined]
 
 
+class Yes(coordinator_pb2_grpc.ReadersServicer):
+    async def MayRead(self, request: object, context: object) -> Reading:  # noqa: N802
+        return Reading(may_read=True)
+
+
 @asynccontextmanager
 async def serving(security: Security, on_refused: Refused = tell_nobody) -> AsyncIterator[str]:
     server = Server(60, security, on_refused)
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Echo(), server.grpc)
+    coordinator_pb2_grpc.add_ReadersServicer_to_server(Yes(), server.grpc)
     port = await server.start("127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{port}"
@@ -114,6 +120,20 @@ async def test_the_wrong_certificate_is_refused(
             await call(address, security(client))
     expected = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED}
     assert refused.value.code() in expected
+
+
+async def test_single_questions_are_for_nodes_alone_too() -> None:
+    async def asked(shown: Security) -> bool:
+        async with open_channel(address, 60, shown, "coordinator") as channel:
+            stub = coordinator_pb2_grpc.ReadersStub(channel)
+            reading = await stub.MayRead(Reader(), metadata=shown.metadata, timeout=10)
+        return bool(reading.may_read)
+
+    async with serving(Security(None, TOKEN)) as address:
+        assert await asked(Security(None, TOKEN))
+        for shown in (OPEN, Security(None, "another token")):
+            with pytest.raises(grpc.aio.AioRpcError, match="join token"):
+                await asked(shown)
 
 
 async def test_new_certificates_count_without_a_restart(keys: Path, tmp_path: Path) -> None:
