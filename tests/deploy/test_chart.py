@@ -515,7 +515,11 @@ def test_the_plain_manifests_are_those_of_the_defaults() -> None:
     kustomization = yaml.safe_load(written.pop("kustomization.yaml"))
     assert kustomization["resources"] == sorted(written)
     generated = {secret["name"]: secret["files"] for secret in kustomization["secretGenerator"]}
-    assert generated == {"pdserve-api-key": ["api-key"], "pdserve-join-token": ["token"]}
+    assert generated == {
+        "pdserve-api-key": ["api-key"],
+        "pdserve-join-token": ["token"],
+        "pdserve-metrics-token": ["metrics-token"],
+    }
     for text in written.values():
         kubernetes_validate.validate(yaml.safe_load(text), KUBERNETES, strict=True)
         assert "helm.sh" not in text
