@@ -54,12 +54,16 @@ def narrow_format(node: dict[str, Any], types: frozenset[str] | None, place: Pla
     """
     name = node.get("format")
     is_for_strings = types is None or "string" in types
-    if name is None or (name in _BOUNDED and is_for_strings):
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise place.refusal("format", "must be a string")
+    if name in _BOUNDED and is_for_strings:
         return
     if name in _REFUSED and is_for_strings:
         raise place.refusal("format", f"is {name!r}, which is not supported")
     del node["format"]
-    if not is_for_strings or not isinstance(name, str):
+    if not is_for_strings:
         return
     if name == "uri":
         node["format"] = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -331,3 +332,15 @@ def test_answers_of_formats_are_of_these_formats() -> None:
             assert text.endswith('"'), (name, liked, "it ends")
             if name not in ("uri", "duration"):
                 checker.check(json.loads(text), name)
+
+
+def test_keywords_with_values_of_other_kinds_are_enforced_or_refused() -> None:
+    odd: list[Any] = [[], {}, True, 1.5, -1, "x", [[]], [{}], [None]]
+    for keyword in (
+        *("type", "format", "pattern", "minLength", "items", "prefixItems", "properties", "enum"),
+        *("required", "additionalProperties", "patternProperties", "anyOf", "allOf", "$ref"),
+        *("minimum", "multipleOf", "uniqueItems", "const", "not", "dependentRequired", "title"),
+    ):
+        for value in odd:
+            with suppress(InvalidRequest, GrammarFailed):
+                Enforced({keyword: value})
