@@ -86,6 +86,12 @@ def add_role_flags(parser: FlagParser) -> None:
     )
 
 
+def add_inspect_flags(parser: FlagParser) -> None:
+    """Flags of `pdserve inspect`."""
+    parser.add_argument("model", metavar="MODEL", help="what `pdserve up --model` would be given")
+    parser.add_argument("--revision", help="hub branch, tag or commit")
+
+
 def add_key_flags(parser: FlagParser) -> None:
     """Flags of `pdserve key`."""
     parser.add_argument("tenant", metavar="TENANT", help="name of the tenant in the key file")

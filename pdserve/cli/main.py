@@ -17,6 +17,7 @@ from pdserve.cli.command_flags import (
     add_certs_flags,
     add_config_commands,
     add_doctor_flags,
+    add_inspect_flags,
     add_key_flags,
     add_process_flags,
     add_record_flags,
@@ -132,6 +133,9 @@ def build_parser() -> FlagParser:
     add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
     add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
+    add_inspect_flags(
+        add("inspect", "say what a model's files are, and whether they are served", _inspect)
+    )
     add_record_flags(
         add("record", "write a live cluster's requests as a trace, without their text", _record)
     )
@@ -270,6 +274,12 @@ def _usage(arguments: argparse.Namespace) -> int:
         since=arguments.since,
         as_json=arguments.json,
     )
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import inspect_model
+
+    return inspect_model.run(arguments.model, arguments.revision)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

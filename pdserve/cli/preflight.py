@@ -80,5 +80,4 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     if _is_gpu(engine, num_gpus):
         sizes_of(engine, model, "cuda")
         return
-    files = checkpoint.weight_files() if is_here else []
-    check_memory(engine, model, sum(file.stat().st_size for file in files))
+    check_memory(engine, model, checkpoint.weight_bytes() if is_here else 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import ConfigError, ModelError
-from pdserve.model_files.gguf.config import config_of
+from pdserve.model_files.gguf.config import config_of, full_bytes
 from pdserve.model_files.gguf.model import GgufModel, open_gguf, part_paths, split_pattern
 from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
@@ -73,6 +73,12 @@ class Checkpoint:
             ModelError: there are none, or one that others name is missing.
         """
         return weight_files(self.path) if self.path.is_dir() else part_paths(self.path)
+
+    def weight_bytes(self) -> int:
+        """Size of its weights: of GGUF files, once they are plain numbers."""
+        if (model := self.gguf) is not None:
+            return full_bytes(model)
+        return sum(file.stat().st_size for file in self.weight_files())
 
     def config(self) -> dict[str, Any]:
         """The content of config.json, or the same of a GGUF file.

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from aiohttp import ClientSession
 
+from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
 from pdserve.cluster.child import Child
+from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
@@ -18,7 +21,7 @@ from pdserve.engine.weights.load import load_decoder
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client
+from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node
@@ -91,6 +94,23 @@ async def test_quantised_weights_give_the_same_tokens_over_two_nodes(tiny_checkp
     async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
         outputs = [await client.complete(prompt, NUM_OUTPUT) for prompt in prompts]
     assert [o.tokens for o in outputs] == [quantised_tokens(tiny_checkpoint, p) for p in prompts]
+
+
+async def test_a_gguf_file_gives_the_tokens_of_the_model_it_was_made_of(tmp_path: Path) -> None:
+    file = tmp_path / "demo.gguf"
+    write_gguf(CHECKPOINT_PATH, file)
+    chat = {"model": MODEL, "max_tokens": 24, "temperature": 0}
+    chat["messages"] = [{"role": "user", "content": "What is 12 plus 30?"}]
+    answers = []
+    for model in (file, CHECKPOINT_PATH):
+        async with (
+            running(Fleet(fleet_config(model))) as fleet,
+            ClientSession() as session,
+            session.post(f"{fleet.url}/v1/chat/completions", json=chat) as response,
+        ):
+            answers.append((await response.json())["choices"][0]["message"])
+    assert answers[0] == answers[1]
+    assert "42" in answers[0]["content"]
 
 
 async def test_nodes_of_unlike_quantisation_do_not_serve_together(tiny_checkpoint: Path) -> None:

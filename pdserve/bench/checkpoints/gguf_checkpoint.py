@@ -22,8 +22,9 @@ from pdserve.model_files.checkpoint import SINGLE_FILE
 from pdserve.model_files.gguf.container import ALIGNMENT, MAGIC
 from pdserve.model_files.gguf.names import place_of
 from pdserve.model_files.gguf.tokenizer import CONTROL, NORMAL, UNUSED
+from pdserve.model_files.tokenizer import TokenizerConfig
 
-_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9  # types of values
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # types of values
 _TENSOR_F32, _TENSOR_BF16 = 0, 30
 _FILE_TYPE_BF16 = 32
 
@@ -40,7 +41,8 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
     if config["model_type"] != "llama":
         raise ConfigError(f"{checkpoint}: only Llama can be GGUF here, not {config['model_type']}")
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    values = _model_values(config) + _tokenizer_values(tokenizer, config)
+    named = TokenizerConfig.load(checkpoint)
+    values = _model_values(config) + _tokenizer_values(tokenizer, config, named)
     tensors = list(_tensors(checkpoint / SINGLE_FILE, config))
     partial = file.with_suffix(".partial")
     with partial.open("wb") as stream:
@@ -77,7 +79,9 @@ def _model_values(config: dict[str, Any]) -> list[bytes]:
     ]
 
 
-def _tokenizer_values(tokenizer: dict[str, Any], config: dict[str, Any]) -> list[bytes]:
+def _tokenizer_values(
+    tokenizer: dict[str, Any], config: dict[str, Any], named: TokenizerConfig
+) -> list[bytes]:
     """Return the vocabulary of a byte-level tokenizer; rows without a token are unused."""
     vocab: dict[str, int] = dict(tokenizer["model"]["vocab"])
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
@@ -87,14 +91,29 @@ def _tokenizer_values(tokenizer: dict[str, Any], config: dict[str, Any]) -> list
     merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     eos = config["eos_token_id"]
     eos_id = eos[0] if isinstance(eos, list) else eos
-    return [
+    values = [
         _value("tokenizer.ggml.model", _STRING, _text("gpt2")),
-        _value("tokenizer.ggml.pre", _STRING, _text("gpt-2")),
+        _value("tokenizer.ggml.pre", _STRING, _text(_pre_tokenizer(tokenizer))),
         _value("tokenizer.ggml.tokens", _ARRAY, _texts([by_id.get(i, f"[{i}]") for i in ids])),
         _value("tokenizer.ggml.token_type", _ARRAY, _integers(kinds)),
         _value("tokenizer.ggml.merges", _ARRAY, _texts(merges)),
         _value("tokenizer.ggml.eos_token_id", _U32, struct.pack("<I", eos_id)),
     ]
+    bos = named.named_special_tokens.get("bos_token")
+    if bos is not None and bos in special:
+        is_added = bos in json.dumps(tokenizer["post_processor"])
+        values.append(_value("tokenizer.ggml.bos_token_id", _U32, struct.pack("<I", special[bos])))
+        values.append(_value("tokenizer.ggml.add_bos_token", _BOOL, struct.pack("<?", is_added)))
+    if isinstance(template := named.values.get("chat_template"), str):
+        values.append(_value("tokenizer.chat_template", _STRING, _text(template)))
+    return values
+
+
+def _pre_tokenizer(tokenizer: dict[str, Any]) -> str:
+    """The name by which it is known how words are divided."""
+    parts = (tokenizer["pre_tokenizer"] or {}).get("pretokenizers", [])
+    splits_digits = any(part.get("pattern") == {"Regex": r"\p{N}"} for part in parts)
+    return "smollm" if splits_digits else "gpt-2"
 
 
 def _tensors(file: Path, config: dict[str, Any]) -> Iterator[Tensor]:

@@ -109,7 +109,7 @@ def _pieces(rows: range, stored: StoredTensor) -> Iterator[slice]:
 def _checked(tensors: Stored, name: str, *part: slice) -> Tensor:
     """Return a tensor that will be read now anyway. Raises ModelError if it is not finite."""
     tensor = tensors[name][part]
-    check_finite({name: tensor})
+    check_finite({name: tensor}, part[0].start if part else 0)
     return tensor
 
 

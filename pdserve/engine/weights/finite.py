@@ -14,7 +14,7 @@ from torch import Tensor
 from pdserve.errors import ModelError
 
 
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor], first_row: int = 0) -> None:
     """Check the weights of a model, or a part of them.
 
     A sum is finite only if all elements are, and reads them at the speed of memory. It may overflow
@@ -22,6 +22,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
     Args:
         tensors: name |-> weights, all on one device, of any shape and floating dtype.
+        first_row: of the named tensors, if these are parts.
 
     Raises:
         ModelError: a value is a NaN or an infinity; names the tensor and the row.
@@ -31,11 +32,11 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
     sums = torch.stack([tensor.sum().float() for tensor in tensors.values()])
     for (name, tensor), is_finite in zip(tensors.items(), sums.isfinite().tolist(), strict=True):
         if not is_finite:
-            _look_at_each(name, tensor)
+            _look_at_each(name, tensor, first_row)
 
 
-def _look_at_each(name: str, tensor: Tensor) -> None:
-    for number, row in enumerate(tensor):
+def _look_at_each(name: str, tensor: Tensor, first_row: int) -> None:
+    for number, row in enumerate(tensor, first_row):
         if not row.isfinite().all():
             where = f"row {number}" if row.ndim else f"element {number}"
             raise ModelError(

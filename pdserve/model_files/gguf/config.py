@@ -218,15 +218,3 @@ def _dtype(model: GgufModel) -> str:
 def full_bytes(model: GgufModel) -> int:
     """Size of the weights as numbers of that type."""
     return model.num_elements * (4 if _dtype(model) == "float32" else 2)
-
-
-def described(model: GgufModel) -> str:
-    """What the tensors are stored as, for people."""
-    parts = [
-        f"{count} {name} ({_mib(num_bytes)})" for name, (count, num_bytes) in model.types().items()
-    ]
-    return f"{_mib(model.num_bytes)} in {len(model.tensors)} tensors: {', '.join(parts)}"
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / 2**30:.2f} GiB"

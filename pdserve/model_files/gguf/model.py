@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,22 +38,6 @@ class GgufModel:
         """Weights of all tensors."""
         types = ((one.num_bytes // one.type.bytes, one.type) for one in self.tensors.values())
         return sum(blocks * kind.elements for blocks, kind in types)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
-
-    def types(self) -> dict[str, tuple[int, int]]:
-        """Name of a type |-> how many tensors are stored as it, and their bytes; most bytes first.
-
-        Norms and biases count too.
-        """
-        counts = Counter(tensor.type.name for tensor in self.tensors.values())
-        sizes: Counter[str] = Counter()
-        for tensor in self.tensors.values():
-            sizes[tensor.type.name] += tensor.num_bytes
-        return {name: (counts[name], num_bytes) for name, num_bytes in sizes.most_common()}
 
 
 def open_gguf(path: Path) -> GgufModel:

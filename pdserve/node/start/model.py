@@ -36,6 +36,8 @@ from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
+from pdserve.model_files.stored_types import described as types_described
+from pdserve.model_files.stored_types import stored_types
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
@@ -141,6 +143,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     log.info("answers end at %s", described(end_tokens(checkpoint)))
+    log.info("weights are stored as %s", types_described(stored_types(checkpoint)))
     device = named_device(engine.device)
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len

@@ -136,5 +136,5 @@ def test_a_bad_model_is_refused_before_any_process_is_started(tmp_path):
     command = [sys.executable, "-c", code, "up", "--port=0", "--model", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "False\n")
-    assert ended.stderr.startswith(f"pdserve up: error: {file} is a model for llama.cpp (GGUF): ")
+    assert ended.stderr.startswith(f"pdserve up: error: {file} is damaged: it ends at byte 4")
     assert ended.stderr.count("\n") == 1

@@ -16,6 +16,7 @@ from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.blocks import TYPES
 from pdserve.model_files.gguf.container import read_gguf
 from pdserve.model_files.gguf.model import open_gguf
+from pdserve.model_files.stored_types import stored_types
 from tests.gguf_files import gguf
 
 
@@ -69,7 +70,7 @@ def test_values_and_tensors_are_read(file: Path) -> None:
     rows = tensor.type.rows(tensor.data, 32, range(1, 3), range(5, 32))
     assert rows.shape == (2, 27)
     assert np.allclose(rows, 1, atol=1e-3)
-    assert model.types() == {"Q8_0": (2, 272)}
+    assert stored_types(resolve_checkpoint(str(file))) == {"Q8_0": (2, 272)}
 
 
 def patched(find: bytes, replace: bytes, offset: int = 0) -> Callable[[bytearray], None]:

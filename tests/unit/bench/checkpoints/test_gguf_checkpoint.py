@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {
     "head_dim": 8,
     "vocab_size": 2050,  # two more than the tokenizer has
 }
-FORMATS = {4: "I", 5: "i", 6: "f"}
+FORMATS = {4: "I", 5: "i", 6: "f", 7: "?"}
 
 
 def read_text(stream: BinaryIO) -> str:
@@ -37,7 +37,8 @@ def read_value(stream: BinaryIO, kind: int) -> Any:
     if kind == 9:
         inner, count = struct.unpack("<IQ", stream.read(12))
         return [read_value(stream, inner) for _ in range(count)]
-    return struct.unpack("<" + FORMATS[kind], stream.read(4))[0]
+    form = struct.Struct("<" + FORMATS[kind])
+    return form.unpack(stream.read(form.size))[0]
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -1,0 +1,48 @@
+"""What the tensors of a checkpoint are stored as, from what its files say of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pdserve.errors import ModelError
+from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.identity import weight_header
+
+Types = Mapping[str, tuple[int, int]]  # name of a type |-> tensors, and their bytes
+
+
+def stored_types(checkpoint: Checkpoint) -> Types:
+    """Return them, those with most bytes first. Raises ModelError: a file is damaged."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for name, num_bytes in _tensors(checkpoint):
+        counts[name] += 1
+        sizes[name] += num_bytes
+    return {name: (counts[name], num_bytes) for name, num_bytes in sizes.most_common()}
+
+
+def described(types: Types) -> str:
+    """For people: 9 Q6_K (9.2 MiB), 109 F32 (0.2 MiB)."""
+    return ", ".join(f"{count} {name} ({_size(size)})" for name, (count, size) in types.items())
+
+
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
+    """Yield the type of each tensor, and its bytes."""
+    if (model := checkpoint.gguf) is not None:
+        yield from ((tensor.type.name, tensor.num_bytes) for tensor in model.tensors.values())
+        return
+    for file in checkpoint.weight_files():
+        try:
+            entries = json.loads(weight_header(file))
+            entries.pop("__metadata__", None)
+            for entry in entries.values():
+                start, end = entry["data_offsets"]
+                yield str(entry["dtype"]), int(end) - int(start)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ModelError(f"{file} is damaged: it has no safetensors header") from error
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / 2**30:.2f} GiB"
