@@ -126,6 +126,7 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         loading_progress=load.loading_progress,
         incarnation=hello.incarnation,
         revision=hello.revision,
+        weights=hello.weights,
         session_address=hello.session_address,
         metrics_address=hello.metrics_address,
         num_blocks=hello.num_blocks,

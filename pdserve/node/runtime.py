@@ -380,6 +380,7 @@ class Node:
             program_version=pdserve.__version__,
             protocol=PROTOCOL,
             late_last=has_late_last(self._config.policy.prefill_policy),
+            weights=self._model.weights,
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:

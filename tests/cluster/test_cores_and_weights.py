@@ -109,6 +109,9 @@ async def test_a_gguf_file_gives_the_tokens_of_the_model_it_was_made_of(tmp_path
             session.post(f"{fleet.url}/v1/chat/completions", json=chat) as response,
         ):
             answers.append((await response.json())["choices"][0]["message"])
+            nodes = (await fleet.status()).nodes
+            assert all(node.weights.endswith("computed with as float32") for node in nodes)
+            assert all("29 BF16" in node.weights for node in nodes) == (model is file)
     assert answers[0] == answers[1]
     assert "42" in answers[0]["content"]
 

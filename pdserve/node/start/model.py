@@ -68,6 +68,7 @@ class NodeModel:
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
     worst_step: WorstStep = ANY_STEP
+    weights: str = ""  # what they are stored as, and what they are computed with as, for people
 
     @property
     def has_device_ranks(self) -> bool:
@@ -143,7 +144,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     log.info("answers end at %s", described(end_tokens(checkpoint)))
-    log.info("weights are stored as %s", types_described(stored_types(checkpoint)))
+    stored = types_described(stored_types(checkpoint))
     device = named_device(engine.device)
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len
@@ -162,6 +163,8 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout.tokens_in(num_blocks),
         max_model_len,
     )
+    weights = f"stored as {stored}; computed with as {sizes.form.name}"
+    log.info("weights: %s", weights)
     return NodeModel(
         checkpoint=checkpoint,
         config=model,
@@ -176,6 +179,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         kernels=_kernels(engine, model, sizes) if device.type == "cpu" else None,
         share=share,
         worst_step=_worst_step(engine),
+        weights=weights,
     )
 
 
