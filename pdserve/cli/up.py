@@ -108,7 +108,7 @@ def _downloaded_bytes(model: str) -> int:
         return 0
     from pdserve.model_files.hub import downloaded_bytes
 
-    return downloaded_bytes(model)
+    return downloaded_bytes(model.partition(":")[0])
 
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:

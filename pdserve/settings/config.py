@@ -80,7 +80,8 @@ class WeightsConfig(ConfigStruct, frozen=True):
     """Which checkpoint is loaded."""
 
     model: Annotated[
-        str, Meta(description="checkpoint directory or hub id; empty: the demo model")
+        str,
+        Meta(description="directory, GGUF file, hub id or hub-id:FILE.gguf; empty: the demo model"),
     ] = ""
     revision: Annotated[str | None, Meta(description="branch, tag or commit on the hub")] = None
 

@@ -29,8 +29,9 @@ def prefetch_weights(config: NodeConfig) -> None:
     folder = weights_folder(config.engine)
     if folder is None:
         return
-    directory = Path(config.checkpoint.model or CHECKPOINT_PATH).expanduser()
-    model_id = directory.resolve().name if directory.is_dir() else config.checkpoint.model
+    path = Path(config.checkpoint.model or CHECKPOINT_PATH).expanduser()
+    own_name = path.resolve().name.removesuffix(".gguf")
+    model_id = own_name if path.exists() else config.checkpoint.model
     files = files_of_model(folder, model_id)
     if files:
         threading.Thread(target=_read, args=(files[-1].path,), daemon=True).start()

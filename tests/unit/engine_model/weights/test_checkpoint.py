@@ -11,9 +11,11 @@ import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
+from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config
 from pdserve.errors import ConfigError, ModelError
-from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.tokenizer import read_tokenizer
 from tests.checkpoints import edit_config, make_checkpoint
 
@@ -90,6 +92,18 @@ def test_hub_id_from_the_cache(hub_cache: Path) -> None:
         assert (checkpoint.model_id, checkpoint.revision) == ("org/model", COMMIT)
     # The same snapshot by its path goes by the same names.
     assert resolve_checkpoint(str(snapshot)) == resolve_checkpoint("org/model")
+
+
+def test_a_gguf_file_of_the_hub_has_its_commit(hub_cache: Path) -> None:
+    snapshot = cache_model(hub_cache, "org/model")
+    (snapshot / "q").mkdir()
+    write_gguf(CHECKPOINT_PATH, snapshot / "q" / "m.gguf")
+    checkpoint = resolve_checkpoint("org/model:q/m.gguf", "main")
+    assert checkpoint == Checkpoint(snapshot / "q" / "m.gguf", "org/model:q/m.gguf", COMMIT)
+    assert checkpoint == resolve_checkpoint(str(snapshot / "q" / "m.gguf"))
+    assert checkpoint.config()["architectures"] == ["LlamaForCausalLM"]
+    with pytest.raises(ConfigError, match=r"org/model has no n\.gguf, on the hub or in its cache"):
+        resolve_checkpoint("org/model:n.gguf")
 
 
 def test_coordinator_needs_no_weights(hub_cache: Path, model: Path) -> None:

@@ -15,6 +15,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.stored import open_tensors
 from pdserve.errors import MissingTensor, ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.gguf.container import read_gguf
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import as_gguf, gguf
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -114,6 +115,18 @@ def test_what_would_compute_something_else_is_refused_by_name(
     as_gguf(made, tmp_path / "m.gguf", lambda name: "Q8_0", extra=change)
     with pytest.raises(error, match=said):
         Node.load(tmp_path / "m.gguf")
+
+
+def test_a_scale_that_is_not_finite_is_found_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    as_gguf(make_checkpoint(tmp_path / "made", "llama"), file, lambda name: "Q8_0")
+    tensor = read_gguf(file).tensors["blk.1.ffn_up.weight"]
+    content = bytearray(file.read_bytes())
+    row = 7 * 2 * 34  # of 64 columns
+    content[tensor.offset + row : tensor.offset + row + 2] = b"\xff\x7f"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.* NaN .* in row 7"):
+        Node.load(file)
 
 
 def test_a_missing_tensor_is_named_as_the_file_would(tmp_path: Path) -> None:
