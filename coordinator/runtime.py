@@ -18,18 +18,17 @@ from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
-from coordinator.models.catalog import Catalog
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
-from coordinator.models.model import Model, make_model
+from coordinator.models.model import Catalog, Model, make_model
 from coordinator.observers.call_metrics import MetricsObserver
-from coordinator.observers.call_watch import CallWatch
 from coordinator.observers.costs import Costs
+from coordinator.observers.endings import CallWatch
 from coordinator.observers.recording import Recordings, add_record_route
 from coordinator.page.history import History
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.reading import ReadersService
 from coordinator.requests.journey import Journey
 from coordinator.service import CoordinatorService

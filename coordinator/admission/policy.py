@@ -37,8 +37,7 @@ from coordinator.admission.decisions import (
 )
 from coordinator.admission.in_flight import InFlight
 from coordinator.admission.presence import Presence
-from coordinator.admission.promises import has_promise, is_possible, without_promise
-from coordinator.admission.slack import ClassSlack, Slack
+from coordinator.admission.slack import ClassSlack, Slack, has_promise, is_possible, without_promise
 from coordinator.admission.waiting_line import WaitingLine
 from pdserve.errors import Overloaded, SloUnreachable
 from pdserve.protocol import Slo

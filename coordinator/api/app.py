@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.answer.arrivals import WriteTurns
 from coordinator.api.calls import CALLS, ENDPOINTS
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
@@ -17,9 +17,8 @@ from coordinator.api.openapi.operations import OPERATIONS
 from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.read.idempotency import KnownKeys
 from coordinator.api.routes import ROUTES, add_routes
-from coordinator.api.server.headers import label
-from coordinator.api.server.middleware import answer_everything
-from coordinator.models.catalog import Catalog
+from coordinator.api.server.middleware import answer_everything, label
+from coordinator.models.model import Catalog
 from coordinator.tenants import Readers, Tenants
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes

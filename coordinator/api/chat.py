@@ -23,8 +23,7 @@ from coordinator.api.answer.formats import (
 )
 from coordinator.api.answer.logprobs import TokenNames
 from coordinator.api.context import ApiContext
-from coordinator.api.plan.generations import for_prompt, generations
-from coordinator.api.plan.parts import PartsPlan, plan_parts
+from coordinator.api.plan.generations import PartsPlan, for_prompt, generations, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
 from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
 from coordinator.api.read.ask import Ask

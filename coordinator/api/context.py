@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from coordinator.api.answer.arrivals import WriteTurns
 from coordinator.api.answer.formats import AnswerFormat
 from coordinator.api.answer.sse import SseStream
-from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.embeddings.places import PromptPlaces
 from coordinator.api.observer import Observer, RequestSummary
@@ -18,7 +18,7 @@ from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.outbox import Outbox
 from coordinator.api.server.running_tasks import RunningTasks
-from coordinator.models.catalog import Catalog
+from coordinator.models.model import Catalog
 from coordinator.tenants import Admitted, Readers, Tenants
 from coordinator.tracing.call_span import CallSpan
 from pdserve.clock import Clock

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import CONTEXT
-from coordinator.models.catalog import Catalog
+from coordinator.models.model import Catalog
 from pdserve import __version__
 
 

@@ -14,11 +14,10 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.admission.measured_promises import MeasuredPromises
 from coordinator.models.files import ModelFiles
 from coordinator.nodes.absent import Absent
-from coordinator.nodes.registry import Member, Registry
+from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
-from coordinator.nodes.shares import Shares
 from coordinator.pools.pools import Pools
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest

@@ -1,18 +1,35 @@
-"""A model as the API sees it: names, text, grammars, embeddings, and who generates."""
+"""A model as the API sees it: names, text, grammars, embeddings, and who generates; and which model
+a name means."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
-from coordinator.models.fingerprint import Fingerprint
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.parts import ToolFormat
-from pdserve.errors import NoNodeAvailable
+from pdserve import __version__
+from pdserve.errors import ModelNotFound, NoNodeAvailable
+
+_NAMED_CHARACTERS = 8  # of a revision: as many as tell them apart, and as `pdserve revisions` takes
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The fingerprints of one served model."""
+
+    model: str
+
+    def of(self, revision: str) -> str:
+        """Return that of one revision, whose first characters it has; empty: not known yet."""
+        parts = (self.model, __version__, revision)
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+        return f"fp_{revision[:_NAMED_CHARACTERS]}_{digest}" if revision else f"fp_{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +90,37 @@ def make_model(
         embedding=embedding or EmbeddingModel(),
         generator=generator,
     )
+
+
+class Catalog:
+    """All models that clients may ask for, by each of their names."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        """The first one is meant where a call names none."""
+        self.default = models[0]
+        self._models = tuple(models)
+        self._by_name = {name: model for model in models for name in model.names}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    @property
+    def names(self) -> list[str]:
+        """All names of all models."""
+        return list(self._by_name)
+
+    def find(self, name: str | None) -> Model:
+        """Return the model that a call asks for; None: it names none. Raises ModelNotFound."""
+        if name is None:
+            return self.default
+        model = self._by_name.get(name)
+        if model is None:
+            raise ModelNotFound(
+                f"there is no model {name[:128]!r}; this server has {', '.join(self._by_name)}",
+                "model",
+            )
+        return model
+
+    def is_ready(self) -> bool:
+        """Return whether a request for any of them could be served now."""
+        return any(model.generator.is_ready() for model in self)

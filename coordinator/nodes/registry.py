@@ -5,12 +5,17 @@ noticed, the former member is removed at that moment.
 
 Each member has a *slot*: a small integer that is reused after the member is lost. State that is
 needed for all members at once is kept in arrays by slot (`coordinator/routing`, `prefixes`).
+
+What several coordinators of the same nodes have together, each takes its part of. Nodes report how
+many coordinators they are attached to. So places in the line and quotas are divided by their number
+within a heartbeat of a coordinator's coming or going, and no store is asked for a request. Clients
+are spread evenly by whatever stands in front of the coordinators.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -31,6 +36,27 @@ from pdserve.protocol import (
 from pdserve.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)
+
+
+class Shares:
+    """Tells `listeners` the number of coordinators whenever it changes; it is 1 at first."""
+
+    def __init__(self, registry: Registry, listeners: Sequence[Callable[[int], None]]) -> None:
+        self._registry = registry
+        self._listeners = listeners
+        self._number = 1
+        registry.on_changed(self._look)
+        registry.on_lost(self._look)
+
+    def _look(self, _: Member) -> None:
+        number = self._registry.num_coordinators
+        if number == self._number:
+            return
+        self._number = number
+        log.info("%d coordinators share the nodes, and places in line and quotas", number)
+        for listener in self._listeners:
+            listener(number)
+
 
 KvReach: TypeAlias = tuple[str, TransportReach]
 """The KV of a revision, and the nodes that one transport of its holder reaches."""

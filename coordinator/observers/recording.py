@@ -22,7 +22,7 @@ from coordinator.api.answer.sse import SseStream, framed
 from coordinator.api.context import CONTEXT, outbox_of
 from coordinator.api.openapi.operation import EVENTS, Operation
 from coordinator.api.routes import add_routes
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import Overloaded

@@ -3,16 +3,131 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import floor, log
 from typing import Final
 
 from coordinator.api.observer import RequestSummary
-from coordinator.page.counts import Counts, Level
+from coordinator.observers.attainment import attainment
+from coordinator.observers.endings import Ending, ending_of_status
 from coordinator.page.ended import EndedRequests
-from coordinator.page.told import JourneyView, Period
+from coordinator.page.told import JourneyView, Kept, Period, Share
 from coordinator.requests.journey import Journey
 from pdserve.protocol.status import ClusterStatus, RoleName
+
+GROWTH: Final = 1.05  # of a bucket's bounds: medians are right within 2.5 %
+MOST_TENANTS: Final = 50  # in one period
+OTHERS: Final = "(others)"
+_LEAST_MS: Final = 0.01
+
+
+def bucket(seconds: float) -> int:
+    """Return the bucket of a latency."""
+    return floor(log(max(seconds * 1e3, _LEAST_MS)) / log(GROWTH))
+
+
+class Level:
+    """The most and the mean over time of a number that changes now and then."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._value = 0
+        self._begin_s = self._since_s = now()
+        self._sum = 0.0  # value x seconds
+        self.most = 0
+
+    def set(self, value: int) -> None:
+        """It has changed, or perhaps not."""
+        self._add_up()
+        self._value = value
+        self.most = max(self.most, value)
+
+    def mean(self) -> float:
+        """Return the mean since the last `restart`."""
+        self._add_up()
+        span_s = self._since_s - self._begin_s
+        return self._sum / span_s if span_s > 0 else float(self._value)
+
+    def restart(self) -> None:
+        """Begin anew, with the value that it has."""
+        self._add_up()
+        self._begin_s, self._sum, self.most = self._since_s, 0.0, self._value
+
+    def _add_up(self) -> None:
+        now_s = self._now()
+        self._sum += self._value * (now_s - self._since_s)
+        self._since_s = now_s
+
+
+@dataclass(slots=True)
+class TenantCounts:
+    """What one tenant has had."""
+
+    endings: Counter[Ending] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def share(self) -> Share:
+        """Return it as the page is told it."""
+        return Share(
+            endings=dict(self.endings),
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Counts:
+    """The calls that have ended."""
+
+    endings: Counter[Ending] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft: Counter[int] = field(default_factory=Counter)
+    tpot: Counter[int] = field(default_factory=Counter)
+    promises: dict[str, Kept] = field(default_factory=dict)
+    tenants: dict[str, TenantCounts] = field(default_factory=dict)
+
+    def add(self, summary: RequestSummary) -> None:
+        """A call has ended, in whatever way."""
+        ending = ending_of_status(summary.status)
+        self.endings[ending] += 1
+        if summary.error_code is not None:
+            self.errors[summary.error_code] += 1
+        self.prompt_tokens += summary.num_prompt_tokens
+        self.cached_tokens += summary.num_cached_tokens
+        self.output_tokens += summary.num_completion_tokens
+        if summary.ttft_s is not None:
+            self.ttft[bucket(summary.ttft_s)] += 1
+        if summary.tpot_s is not None:
+            self.tpot[bucket(summary.tpot_s)] += 1
+        self._add_promise(summary)
+        if summary.tenant:
+            self._add_to_tenant(summary, ending)
+
+    def _add_promise(self, summary: RequestSummary) -> None:
+        """Count it if its class promises anything: otherwise there was nothing to keep."""
+        slo = summary.slo
+        if slo is None or not (slo.ttft_s or slo.tpot_s):
+            return
+        attained = attainment(summary, slo)
+        if attained is not None:
+            before = self.promises.get(slo.name, Kept(0, 0))
+            self.promises[slo.name] = Kept(before.kept + attained.both, before.calls + 1)
+
+    def _add_to_tenant(self, summary: RequestSummary, ending: Ending) -> None:
+        name = summary.tenant
+        if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
+            name = OTHERS
+        counts = self.tenants.setdefault(name, TenantCounts())
+        counts.endings[ending] += 1
+        counts.prompt_tokens += summary.num_prompt_tokens
+        counts.output_tokens += summary.num_completion_tokens
+
 
 PERIOD_S: Final = 5.0
 MOST_PERIODS: Final = 720  # an hour

@@ -17,8 +17,7 @@ from aiohttp import web
 
 from coordinator.api.answer.sse import SseStream, framed
 from coordinator.api.context import CONTEXT, outbox_of
-from coordinator.page.counts import GROWTH
-from coordinator.page.history import PERIOD_S, History
+from coordinator.page.history import GROWTH, PERIOD_S, History
 from coordinator.page.told import News, Period
 from pdserve import __version__
 from pdserve.errors import Overloaded

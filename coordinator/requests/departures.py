@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from coordinator.nodes.registry import Member, Registry
-from coordinator.requests.leg_errors import lost
+from coordinator.requests.legs import lost
 from coordinator.requests.moves import Moves
 from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import RunningRequest

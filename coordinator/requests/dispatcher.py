@@ -10,10 +10,10 @@ from typing import Final
 from msgspec import structs
 
 from coordinator.admission import Admission
-from coordinator.admission.promises import left_of
+from coordinator.admission.slack import left_of
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.legs import send_legs, send_sibling_leg, send_takeover_leg
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router

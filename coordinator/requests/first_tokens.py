@@ -7,7 +7,7 @@ from functools import partial
 
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member
-from coordinator.prefixes.watch import PrefixWatch
+from coordinator.prefixes.stability import PrefixWatch
 from coordinator.requests.running import Dispatch, RunningRequest
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics

@@ -15,17 +15,17 @@ from functools import partial
 
 from coordinator.admission import Admission, Refuse, Wait
 from coordinator.admission.decisions import Decision
-from coordinator.admission.promises import promise_left
+from coordinator.admission.slack import promise_left
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
-from coordinator.prefixes.hashes import PromptHashes
-from coordinator.prefixes.watch import PrefixWatch
+from coordinator.prefixes.index import PromptHashes
+from coordinator.prefixes.stability import PrefixWatch
 from coordinator.requests.claims import Claims
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.journey import Journey
-from coordinator.requests.leg_errors import error_of, is_of_the_request, lost
+from coordinator.requests.legs import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LineKeeper
 from coordinator.requests.moves import Moves
 from coordinator.requests.once_per_cause import OncePerCause

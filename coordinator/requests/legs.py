@@ -1,8 +1,14 @@
-"""Makes the legs of a request from its placement, and sends them to the nodes."""
+"""Makes the legs of a request from its placement, and sends them to the nodes.
+
+When a node has failed a leg, its request ends with an error. Clients get its text. What nodes say
+of requests is for them. What nodes say of each other, or of themselves, holds names and addresses
+that are none of their business: it goes to the log.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import structs
 
@@ -10,7 +16,19 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.routing import Placement, Router
 from coordinator.routing.flowing import flows_from
-from pdserve.protocol import DecodeLeg, PrefillLeg, PromptLogprobs, Sibling, Slo
+from pdserve.errors import (
+    ClusterError,
+    GrammarFailed,
+    NodeLost,
+    NoTokenLeft,
+    PdserveError,
+    RequestEnded,
+    RequestError,
+    TransferError,
+    UnusableLogits,
+    from_code,
+)
+from pdserve.protocol import DecodeLeg, LegFailed, PrefillLeg, PromptLogprobs, Sibling, Slo
 
 
 def send_legs(
@@ -96,3 +114,31 @@ def _decode_leg(
         flows=router.flowing is not None and flows_from(decode),
         output_logprobs=PromptLogprobs.of(scores) if (scores := request.output_logprobs) else None,
     )
+
+
+_NO_OTHER: Final = "is gone, and no other took the request over in time; send it again"
+_ABOUT_THE_REQUEST: Final = (RequestError, RequestEnded, GrammarFailed, NoTokenLeft)
+_TEXTS: Final[dict[type[PdserveError], str]] = {
+    TransferError: "the request's KV could not be moved from one node to another; send it again",
+    ClusterError: "a node could not serve the request; send it again",
+    PdserveError: "a node could not serve the request",
+}
+
+
+def lost(has_token_one: bool) -> NodeLost:
+    """Return the error for the client if its node is gone and no other takes its request over."""
+    what = "generated the answer" if has_token_one else "computed the prompt"
+    return NodeLost(f"the node that {what} {_NO_OTHER}")
+
+
+def is_of_the_request(error: PdserveError) -> bool:
+    """Whether a request would fail like this on any node."""
+    return isinstance(error, (*_ABOUT_THE_REQUEST, UnusableLogits))
+
+
+def error_of(failure: LegFailed) -> PdserveError:
+    """Return the error for the client, of the same class as the node's."""
+    error = from_code(failure.code, failure.message)
+    if isinstance(error, _ABOUT_THE_REQUEST):
+        return error
+    return type(error)(next(text for cls, text in _TEXTS.items() if isinstance(error, cls)))

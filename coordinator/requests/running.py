@@ -20,10 +20,10 @@ from secrets import token_hex
 
 from msgspec import structs
 
-from coordinator.admission.promises import promise_left
+from coordinator.admission.slack import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.nodes.registry import Member
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking

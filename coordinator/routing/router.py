@@ -8,21 +8,17 @@ import numpy as np
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
-from coordinator.prefixes.hashes import PromptHashes
-from coordinator.prefixes.index import PrefixIndex
+from coordinator.prefixes.index import PrefixIndex, PromptHashes
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.flowing import Flowing, choose_start
-from coordinator.routing.handed_off import HandedOff
 from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.loads.slots import Floats, Ints
-from coordinator.routing.one_node import OneNode
-from coordinator.routing.outlook import Outlook, Times
+from coordinator.routing.outlook import HandedOff, OneNode, Outlook, SideBySide, Times
 from coordinator.routing.pairs.health import PairHealth
 from coordinator.routing.pairs.reach import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
-from coordinator.routing.side_by_side import SideBySide
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least

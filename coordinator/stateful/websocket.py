@@ -26,7 +26,7 @@ from coordinator.api.server import callers
 from coordinator.api.server.callers import CLIENT_GONE, begin_call, conclude
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe
-from coordinator.api.server.headers import check_socket_origin
+from coordinator.api.server.middleware import check_socket_origin
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.plan import Planned, plan_response
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox

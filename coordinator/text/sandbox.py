@@ -1,7 +1,7 @@
 """The jinja2 environment for chat templates, as Hugging Face documents it.
 
 The sandbox keeps templates from Python's internals, and from changing what they are given. It does
-not bound what they take: that is done by the process in which they run (`template_process.py`).
+not bound what they take: that is done by the process in which they run (`chat_template.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process that renders conversations: `python -m coordinator.text.template_child`.
 
 Input is one JSON value per line: first a `Beginning`, then conversations. Each line is answered
-with a `Rendered`. See coordinator/text/template_process.py.
+with a `Rendered`. See coordinator/text/chat_template.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import sys
 
 import msgspec
 
-from coordinator.text.chat_template import ChatTemplate, TemplateInput
-from coordinator.text.template_process import Beginning, Rendered
+from coordinator.text.chat_template import Beginning, ChatTemplate, Rendered, TemplateInput
 from pdserve.errors import InvalidRequest
 from pdserve.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 

@@ -15,11 +15,16 @@ from typing import TypeVar
 
 import tokenizers
 
-from coordinator.text.chat_template import ChatTemplate, TemplateInput
+from coordinator.text.chat_template import (
+    ChatTemplate,
+    TemplateInput,
+    TemplateProcess,
+    encoded,
+    text_of,
+)
 from coordinator.text.checkpoint import DEFAULT, TOOL_USE, load_chat_templates
+from coordinator.text.detokenizer import TokenPieces
 from coordinator.text.parts import ToolFormat, detect_tool_format
-from coordinator.text.pieces import TokenPieces
-from coordinator.text.template_process import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker, TextThreads
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from pdserve.model_files.tokenizer import TokenizerConfig, prepare_backend, read_tokenizer

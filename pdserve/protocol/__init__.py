@@ -15,11 +15,6 @@ converted in one place, `pdserve/wire/convert.py`. One is JSON for clients inste
     status.py     coordinator -> anybody: the cluster's status, from `GET /status`
 """
 
-from pdserve.protocol.costs import (
-    PerfReport,
-    StepCosts,
-    TransferCosts,
-)
 from pdserve.protocol.legs import (
     CancelLeg,
     Claim,
@@ -50,15 +45,18 @@ from pdserve.protocol.nodes import (
     NodeHello,
     NodeRole,
     NodeState,
+    PerfReport,
     SetRole,
     Sickness,
+    StepCosts,
+    TransferCosts,
     TransportReach,
     Welcome,
 )
-from pdserve.protocol.prompt import Prompt
 from pdserve.protocol.requests import (
     BadWord,
     FinishReason,
+    Prompt,
     SamplingParams,
     Slo,
     TokenLogprobs,

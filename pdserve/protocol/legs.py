@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import NodeAddress
-from pdserve.protocol.prompt import Prompt
-from pdserve.protocol.requests import FinishReason, SamplingParams, Slo, TokenLogprobs
+from pdserve.protocol.requests import FinishReason, Prompt, SamplingParams, Slo, TokenLogprobs
 from pdserve.protocol.scores import PromptLogprobs
 
 _ATTEMPT = "~"

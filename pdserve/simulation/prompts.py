@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast, overload
 
-from coordinator.prefixes.hashes import HashChain, PromptHashes
+from coordinator.prefixes.index import HashChain, PromptHashes
 from pdserve.engine.request import Request
 from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import Prompt, SamplingParams
-from pdserve.protocol.prompt import HASH_BYTES
+from pdserve.protocol.requests import HASH_BYTES
 from pdserve.simulation.call import Call
 
 STOP_TOKEN = -1  # no prompt has it

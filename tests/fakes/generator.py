@@ -12,8 +12,7 @@ import numpy as np
 import tokenizers
 
 from coordinator.generation import GenerationRequest, Listener, Route
-from coordinator.models.catalog import Catalog
-from coordinator.models.model import make_model
+from coordinator.models.model import Catalog, make_model
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs

@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member, Registry
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest

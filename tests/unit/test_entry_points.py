@@ -98,4 +98,4 @@ def test_two_packages_cannot_share_a_name(packages: Path) -> None:
 
 def test_ours_are_not_replaced_unawares(packages: Path) -> None:
     installed(packages, **{"random": "theirs:works"})
-    assert type(make_policy("random")).__module__ == "coordinator.routing.policies.uniform"
+    assert type(make_policy("random")).__module__ == "coordinator.routing.policies.plain"

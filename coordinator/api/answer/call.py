@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent, one_by_one
+from coordinator.api.answer.arrivals import PIECE, Arrivals, ArrivedEvent, LongWork, one_by_one
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
-from coordinator.api.answer.write_turns import PIECE, LongWork
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.plan.generations import check_amounts
 from coordinator.api.plan.sampling import TextOptions

@@ -17,8 +17,7 @@ from coordinator.api.answer.logprobs import TokenNames, completion_logprobs, pro
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.answer.whole_choice import WholeChoice
 from coordinator.api.read.fields import GenerationFields
-from coordinator.models.fingerprint import Fingerprint
-from coordinator.models.model import Model
+from coordinator.models.model import Fingerprint, Model
 from pdserve.errors import InvalidRequest
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from coordinator.api.answer.arrivals import PIECE, SCORED
 from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
-from coordinator.api.answer.event_ids import EventIds
-from coordinator.api.answer.sse import SseStream
-from coordinator.api.answer.write_turns import PIECE, SCORED
+from coordinator.api.answer.sse import EventIds, SseStream
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace, outbox_of
 
 

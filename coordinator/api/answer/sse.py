@@ -1,13 +1,48 @@
-"""Server-sent events. The response's status line is sent with the first event."""
+"""Server-sent events. The response's status line is sent with the first event.
+
+By the ids of events, the client of a keyed stream goes on after a broken connection. An id says how
+many events of each choice there were up to this one: `7`, or `7-5` with two choices, as the
+choices' events may come in another order the next time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from coordinator.api.server.outbox import Outbox
+from pdserve.errors import InvalidRequest
+
+
+class EventIds:
+    """Numbers the events of one stream, and leaves out those that the client has.
+
+    `seen` says how many of each choice it has; a single 0, or None: none. Raises InvalidRequest.
+    """
+
+    def __init__(self, num_choices: int, seen: Sequence[int] | None) -> None:
+        if seen is None or list(seen) == [0]:
+            seen = [0] * num_choices
+        if len(seen) != num_choices:
+            raise InvalidRequest(
+                f"'Last-Event-ID' has {len(seen)} parts, but the ids of this stream's events have "
+                f"{num_choices}: one for each choice",
+                "Last-Event-ID",
+            )
+        self._seen = seen
+        self._made = [0] * num_choices
+
+    def unseen(self, choice: int, events: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield those of the next events of a choice that the client does not have, with ids."""
+        for event in events:
+            self._made[choice] += 1
+            if self._made[choice] > self._seen[choice]:
+                # What was left out of other choices is not made yet, but the client has it.
+                counts = map(max, self._made, self._seen)
+                yield f"id: {'-'.join(map(str, counts))}\n".encode() + event
+
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",

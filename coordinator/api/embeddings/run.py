@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from coordinator.api.answer.arrivals import Arrivals
-from coordinator.api.answer.write_turns import PIECE, LongWork
+from coordinator.api.answer.arrivals import PIECE, Arrivals, LongWork
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.generation import Generation, Route
 from pdserve.errors import Overloaded, PdserveError

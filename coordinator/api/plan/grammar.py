@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from coordinator.api.read.chat import ChatRequest, NamedTool
-from coordinator.api.read.exact_numbers import check_exact
 from coordinator.api.read.fields import GenerationFields, StructuredOutputs
-from coordinator.api.read.json_text import JsonReader
+from coordinator.api.read.json_text import JsonReader, check_exact
 from coordinator.models.model import Model
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import (

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from coordinator.api.read.chat import MAX_MESSAGES, Message
+from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, Function, Message, Tool
 from coordinator.api.read.fields import field_names
-from coordinator.api.read.tool_keys import check_tool_keys
 from pdserve.errors import InvalidRequest
 
 # Accepted with any value: these concern accounts, names, storage and speed.
@@ -129,3 +128,38 @@ def _check_message(message: dict[str, Any], where: str) -> None:
         known, name = name in _MESSAGE_NOT_SERVED, name[:128]
         problem = f"{name!r} is not supported" if known else f"unrecognized parameter: {name!r}"
         raise InvalidRequest(f"{problem} in {where}", f"{where}.{name}")
+
+
+_FUNCTION = field_names(Function)
+_TOOL = field_names(Tool)
+_FLAT_TOOL = _FUNCTION | {"type"}  # in the Responses API
+# Hints to other servers, and descriptions that no template shows.
+_IGNORED = frozenset(
+    (
+        *("allowed_callers", "annotations", "cache_control", "defer_loading"),
+        *("eager_input_streaming", "input_examples", "output_schema", "return", "title"),
+    )
+)
+
+
+def check_tool_keys(body: dict[str, Any]) -> None:
+    """Check the tools of a call, in either API, and functions. Raises InvalidRequest."""
+    for name in ("tools", "functions"):
+        given = body.get(name)
+        for i, tool in enumerate(given[:MAX_TOOLS] if isinstance(given, list) else ()):
+            where = f"{name}[{i}]"
+            if name == "functions":
+                _check(tool, _FUNCTION, where)
+            elif isinstance(tool, dict) and tool.get("type") == "function":
+                _check(tool, _TOOL if "function" in tool else _FLAT_TOOL, where)
+                _check(tool.get("function"), _FUNCTION, f"{where}.function")
+
+
+def _check(value: Any, known: frozenset[str], where: str) -> None:
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if key not in known and key not in _IGNORED and inner is not None:
+            key = key[:128]
+            raise InvalidRequest(
+                f"unrecognized parameter: {key!r} in {where}; known are {', '.join(sorted(known))}",
+                f"{where}.{key}",
+            )

@@ -1,4 +1,4 @@
-"""The policies that choose a node among candidates, one file each."""
+"""The policies that choose a node among candidates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Final
 
 from coordinator.routing.candidates import Policy
-from coordinator.routing.policies.least_loaded import LeastLoaded
-from coordinator.routing.policies.power_of_two import PowerOfTwo
-from coordinator.routing.policies.predicted import Predicted
+from coordinator.routing.policies.plain import (
+    LeastLoaded,
+    PowerOfTwo,
+    Predicted,
+    RoundRobin,
+    Uniform,
+)
 from coordinator.routing.policies.prefix_affinity import PrefixAffinity
-from coordinator.routing.policies.round_robin import RoundRobin
-from coordinator.routing.policies.uniform import Uniform
 from pdserve.settings.config import ROUTERS
 
 __all__ = ["make_policy"]

@@ -23,7 +23,7 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
-from pdserve.protocol.prompt import HASH_BYTES
+from pdserve.protocol.requests import HASH_BYTES
 from pdserve.settings.config import Mode, RouterName
 from pdserve.wire.outbox import Outbox
 

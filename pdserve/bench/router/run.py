@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 
 from coordinator.generation import GenerationRequest
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.routing import Router
 from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.router.config import RouterBenchConfig

@@ -26,7 +26,7 @@ from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.protocol import PrefixAnswer, PrefixQuery
-from pdserve.protocol.prompt import HASH_BYTES
+from pdserve.protocol.requests import HASH_BYTES
 from pdserve.settings.timeouts import NodeTimeouts
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from coordinator.api.observer import RequestSummary
 from coordinator.nodes.absent import KEPT_S, MOST, MOST_REASON, Absent
 from coordinator.nodes.clock_offset import ClockOffset
 from coordinator.nodes.registry import Registry
-from coordinator.observers.call_watch import CallWatch
+from coordinator.observers.endings import CallWatch
 from pdserve.clock import ManualClock
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import RecentCalls

@@ -15,9 +15,8 @@ import openai
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.models.catalog import Catalog
 from coordinator.models.embedding import EmbeddingModel
-from coordinator.models.model import make_model
+from coordinator.models.model import Catalog, make_model
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Readers, Tenants

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from coordinator.nodes.registry import Member, Registry
-from coordinator.nodes.shares import Shares
+from coordinator.nodes.registry import Member, Registry, Shares
 from pdserve.protocol import NodeRole
 from tests.fakes.members import join
 

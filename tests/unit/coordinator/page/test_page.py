@@ -17,9 +17,8 @@ import pytest
 from coordinator.api import HttpServer, create_app
 from coordinator.api.observer import RequestSummary
 from coordinator.page import live as live_module
-from coordinator.page.counts import GROWTH, MOST_TENANTS, OTHERS, Level
 from coordinator.page.ended import MOST_LAST, MOST_SLOWEST, MOST_UNANSWERED
-from coordinator.page.history import MOST_PERIODS, History
+from coordinator.page.history import GROWTH, MOST_PERIODS, MOST_TENANTS, OTHERS, History, Level
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.page.told import Kept, News

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.nodes.registry import Member
-from coordinator.prefixes.hashes import PromptHashes
-from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex
+from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex, PromptHashes
 from pdserve.errors import MalformedMessage
 from pdserve.introduction import is_introduced
 from pdserve.protocol import (

@@ -14,9 +14,9 @@ from coordinator.prefixes.stability import (
     WINDOW_PROMPTS,
     Break,
     PrefixStability,
+    PrefixWatch,
     _Recent,
 )
-from coordinator.prefixes.watch import PrefixWatch
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prompt

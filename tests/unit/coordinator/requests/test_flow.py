@@ -14,7 +14,7 @@ import pytest
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
 from coordinator.requests.line_keeper import LINE_GAP_S
 from coordinator.requests.running import RunningRequest

@@ -11,7 +11,7 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.decisions import Decision, Predicted
 from coordinator.generation import GenerationRequest, Route
 from coordinator.nodes.registry import Member, Registry
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Placement, Router

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.api.server.errors import describe
-from coordinator.requests.leg_errors import error_of
+from coordinator.requests.legs import error_of
 from pdserve import errors
 from pdserve.errors import PdserveError
 from pdserve.protocol import LegFailed

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator.admission import Admission, Admit, WaitingLine
 from coordinator.routing import Booking
+from coordinator.routing.loads.decode import DecodeShares
 from coordinator.routing.loads.prefill import ServiceClass
-from coordinator.routing.loads.shares import DecodeShares
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode
 from tests.unit.coordinator.routing.nodes import COSTS, PERF, Nodes

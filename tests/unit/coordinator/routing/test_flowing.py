@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.nodes.registry import Member
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from coordinator.routing import Booking
 from coordinator.routing.flowing import Host, Stream, slack_at_end_s
 from pdserve.protocol import NodeState, SamplingParams, Slo

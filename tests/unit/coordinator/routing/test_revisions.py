@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PromptHashes
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode, RouterName
 from tests.unit.coordinator.routing.nodes import Nodes, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.routing.tables import StepTables
+from coordinator.routing.fleet import StepTables
 from pdserve.protocol import PerfReport, StepCosts
 from tests.unit.coordinator.routing.nodes import Nodes
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.api.read.exact_numbers import check_exact, check_request
+from coordinator.api.read.json_text import check_exact, check_request
 from pdserve.errors import GrammarFailed, InvalidRequest
 from tests.unit.coordinator.text.enforced import Enforced
 

@@ -11,7 +11,7 @@ import pytest
 from jinja2.defaults import DEFAULT_FILTERS
 
 from coordinator.text import ChatTemplate, TemplateInput
-from coordinator.text.template_process import TemplateProcess, encoded, text_of
+from coordinator.text.chat_template import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker
 from pdserve.errors import DeadlineExceeded, InvalidRequest
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.answer.arrivals import Arrivals
-from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.answer.arrivals import Arrivals, WriteTurns
 from coordinator.generation import GenerationRequest
 from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.answer.arrivals import PIECE, LongWork, WriteTurns
 from coordinator.api.answer.choice import MAX_SCORED, Choice, ChoiceDelta
-from coordinator.api.answer.write_turns import PIECE, LongWork, WriteTurns
 from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
 from pdserve.clock import SystemClock

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.answer.write_turns import PIECE
+from coordinator.api.answer.arrivals import PIECE
 from pdserve.protocol import FinishReason
 from tests.fakes.generator import EOS, FakeGenerator, Pause, Tokens, says, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served

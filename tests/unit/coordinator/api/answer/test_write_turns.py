@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.answer.arrivals import WriteTurns
 from pdserve.clock import ManualClock
 
 A_FEW = 8
