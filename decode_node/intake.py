@@ -22,19 +22,18 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from decode_node.announced_pulls import AnnouncedPulls
+from decode_node.announced_pulls import AnnouncedPulls, PromptPulls
 from decode_node.arrival import Arrival
-from decode_node.prompt_pulls import PromptPulls
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.metrics import NodeMetrics
 from pdserve.node.kept_scores import KeptScores
-from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.legs import request_of
+from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Subscription
-from pdserve.node.translation import request_of
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
 
 

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.access import AccessTokens
 from kv_transfer.checksum import checksums
-from kv_transfer.handshake import KvIdentity
+from kv_transfer.handshake import AccessTokens, KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import KvPool, cpu_pool

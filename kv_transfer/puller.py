@@ -33,9 +33,8 @@ from kv_transfer.links.sharded_link import (
 )
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_pool import parts_here, parts_of
-from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.box import BlockRun, KvBox, common_heads, common_layers
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
-from kv_transfer.spans.shards import common_heads, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from kv_transfer.ticket import Ticket, read_ticket

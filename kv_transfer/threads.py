@@ -8,17 +8,39 @@ the memory any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.uninterrupted import to_its_end, wait_ended
-
 T = TypeVar("T")
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Wait for it, and return its result. When cancelled, this raises only after it has ended."""
+    ended = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        await wait_ended(ended)
+        raise
+
+
+async def wait_ended(ended: asyncio.Future[Any]) -> None:
+    """Wait until it has a result or an error, which is not raised, whoever cancels this.
+
+    For one that is being cancelled already, and re-raises that.
+    """
+    while not ended.done():
+        with suppress(asyncio.CancelledError):  # it cannot hurry what this waits for
+            await asyncio.wait({ended})
+    if not ended.cancelled():
+        ended.exception()  # marks it as retrieved
+
 
 # Copied in about 50 microseconds; waking a thread and being woken by it takes twice as long.
 INLINE_BYTES = 512 << 10

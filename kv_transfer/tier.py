@@ -28,9 +28,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.generations import check_generations
 from kv_transfer.hosts.far_host import FarHost
-from kv_transfer.memory import ExportedPool
+from kv_transfer.memory import ExportedPool, check_generations
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native

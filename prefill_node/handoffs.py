@@ -38,8 +38,7 @@ from pdserve.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffEnded, HandoffRecord
 from pdserve.protocol.legs import is_earlier
-from prefill_node.handoff import Handoff
-from prefill_node.held_kv import HeldKv, PinnedBlocks
+from prefill_node.handoff import Handoff, HeldKv, PinnedBlocks
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
+from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
-from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import HandoffRecord, PrefillLeg
 from prefill_node.handoffs import Handoffs
 from prefill_node.policies import make_prefill_policy

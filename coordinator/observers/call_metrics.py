@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coordinator.api.observer import RequestSummary
-from coordinator.observers.attainment import attainment
+from coordinator.observers.endings import attainment
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
 

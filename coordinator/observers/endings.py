@@ -1,9 +1,16 @@
-"""How a call ended, and through whose fault: a client's mistake is no failure of the cluster."""
+"""How a call ended, and through whose fault: a client's mistake is no failure of the cluster.
+
+A call meets the promise of its class, or not: SLO attainment as in DistServe. TTFT and TPOT count
+jointly, so calls that were refused, failed or timed out did not attain their SLO; for TTFT alone it
+is enough that token 1 came in time. Calls that failed because of a client error are not counted. A
+call whose client disconnected is judged by what it had received until then.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import inf
@@ -14,6 +21,7 @@ from coordinator.api.observer import RequestSummary
 from coordinator.api.server.callers import CLIENT_GONE
 from coordinator.api.server.errors import describe
 from pdserve.errors import RequestCancelled, from_code
+from pdserve.protocol import Slo
 from pdserve.protocol.status import RecentCalls
 
 _TOO_MANY_REQUESTS: Final = 429
@@ -90,3 +98,37 @@ class CallWatch:
         if half != self._half:
             self._before = self._counts if half == self._half + 1 else Counter()
             self._half, self._counts = half, Counter()
+
+
+_GONE = "client_disconnected"
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Which parts of its promise one call attained."""
+
+    ttft: bool
+    tpot: bool
+
+    @property
+    def both(self) -> bool:
+        """Whether the call met its promise as a whole."""
+        return self.ttft and self.tpot
+
+
+def attainment(summary: RequestSummary, slo: Slo) -> Attainment | None:
+    """Return the attainment of a call; None if the client made an error."""
+    code = summary.error_code
+    has_failed = code is not None and code != _GONE
+    if has_failed and summary.status // 100 == 4 and summary.status != _TOO_MANY_REQUESTS:
+        return None
+    is_in_time = _waited_s(summary) <= (slo.ttft_s or inf)
+    return Attainment(
+        ttft=is_in_time and not (has_failed and summary.ttft_s is None),
+        tpot=not has_failed and (summary.tpot_s or 0.0) <= (slo.tpot_s or inf),
+    )
+
+
+def _waited_s(summary: RequestSummary) -> float:
+    """Return the time until the first text, or the whole duration if there was no text."""
+    return summary.e2e_s if summary.ttft_s is None else summary.ttft_s

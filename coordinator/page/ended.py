@@ -9,8 +9,7 @@ from typing import Final
 
 from coordinator.observers.endings import Ending, ending_of_code
 from coordinator.page.told import JourneyView, Step
-from coordinator.requests.journey import Journey
-from coordinator.requests.phases import phases
+from coordinator.requests.journey import Journey, phases
 
 MOST_LAST: Final = 100
 MOST_SLOWEST: Final = 50

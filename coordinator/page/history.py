@@ -10,8 +10,7 @@ from math import floor, log
 from typing import Final
 
 from coordinator.api.observer import RequestSummary
-from coordinator.observers.attainment import attainment
-from coordinator.observers.endings import Ending, ending_of_status
+from coordinator.observers.endings import Ending, attainment, ending_of_status
 from coordinator.page.ended import EndedRequests
 from coordinator.page.told import JourneyView, Kept, Period, Share
 from coordinator.requests.journey import Journey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from coordinator.observers.endings import Ending
-from coordinator.requests.phases import PhaseName
+from coordinator.requests.journey import PhaseName
 from pdserve.findings.finding import Finding
 from pdserve.protocol.status import ClusterStatus, RoleName
 

@@ -26,7 +26,7 @@ from coordinator.tenants.identity import OWNER, Tenant, check_name
 from coordinator.tenants.keys import is_key_hash
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 
 log = logging.getLogger(__name__)
 

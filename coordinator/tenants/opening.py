@@ -14,8 +14,7 @@ from pdserve.addresses import is_loopback
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.process.user_cache import state_file
-from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import API_KEY_VARIABLE, SUPERVISOR_VARIABLE, hash_key
+from pdserve.settings.access import API_KEY_VARIABLE, SUPERVISOR_VARIABLE, AccessConfig, hash_key
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import IN_MEMORY
 from pdserve.wire.security import read_token

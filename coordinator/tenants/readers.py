@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from coordinator.tenants.tenants import Tenants
 from pdserve.errors import Unauthorized
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 
 
 class Readers:

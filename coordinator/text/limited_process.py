@@ -14,7 +14,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from pdserve.errors import Overloaded
-from pdserve.settings.api_key import without_keys
+from pdserve.settings.access import without_keys
 
 
 class LimitedProcess:

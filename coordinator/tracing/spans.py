@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from coordinator.api.observer import RequestSummary
-from coordinator.requests.journey import Journey
-from coordinator.requests.phases import PhaseName, phases
+from coordinator.requests.journey import Journey, PhaseName, phases
 from coordinator.tracing.call_span import CallSpan
 
 Attributes: TypeAlias = dict[str, str | int | float | bool | list[str]]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from decode_node.policies.decodes_first import DecodesFirst
+from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import DecodePolicy
-from decode_node.policies.max_batch import MaxBatch
 from decode_node.policies.slack_batch import SlackBatch
 from decode_node.policies.static import Static
-from decode_node.policies.tpot_cap import TpotCap
 from pdserve.clock import Clock
 from pdserve.perf_model import PerfModel
 from pdserve.settings.config import DECODE_POLICIES, EngineConfig, PolicyConfig

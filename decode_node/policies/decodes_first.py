@@ -1,4 +1,5 @@
-"""Iteration-level batching (Orca): the common part of policies that form a new batch each step."""
+"""Iteration-level batching (Orca): the common part of policies that form a new batch each step,
+and the two that differ in its size alone."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import inf
 
-from decode_node.policies.line import Line
+from decode_node.policies.line import Line, make_way
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
-from decode_node.policies.places import make_way
 from pdserve.clock import Clock
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.batch_sizes import BatchSizes
@@ -18,6 +18,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
+from pdserve.rules.batch import has_place
 from pdserve.settings.config import EngineConfig, PolicyConfig
 
 
@@ -121,3 +122,44 @@ class DecodesFirst(ABC):
         if chunks:
             both_s = self.pace.perf.step_s(shape_of([*decodes, *chunks]))
             self.line.charge_chunks(chunks, max(0.0, both_s - decode_s))
+
+
+class MaxBatch(DecodesFirst):
+    """The baseline: batches like vLLM, and like Sarathi-Serve with one token budget.
+
+    A prompt delays the running streams by at most one step of `token_budget` tokens.
+    """
+
+    def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
+        """Whether the batch has fewer than `max_batch_size` requests."""
+        return len(members) < self.max_batch_size
+
+    def pick(self, decoding: list[Request], most: int) -> list[Request]:
+        """Return the oldest requests."""
+        return decoding[:most]
+
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """Return infinity: only the token budget bounds a step."""
+        return inf
+
+
+class TpotCap(DecodesFirst):
+    """Admits a request only while the predicted step time stays within every TPOT.
+
+    The limit is 0.9 of the tightest TPOT, the newcomer's included. The predicted step time is
+    corrected by measurements (DistServe's aim; Mooncake and Arrow bound decode load likewise).
+    """
+
+    def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
+        """Whether all members and the newcomer keep their TPOT in one batch."""
+        batch = [*members, newcomer]
+        step_s, limit_s = self.pace.decode_s(batch), self.pace.tightest_s(batch)
+        return has_place(len(batch), self.max_batch_size, step_s, limit_s)
+
+    def pick(self, decoding: list[Request], most: int) -> list[Request]:
+        """Return all requests, as a rule: each admitted request has a place in every step."""
+        return decoding[:most]
+
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """Return the tightest limit, including that of requests whose KV is arriving."""
+        return self.pace.step_limit_s(decoding, queues)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from decode_node.policies.decodes_first import DecodesFirst
-from decode_node.policies.places import fits
+from decode_node.policies.line import fits
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.routing.candidates import Candidates
-from decode_node.policies.max_batch import MaxBatch
+from decode_node.policies.decodes_first import MaxBatch
 from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule
 from pdserve.engine.request import Request

@@ -44,11 +44,11 @@ from kv_transfer.hosts.messages import (
 from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import ShardedPool, parts_here
+from kv_transfer.threads import to_its_end
 from kv_transfer.ticket import Ticket
 from kv_transfer.tier import SlotCopies, TierCopies
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
-from kv_transfer.uninterrupted import to_its_end
 from pdserve import _native
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import PdserveError, PeerLost, TransferCancelled

@@ -35,7 +35,7 @@ from kv_transfer.hosts.messages import (
     Serves,
     Store,
 )
-from kv_transfer.uninterrupted import wait_ended
+from kv_transfer.threads import wait_ended
 from pdserve.clock import Clock
 from pdserve.errors import PeerLost, from_code
 from pdserve.protocol import ExporterWelcome, TransportOffer

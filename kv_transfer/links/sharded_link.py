@@ -18,7 +18,7 @@ from kv_transfer.hosts.far_host import FarHost, FarLink
 from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from kv_transfer.links.link import Link, open_link
 from kv_transfer.sharded_pool import MAX_RANKS, part_number
-from kv_transfer.spans.shards import choose_shards, common_layers
+from kv_transfer.spans.box import choose_shards, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Transport
 from pdserve.errors import PeerLost

@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.spans.box import BlockRun, KvBox, Rows
-from kv_transfer.spans.shards import check_compatible
+from kv_transfer.spans.box import BlockRun, KvBox, Rows, check_compatible
 from pdserve import _native
 from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvLayout

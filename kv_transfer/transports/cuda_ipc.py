@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from kv_transfer.cuda.copier import SpanCopier
 from kv_transfer.cuda.driver import IPC_HANDLE_BYTES, DeviceError, Driver, Region
 from kv_transfer.cuda.pool import device_pool
-from kv_transfer.generations import check_generations
-from kv_transfer.memory import GENERATION_BYTES, map_sealed
+from kv_transfer.memory import GENERATION_BYTES, check_generations, map_sealed
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
 from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool

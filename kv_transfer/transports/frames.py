@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kv_transfer.access import ACCESS_BYTES
+from kv_transfer.handshake import ACCESS_BYTES
 from kv_transfer.spans.box import KvBox
 from kv_transfer.ticket import MAX_TICKET_BYTES
 from kv_transfer.transports.interface import Read

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.generations import check_generations
+from kv_transfer.memory import check_generations
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.plan import Spans, is_quick, source_ranges
 from kv_transfer.threads import CancelFlag, CopyThreads

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kv_transfer.generations import check_generations
-from kv_transfer.memory import RemotePool, cpu_pool
+from kv_transfer.memory import RemotePool, check_generations, cpu_pool
 from kv_transfer.threads import CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
 from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool

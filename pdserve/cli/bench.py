@@ -27,7 +27,7 @@ from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.transfer.config import TransferConfig
 from pdserve.process.exit_codes import OK
-from pdserve.process.parent_death import die_with_parent
+from pdserve.process.limited_child import die_with_parent
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
 from pdserve.simulation.validate.config import PredictionConfig

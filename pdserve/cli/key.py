@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.tenants.identity import check_name
 from coordinator.tenants.keys import new_key
 from pdserve.process.exit_codes import OK
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 
 
 def run(tenant: str) -> int:

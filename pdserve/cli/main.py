@@ -32,7 +32,7 @@ from pdserve.cli.log import log_to
 from pdserve.cluster.config import ClusterConfig
 from pdserve.errors import PdserveError
 from pdserve.process.exit_codes import FAILED, FORCED, OK, exit_code_of
-from pdserve.process.parent_death import die_with_parent
+from pdserve.process.limited_child import die_with_parent
 from pdserve.process.signals import hear_ctrl_c
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pdserve.process.exit_codes import OK
 from pdserve.process.user_cache import CACHE_VARIABLE
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.settings.described import settings_of
 from pdserve.settings.file import names_in, read_file
 from pdserve.settings.flags import config_from, given_values

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pdserve.process.exit_codes import MEANING
-from pdserve.settings.api_key import without_keys
+from pdserve.settings.access import without_keys
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pdserve.errors import ClusterError, ConfigError
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 
 END_MARK = b"[DONE]"  # the data of the last event of a stream
 _DATA = b"data:"

@@ -16,7 +16,7 @@ from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, pl
 from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.errors import ConfigError
 from pdserve.hints.extras import how_to_install
-from pdserve.settings.api_key import keys_of_coordinator
+from pdserve.settings.access import keys_of_coordinator
 
 
 class Site(Protocol):

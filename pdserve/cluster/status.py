@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve.cluster.coordinator_http import Trust, key_headers, request
 from pdserve.errors import ClusterError, MalformedMessage
 from pdserve.protocol.status import ClusterStatus, read_status
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 
 _REPLY_S = 5.0
 

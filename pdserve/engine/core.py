@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from math import inf
 
 from pdserve.engine.foresight import are_foreseeable, foreseen
-from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.request import Request, SampledToken, Scheduled, finish
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
-from pdserve.engine.stopping import finish
 from pdserve.protocol import FinishReason
 
 Hold = Callable[[Sequence[Scheduled]], Collection[Request]]

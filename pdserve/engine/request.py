@@ -1,4 +1,5 @@
-"""A request inside the engine: a few stored counters, and properties derived from them."""
+"""A request inside the engine: a few stored counters, properties derived from them, and
+when its sequence ends."""
 
 from __future__ import annotations
 
@@ -202,3 +203,26 @@ class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprobs: TokenLogprobs | None = None
     siblings: tuple[SampledToken, ...] = ()  # with token 1: the tokens of the request's siblings
+
+
+def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
+    """Set `finish_reason` and `stop_token_id` if the newest output token ends the request.
+
+    To be called after appending a token that may end the request. If a stop token is also the last
+    token allowed, the reason is STOP: the model was done.
+
+    Args:
+        request: with at least one output token.
+        eos_token_ids: of the model; ignored if the request sets `ignore_eos`.
+    """
+    sampling = request.sampling
+    token_id = request.output_token_ids[-1]
+    num_output_tokens = len(request.output_token_ids)
+    is_ending = token_id in sampling.stop_token_ids or (
+        token_id in eos_token_ids and not sampling.ignore_eos
+    )
+    if is_ending and num_output_tokens >= sampling.min_tokens:
+        request.finish_reason = FinishReason.STOP
+        request.stop_token_id = token_id
+    elif num_output_tokens >= sampling.max_tokens:
+        request.finish_reason = FinishReason.LENGTH

@@ -22,9 +22,8 @@ from typing import Protocol
 from pdserve.clock import Clock, Stopwatch
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import KvHeadroom
-from pdserve.engine.kv.preemption import CouldFetch, Preemptions, all_recomputed
-from pdserve.engine.kv.victims import Victims
-from pdserve.engine.prompts.uncached import num_uncached
+from pdserve.engine.kv.preemption import CouldFetch, Preemptions, Victims, all_recomputed
+from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
 
 

@@ -21,8 +21,7 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import make_headroom
-from pdserve.engine.kv.preemption import CouldFetch
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import CouldFetch, Victims
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.metrics import NodeMetrics
@@ -31,8 +30,7 @@ from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier
-from pdserve.node.prefixes.offers import PrefixOffers
-from pdserve.node.prefixes.parts import FetchParts
+from pdserve.node.prefixes.offers import FetchParts, PrefixOffers
 from pdserve.node.preparation import Preparation
 from pdserve.node.reports.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.roles import NodeParts

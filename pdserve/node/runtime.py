@@ -37,8 +37,8 @@ from pdserve.node.memory.kv_memory import commit_if_asked, make_kv_memory, prefi
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier_blocks
 from pdserve.node.profiling.watch import ProfileWatch
-from pdserve.node.reports.busy import BusyShare
 from pdserve.node.reports.gauges import (
+    BusyShare,
     load_report,
     observe_step,
     watch_perf,

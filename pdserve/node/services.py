@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
-from pdserve.engine.prompts.uncached import num_uncached
+from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import (
     ContextLengthExceeded,
@@ -24,7 +24,7 @@ from pdserve.errors import (
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.legs import Legs
 from pdserve.node.orphans import Orphans
-from pdserve.node.prefixes.parts import Fetched
+from pdserve.node.prefixes.offers import Fetched
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.sessions.client import Sessions

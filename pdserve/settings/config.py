@@ -15,10 +15,9 @@ from msgspec import Meta
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.costs import DESCRIPTION, Prices
 from pdserve.entry_points import Kind
-from pdserve.settings.access import AccessConfig
+from pdserve.settings.access import AccessConfig, SecurityConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
-from pdserve.settings.security import SecurityConfig
 from pdserve.settings.struct import (
     MOST_SECONDS,
     ConfigStruct,

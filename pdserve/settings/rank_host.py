@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from pdserve.settings.access import SecurityConfig
 from pdserve.settings.config import EngineConfig, WeightsConfig
 from pdserve.settings.flag_groups import Groups
-from pdserve.settings.security import SecurityConfig
 from pdserve.settings.struct import ConfigStruct, Port
 from pdserve.settings.timeouts import NodeTimeouts
 

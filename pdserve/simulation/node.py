@@ -16,15 +16,13 @@ from math import inf
 from typing import Protocol, cast
 
 from decode_node.policies import DecodePolicy, interface, make_decode_policy
-from decode_node.policies.decodes_first import DecodesFirst
+from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import SideBySide
-from decode_node.policies.max_batch import MaxBatch
 from decode_node.policies.static import Static
-from decode_node.policies.tpot_cap import TpotCap
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import make_headroom
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of

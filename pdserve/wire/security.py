@@ -31,7 +31,7 @@ from pdserve.process.certificates import (
     role_name,
     tell_if_outdated,
 )
-from pdserve.settings.security import SecurityConfig
+from pdserve.settings.access import SecurityConfig
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pdserve.cli.main import main
 from pdserve.cluster.child import Child
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.process.parent_death import die_with_parent
+from pdserve.process.limited_child import die_with_parent
 
 PROFILE_S = 0.2  # of a tiny model
 _IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this

@@ -11,8 +11,7 @@ import itertools
 
 import numpy as np
 
-from kv_transfer.generations import check_generations
-from kv_transfer.memory import cpu_pool
+from kv_transfer.memory import check_generations, cpu_pool
 from kv_transfer.transports.interface import Read, Reader, Source
 from pdserve.errors import PeerLost, TransferError
 from pdserve.protocol import ExporterWelcome, TransportOffer

@@ -10,8 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from random import Random
 
-from kv_transfer.generations import check_generations
-from kv_transfer.memory import cpu_pool
+from kv_transfer.memory import check_generations, cpu_pool
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.interface import Read, Reader, Source
 from pdserve.errors import PeerLost

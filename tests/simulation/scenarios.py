@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import Victims
 from pdserve.measured.calibration import Residuals
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, TransferCosts

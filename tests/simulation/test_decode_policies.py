@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.request import Request
 from pdserve.protocol import Slo
 from pdserve.simulation.call import Call

@@ -2,7 +2,7 @@
 
 Some streams would give their places to a new request. Nodes preempt streams of lower priorities,
 and those of a flood of equal priority that has more places than its share
-(`decode_node/policies/places.py`). So a request does not wait until such streams end, however many
+(`decode_node/policies/line.py`). So a request does not wait until such streams end, however many
 there are. A payer counts as a flood if the places would not hold its requests.
 """
 

@@ -22,8 +22,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.generations import check_read_generations
-from kv_transfer.memory import GENERATION_BYTES
+from kv_transfer.memory import GENERATION_BYTES, check_read_generations
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import dial

@@ -19,8 +19,8 @@ from pdserve.cluster.child import Child, ExitSink, LineSink, Process
 from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.plan import COORDINATOR, ProcessPlan
 from pdserve.cluster.site import ThisMachine
+from pdserve.settings.access import SecurityConfig
 from pdserve.settings.config import CoordinatorConfig
-from pdserve.settings.security import SecurityConfig
 
 
 def host_of(name: str, hosts: Hosts) -> int:

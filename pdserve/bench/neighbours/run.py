@@ -24,8 +24,7 @@ from pdserve.cluster.config import ClusterConfig
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import FAILED, OK
-from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import AccessConfig, hash_key
 
 
 def run(config: NeighboursConfig, setup: dict[str, object]) -> int:

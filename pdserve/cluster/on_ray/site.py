@@ -38,7 +38,7 @@ from pdserve.cluster.plan import (
 )
 from pdserve.errors import ConfigError
 from pdserve.process.exit_codes import StartFailed
-from pdserve.settings.api_key import keys_of_coordinator
+from pdserve.settings.access import keys_of_coordinator
 
 _HEAD = {"node:__internal_head__": 0.001}  # what only Ray's head machine has
 

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from pdserve.clock import Clock
-from pdserve.engine.prompts.arrival import Arrival
-from pdserve.engine.prompts.buckets import Buckets
 from pdserve.engine.prompts.order import PromptOrder, PromptRule
-from pdserve.engine.prompts.shortest import ShortestFirst
+from pdserve.engine.prompts.shortest import Arrival, Buckets, ShortestFirst
 from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel

@@ -10,11 +10,35 @@ from typing import NamedTuple
 
 from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
+
+
+def num_uncached(request: Request, pool: BlockPool) -> int:
+    """Return the number of tokens that are neither computed nor in the pool's prefix cache.
+
+    This is called for every waiting prompt at every step, so the last match is kept and extended
+    from its end, because hash chains are evicted from their ends. A gap further in would not be
+    noticed, and the result would be too low until the end is evicted too. Admission matches again
+    from the start.
+    """
+    if request.block_table:
+        return request.num_uncomputed_tokens
+    block_size = pool.block_size
+    if request.matched_version != pool.cache_version:
+        request.extend_hashes(request.num_tokens, block_size)
+        hashes, num_matched = request.block_hashes, request.num_matched_blocks
+        num_reusable = request.num_reusable_tokens // block_size
+        if num_matched and hashes[num_matched - 1] not in pool:
+            num_matched = 0
+        while num_matched < num_reusable and hashes[num_matched] in pool:
+            num_matched += 1
+        request.num_matched_blocks = num_matched
+        request.matched_version = pool.cache_version
+    return request.num_tokens - request.num_matched_blocks * block_size
+
 
 UNPROMISED_S = 30.0  # time from receipt at which token 1 is due for requests without a TTFT target
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdserve.engine.request import Request, Scheduled
-from pdserve.engine.steps.arrays import Extent, StepArrays
+from pdserve.engine.steps.arrays import BlockRows, Extent, StepArrays
 from pdserve.engine.steps.batch import Batch
-from pdserve.engine.steps.block_rows import BlockRows
 
 
 @dataclass(frozen=True, slots=True)

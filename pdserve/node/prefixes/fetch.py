@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdserve.errors import OutOfBlocks, PdserveError
+from pdserve.node.prefixes.cost import PrefixWorth
 from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.host_tier import NodeTier
-from pdserve.node.prefixes.offers import PrefixOffers
-from pdserve.node.prefixes.parts import Fetched, FetchParts, Prefix
+from pdserve.node.prefixes.offers import Fetched, FetchParts, Prefix, PrefixOffers
 from pdserve.node.prefixes.pull import SourcePuller
-from pdserve.node.prefixes.worth import PrefixWorth
 from pdserve.protocol import PrefixSource
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ bounded time, instead of a thread. What all scrapes together take of the loop is
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -21,8 +22,39 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pdserve.addresses import host_in, is_loopback
-from pdserve.node.reports.metrics_tls import metrics_tls
+from pdserve.process.certificates import (
+    CA_FILE,
+    CERT_FILE,
+    KEY_FILE,
+    Reloaded,
+    mutual_context,
+)
 from pdserve.prometheus.exposition import Exposition
+
+
+def metrics_tls(directory: Path) -> ssl.SSLContext:
+    """Return TLS that asks for a certificate, and goes on without one: probes have none.
+
+    Connections that come after the files changed use the new ones.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    files = Reloaded(directory, (CA_FILE, CERT_FILE, KEY_FILE), _context)
+    context = files.latest()
+
+    def use_latest(connection: ssl.SSLObject, *_: object) -> None:
+        connection.context = files.latest()
+
+    context.sni_callback = use_latest  # called in each handshake, also if no name is asked for
+    return context
+
+
+def _context(directory: Path) -> ssl.SSLContext:
+    context = mutual_context(ssl.PROTOCOL_TLS_SERVER, directory)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
 
 MayRead: TypeAlias = Callable[[str | None], Awaitable[bool]]
 

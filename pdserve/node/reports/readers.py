@@ -15,7 +15,7 @@ import grpc.aio
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
 from pdserve.node.coordinator_link import CoordinatorLink
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import Reader

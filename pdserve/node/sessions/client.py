@@ -15,7 +15,7 @@ import msgspec
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
-from kv_transfer.spans.shards import choose_shards
+from kv_transfer.spans.box import choose_shards
 from pdserve.clock import Clock
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.node.sessions.delayed import Delayed

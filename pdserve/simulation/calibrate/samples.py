@@ -16,7 +16,7 @@ from pdserve.errors import CalibrationError, ClusterError
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.process.certificates import role_name
 from pdserve.protocol import StepCosts
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 
 _REPLY_S = 10.0
 _ADVICE = (

@@ -15,8 +15,7 @@ from pdserve.bench.neighbours.measurement import (
     measure_neighbours,
 )
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import AccessConfig, hash_key
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, fleet_config, running
 

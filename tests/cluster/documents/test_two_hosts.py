@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.protocol.status import ClusterStatus, read_status
-from pdserve.settings.api_key import keys_of_coordinator
+from pdserve.settings.access import keys_of_coordinator
 from tests.cluster.documents import guide
 from tests.cluster.documents.hosts import Host, obstacle, two_hosts
 from tests.cluster.fleet import START_S, poll

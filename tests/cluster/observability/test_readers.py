@@ -6,8 +6,7 @@ from pathlib import Path
 
 import aiohttp
 
-from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import AccessConfig, hash_key
 from tests.cluster.fleet import Fleet, fleet_config
 
 TOKEN = "of who scrapes, and of nobody else"

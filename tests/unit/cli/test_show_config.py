@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.cli.main import main
 from pdserve.cluster.config import ClusterConfig
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.struct import ConfigStruct

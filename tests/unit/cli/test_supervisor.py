@@ -10,7 +10,7 @@ from pdserve.cluster.plan import Machine
 from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.process.exit_codes import StartFailed
-from pdserve.settings.api_key import API_KEY_VARIABLE
+from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.settings.config import CheckpointConfig
 from pdserve.settings.timeouts import Timeouts
 

@@ -34,7 +34,7 @@ from pdserve.errors import (
 from pdserve.metrics import NodeMetrics
 from pdserve.node.kept_scores import KeptScores
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import (

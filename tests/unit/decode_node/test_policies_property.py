@@ -14,7 +14,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import KvHeadroom
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompts import make_prompt_order
-from pdserve.engine.prompts.buckets import bucket_of
-from pdserve.engine.prompts.uncached import num_uncached
+from pdserve.engine.prompts.order import num_uncached
+from pdserve.engine.prompts.shortest import bucket_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.fair_share import FairShare

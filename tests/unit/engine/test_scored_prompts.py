@@ -8,7 +8,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompt_results.scores import scored_positions
-from pdserve.engine.prompts.uncached import num_uncached
+from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of

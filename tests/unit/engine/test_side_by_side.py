@@ -16,7 +16,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.victims import Victims
+from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues

@@ -8,8 +8,7 @@ from functools import cache, partial
 from tokenizers import Tokenizer
 
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.engine.request import Request, Scheduled
-from pdserve.engine.stopping import finish
+from pdserve.engine.request import Request, Scheduled, finish
 from pdserve.grammar import compile_grammar, load_vocabulary
 from pdserve.protocol import FinishReason
 from tests.requests import make_request

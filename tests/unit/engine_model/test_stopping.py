@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.engine.stopping import finish
+from pdserve.engine.request import finish
 from pdserve.protocol import FinishReason
 from tests.requests import make_request
 

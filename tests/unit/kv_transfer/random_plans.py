@@ -7,9 +7,8 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.box import BlockRun, KvBox, common_heads, common_layers
 from kv_transfer.spans.plan import Spans
-from kv_transfer.spans.shards import common_heads, common_layers
 from pdserve.kv import KvDtype, KvLayout
 
 NUM_BLOCKS = 40

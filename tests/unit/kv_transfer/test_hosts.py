@@ -26,9 +26,9 @@ from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import ShardedPool, parts_here
+from kv_transfer.threads import wait_ended
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from kv_transfer.transports.catalog import choose_kinds
-from kv_transfer.uninterrupted import wait_ended
 from pdserve.addresses import split_address
 from pdserve.clock import ManualClock
 from pdserve.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled

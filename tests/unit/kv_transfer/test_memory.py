@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.generations import check_generations
-from kv_transfer.memory import ExportedPool, RemotePool
+from kv_transfer.memory import ExportedPool, RemotePool, check_generations
 from pdserve import _native
 from pdserve.errors import PeerLost, StaleTicket
 

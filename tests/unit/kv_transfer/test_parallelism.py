@@ -15,7 +15,7 @@ from kv_transfer.host import host_id
 from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from kv_transfer.spans.shards import choose_shards
+from kv_transfer.spans.box import choose_shards
 from kv_transfer.ticket import read_ticket
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import ManualClock

@@ -11,7 +11,7 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.lifecycle import BlockStates
 from pdserve.protocol import HandoffEnded, HandoffRecord, LegFailed, NodeRole
 from pdserve.settings.config import EngineConfig
-from prefill_node.held_kv import PinnedBlocks
+from prefill_node.handoff import PinnedBlocks
 from tests.unit.node.one_node import Bench
 
 BAD = "bad"

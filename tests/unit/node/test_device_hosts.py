@@ -30,7 +30,7 @@ from pdserve.errors import NodeSick, PeerLost
 from pdserve.node.device_hosts.later_hosts import LaterHosts
 from pdserve.node.prefixes.host_tier import slot_copies, slots_of
 from pdserve.node.rank_hosts.stream import HostStream
-from pdserve.settings.security import SecurityConfig
+from pdserve.settings.access import SecurityConfig
 from pdserve.wire.security import Security
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pdserve.engine.due_times import next_due_s
 from pdserve.errors import OutOfBlocks
 from pdserve.node.kept_scores import KeptScores
-from pdserve.node.translation import request_of
+from pdserve.node.legs import request_of
 from pdserve.protocol import (
     Claim,
     Claimed,

@@ -13,7 +13,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import GrammarFailed, PdserveError
-from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
 from tests.fakes.runner import (

@@ -11,7 +11,7 @@ import pytest
 
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError
-from pdserve.node.request_tasks import RequestTasks
+from pdserve.node.preparation import RequestTasks
 from tests.requests import make_request
 from tests.waits import turn
 

@@ -20,8 +20,8 @@ from pdserve.errors import PdserveError, RequestCancelled, TransferTimeout
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, Prompt, SamplingParams
+from prefill_node.handoff import HeldKv
 from prefill_node.handoffs import Handoffs
-from prefill_node.held_kv import HeldKv
 
 BLOCK = 4
 NUM_LAYERS = 4

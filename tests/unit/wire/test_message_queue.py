@@ -18,7 +18,7 @@ from pdserve.protocol import (
     Sibling,
     Slo,
 )
-from pdserve.wire.message_queue import MessageQueue
+from pdserve.wire.outbox import MessageQueue
 
 
 def leg(request_id: str, tenant: str, siblings: tuple[str, ...] = ()) -> PrefillLeg:

@@ -19,7 +19,7 @@ import pytest
 
 from pdserve.errors import ConfigError
 from pdserve.process.certificates import Role
-from pdserve.settings.security import SecurityConfig
+from pdserve.settings.access import SecurityConfig
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages, Reader, Reading

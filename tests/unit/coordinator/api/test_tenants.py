@@ -17,7 +17,7 @@ from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.errors import ConfigError, NodeLost, Overloaded
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 from pdserve.settings.config import CoordinatorConfig
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator.api.harness import Harness, is_error_body, served

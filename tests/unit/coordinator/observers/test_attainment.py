@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.api.observer import RequestSummary
-from coordinator.observers.attainment import Attainment, attainment
 from coordinator.observers.call_metrics import MetricsObserver
+from coordinator.observers.endings import Attainment, attainment
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
 

@@ -28,7 +28,7 @@ from coordinator.tenants.key_book import KeyBook
 from pdserve.clock import ManualClock
 from pdserve.protocol import Slo
 from pdserve.protocol.status import ClusterStatus
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 from tests.fakes.generator import (
     MODEL,
     node_status,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.requests.journey import Journey
-from coordinator.requests.phases import Phase, phases
+from coordinator.requests.journey import Journey, Phase, phases
 from pdserve.protocol import NodeRole, PhaseTimes, TokenBatch, TokenEvent
 from tests.unit.coordinator.requests.test_flow import Nodes, token
 

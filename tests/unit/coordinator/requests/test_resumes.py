@@ -13,7 +13,7 @@ from coordinator.nodes.registry import Member
 from coordinator.requests.resumes import BACK_OFF_S, MOST_ATTEMPTS, MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
 from pdserve.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket
-from pdserve.node.translation import request_of
+from pdserve.node.legs import request_of
 from pdserve.pooling import Pooling
 from pdserve.protocol import (
     CancelLeg,

@@ -14,7 +14,7 @@ from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import LOOK_S
 from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 from tests.fakes.generator import (
     MODEL,
     FakeGenerator,

@@ -18,8 +18,7 @@ from coordinator.tenants.quota import Quota, format_wait
 from coordinator.tenants.tenants import Admitted, Tenants
 from pdserve.clock import ManualClock
 from pdserve.errors import RateLimited
-from pdserve.settings.access import AccessConfig
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import AccessConfig, hash_key
 from pdserve.settings.config import CoordinatorConfig
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kv_transfer.spans.box import BlockRun, KvBox, whole_box
+from kv_transfer.spans.box import BlockRun, KvBox, check_compatible, whole_box
 from kv_transfer.spans.plan import (
     Spans,
     _count_rows,
@@ -18,7 +18,6 @@ from kv_transfer.spans.plan import (
     source_ranges,
     split_box,
 )
-from kv_transfer.spans.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kv_transfer.spans.shards import check_compatible, choose_shards, common_layers
+from kv_transfer.spans.box import check_compatible, choose_shards, common_layers
 from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvDtype, KvLayout
 

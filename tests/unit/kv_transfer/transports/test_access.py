@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from kv_transfer.access import ACCESS_BYTES, AccessTokens
+from kv_transfer.handshake import ACCESS_BYTES, AccessTokens
 from kv_transfer.transports.frames import MAX_REQUEST_BYTES, PullRequest
 from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import ExporterWelcome

@@ -26,8 +26,7 @@ from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier, TierBlocks, make_tier
-from pdserve.node.prefixes.offers import PrefixOffers
-from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.prefixes.offers import FetchParts, Prefix, PrefixOffers
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel

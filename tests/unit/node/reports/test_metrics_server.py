@@ -8,7 +8,7 @@ from pdserve.clock import ManualClock
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.node.reports.readers import KEPT_S, Readers
 from pdserve.protocol import NodeState
-from pdserve.settings.api_key import hash_key
+from pdserve.settings.access import hash_key
 
 STATES = ["standby", *(state.name.lower() for state in NodeState)]
 
