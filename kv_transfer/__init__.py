@@ -9,8 +9,7 @@ The two sides:
 
 Who may pull what:
 
-    handshake.py      which nodes can pull from each other: same model, compatible layouts
-    access.py         which pullers may use the transports: those with an open session
+    handshake.py      which nodes can pull from each other, and which have an open session
     ticket.py         tickets: name the blocks; sealed by the exporter
     lifecycle.py      the states of an exporter's and of a puller's block, and the legal moves
 
@@ -21,17 +20,16 @@ Pure arithmetic:
 
 Memory and threads:
 
-    memory.py         the pool as memory that other processes can map, and their view of it
+    memory.py         the pool as memory that other processes can map, their view of it, and whether
+                      what was read is what the ticket names
     cuda/             the same on a GPU
     sharded_pool.py   a pool in parts, one on each of a node's GPUs
     hosts/            parts of a pool that are on other hosts of the node
     host.py           which processes can share memory
-    generations.py    whether what was read is what the ticket names
     checksum.py       checksums that are independent of the layouts
     tier.py           the host tier: a second cache of prefix blocks, outside of the pool
     threads.py        threads for copying, which are never left behind
     lone_thread.py    a thread for calls that may never return
-    uninterrupted.py  waiting that cancellation does not cut short
     statistics.py     counters of both sides
 
 It knows layouts and memory, but not models, engines, or the cluster's RPCs.

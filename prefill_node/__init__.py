@@ -21,6 +21,5 @@ A request passes:
 
 The KV of one request:
 
-    handoff.py      whom it is announced to, what has been announced, its lease
-    held_kv.py      references to its blocks, and tickets for them
+    handoff.py      references to its blocks, and tickets for them; who is told of it, its lease
 """

@@ -1,5 +1,5 @@
 """Which nodes hold which prefixes of prompts.
 
-`index` has what nodes say they hold, by block hash; `hashes` are those of one prompt. `watch` has
-the metrics of hits, and of what broke prefixes, which `stability` finds.
+`index` has what nodes say they hold, by block hash, and the hashes of one prompt.
+`stability` finds what broke prefixes, and has the metrics of hits.
 """

@@ -196,7 +196,7 @@ class ChatTemplate:
         self._tool_template = _compiled(self.tool_source)
 
     def render(self, conversation: TemplateInput) -> str:
-        """Return the text of the prompt, however long that takes (see template_process.py).
+        """Return the text of the prompt, however long that takes (see `TemplateProcess`).
 
         Raises InvalidRequest, with the template's own message if it refuses the conversation.
         """

@@ -8,7 +8,7 @@
 
 A request is admitted with blocks for all its tokens or not at all, so partly prefilled requests can
 never wait for each other's blocks. Decoding requests grow block by block; when no block is free, a
-request is preempted (`kv/victims.py`). `kv/headroom.py` decides how many blocks admission leaves
+request is preempted (`kv/preemption.py`). `kv/headroom.py` decides how many blocks admission leaves
 free for this growth. Policies only choose the order and the number of tokens.
 """
 

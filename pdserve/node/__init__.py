@@ -14,10 +14,10 @@ A request passes:
 
     coordinator_link.py   the stream to a coordinator: legs come in, answers go out
     services.py           checks a leg, and starts it
-    translation.py        a leg as the engine's Request; what was sampled as an event
     preparation.py        what it waits for before the engine has it; the one cancel
     (pdserve/engine)      computes it, in steps that the role's policy plans (role_policy.py)
-    legs.py               whose it is; its tokens, one message per step and coordinator
+    legs.py               a leg as the engine's Request, and whose it is; its tokens, one message
+                          per step and coordinator
 
 Folders:
 

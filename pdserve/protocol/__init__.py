@@ -1,9 +1,7 @@
 """The messages between processes: small, frozen and typed.
 
-    requests.py   sampling parameters and promises of a request
-    nodes.py      coordinator <-> node: identity, state and load of a node
-    costs.py      node -> coordinator: what its steps and pulls cost
-    prompt.py     what a request's KV is computed from
+    requests.py   a request: its prompt, sampling parameters and promises
+    nodes.py      coordinator <-> node: identity, state and load of a node; what its steps cost
     legs.py       coordinator <-> node: the legs of a request, and their tokens
     scores.py     node -> coordinator: log-probabilities of a prompt
     session.py    node <-> node: handoffs and prefixes

@@ -59,7 +59,7 @@ class SamplingInputs(NamedTuple):
     """All of it, on the host or on the GPU."""
 
     rows: Tensor  # [num_draws] int32, of the logits
-    params: Tensor  # [num_draws, 7] int64: the bits of sampling/params.py
+    params: Tensor  # [num_draws, 7] int64: the bits of sampling/native.py
     masks: MaskInputs | None
     edits: EditInputs | None
     ranks: RankInputs | None
