@@ -42,5 +42,5 @@ class LongLast:
 
     def pick(self, candidates: Candidates) -> int:
         """Return a slot; see `coordinator.routing.candidates.Policy`."""
-        is_long = len(candidates.request.token_ids) > LONG
+        is_long = candidates.request.prompt.num_tokens > LONG
         return int(candidates.slots[-1 if is_long else 0])

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 from coordinator.models.files import read_model_files
 from coordinator.runtime import Coordinator
 from coordinator.tenants import Tenants
+from coordinator.tenants.readers import Readers
 from decode_node.service import DecodeNode
 from pdserve.clock import SystemClock
 from pdserve.metrics import NodeMetrics
@@ -48,7 +49,7 @@ def _of_coordinator() -> dict[str, tuple[str, ...]]:
     files = read_model_files(config.checkpoint, config.answers.pooling)
     classes = parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS)
     tenants = Tenants(None, None, files.name, SystemClock())
-    metrics = Coordinator(config, files, classes, tenants)._metrics
+    metrics = Coordinator(config, files, classes, tenants, Readers(tenants))._metrics
     metrics.watch_loop(MagicMock())
     return metrics.labels
 

@@ -28,7 +28,9 @@ async def test_what_one_tenant_does_fails_no_call_of_another(tmp_path: Path) -> 
     key_file.write_text(
         "".join(f'[tenants.{n}]\nkeys = ["{hash_key(n)}"]\n' for n in ("neighbour", "attacker"))
     )
-    config = fleet_config(CHECKPOINT_PATH, access=AccessConfig(key_file=str(key_file)))
+    config = fleet_config(
+        CHECKPOINT_PATH, access=AccessConfig(key_file=str(key_file), readers="anybody")
+    )
     report = NeighboursReport()
     async with running(Fleet(config)) as fleet:
         target = SharedCluster(

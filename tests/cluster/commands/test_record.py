@@ -86,7 +86,6 @@ def test_a_file_that_is_there_is_not_overwritten(
     ("words", "said"),
     [
         (["--url", "http://127.0.0.1:9"], "no coordinator at http://127.0.0.1:9"),
-        (["--url", "127.0.0.1"], "no coordinator at 127.0.0.1"),
         (["--for-s", "-1"], "--for-s -1: must be 0 (until Ctrl-C) or more"),
         (["--ca", "/nowhere"], "--ca /nowhere has no certificate of a CA"),
     ],

@@ -48,7 +48,9 @@ async def fleet(
             decode=2,
             policy=named.policy,
             routing=named.routing,
-            access=AccessConfig(key_file=str(EXAMPLES / "two_tenants/keys.toml")),
+            access=AccessConfig(
+                key_file=str(EXAMPLES / "two_tenants/keys.toml"), readers="anybody"
+            ),
         )
         async with running(Fleet(config, make_child=ChildThatFinds)) as fleet:
             yield fleet
