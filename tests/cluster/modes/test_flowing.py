@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from pdserve.protocol import NodeRole, Slo
+from pdserve.protocol import NodeRole, Prompt, Slo
 from pdserve.settings.config import PolicyConfig, RoutingConfig
 from pdserve.simulation.call import Call
 from pdserve.simulation.cluster import Cluster
@@ -78,7 +78,7 @@ def simulated() -> dict[str, str]:
     )
     slos = {"tight": Slo(name="tight", tpot_s=0.00001), "loose": Slo(name="loose")}
     calls = [  # token 0 would end them
-        Call(name, at_s, [number] * 100, 1000, slos[name], kind=name)
+        Call(name, at_s, Prompt([number] * 100), 1000, slos[name], kind=name)
         for number, (name, at_s) in enumerate((("tight", 0.0), ("loose", 1.0)), start=1)
     ]
     cluster.run(Coordinator(cluster, "flowing"), calls, lambda _: None)
