@@ -26,7 +26,8 @@ class _Asked:
     answers: Sequence[RunningRequest]  # to one prompt, the first one first
     waits_for: set[tuple[Member, str]]  # (node, request id)
     then: Callable[[], None]
-    emitted: dict[str, TokenEvent] = field(default_factory=dict)  # the most, by request id
+    # The most that a node has emitted, and that node's revision, by request id.
+    emitted: dict[str, tuple[TokenEvent, str]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -71,9 +72,9 @@ class Claims:
         logprobs = _logprobs_of(message)
         lacks_logprobs = running.request.sampling.logprobs is not None and not logprobs
         former = asked.emitted.get(message.request_id)
-        is_more = len(message.token_ids) > (len(former.token_ids) if former else 0)
+        is_more = len(message.token_ids) > (len(former[0].token_ids) if former else 0)
         if is_more and not lacks_logprobs:
-            asked.emitted[message.request_id] = TokenEvent(
+            event = TokenEvent(
                 request_id=message.request_id,
                 index=0,
                 token_ids=message.token_ids,
@@ -81,6 +82,7 @@ class Claims:
                 finish_reason=message.finish_reason,
                 stop_token_id=message.stop_token_id,
             )
+            asked.emitted[message.request_id] = event, sender.hello.revision
         self._heard(asked, {(sender, message.request_id)})
 
     def ended(self, running: RunningRequest) -> None:
@@ -106,7 +108,7 @@ class Claims:
         for answer in asked.answers:
             emitted = asked.emitted.get(answer.request_id)
             if emitted is not None:
-                answer.begin_with(emitted)
+                answer.begin_with(*emitted)
         asked.then()
 
 

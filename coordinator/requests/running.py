@@ -126,6 +126,7 @@ class RunningRequest:
             tenant=request.slo.tenant,
         )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
+        self._claimed_revision = ""  # of what it began with
         self.successor: Successor | None = None  # None: its stream is not being taken over
         self.shuns_takeovers = False  # one has failed
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
@@ -152,7 +153,7 @@ class RunningRequest:
         return Route(
             prefill_node=prefill.node_id if prefill else None,
             decode_node=decode.node_id if decode else None,
-            revision=node.hello.revision if node else "",
+            revision=node.hello.revision if node else self._claimed_revision,
         )
 
     @property
@@ -261,10 +262,11 @@ class RunningRequest:
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
-    def begin_with(self, event: TokenEvent) -> None:
-        """Begin with what was emitted for a coordinator that is lost, before any dispatch."""
+    def begin_with(self, event: TokenEvent, revision: str) -> None:
+        """Begin with what a node of `revision` has emitted for a lost coordinator, undispatched."""
         if self._has_ended:
             return
+        self._claimed_revision = revision
         self.output_token_ids += event.token_ids
         self._keep_logprobs(event)
         self._showing.show(event)
