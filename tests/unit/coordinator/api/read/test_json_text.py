@@ -21,7 +21,7 @@ from coordinator.api.read.json_text import (
 )
 from pdserve.clock import ManualClock
 from pdserve.errors import InvalidRequest
-from tests.fakes.generator import MODEL
+from tests.fakes.generator import MODEL, FakeGenerator
 from tests.unit.coordinator.api.harness import is_error_body, served
 
 TEXTS: list[tuple[str, int, Callable[[int], str]]] = [
@@ -66,8 +66,7 @@ async def test_wide_characters_count_for_what_they_take(char: str) -> None:
         tracemalloc.stop()
     assert len(value[0]) > 2**20
     assert held.num_bytes > 0.98 * num_bytes
-    held.release()
-    await held.take_most(2**60)  # what is more than a share waits until it is alone
+    await a_body().take_most(2**60)  # what is more than a share waits until it is alone
 
 
 async def test_the_largest_of_everything_has_room_in_a_payer_s_share() -> None:
@@ -98,25 +97,24 @@ def test_texts_that_belong_together_share_the_limits() -> None:
 
 
 async def test_texts_within_texts_are_limited_too() -> None:
+    """What a model may have written itself is shown as text then; anything else is refused."""
     much = "[" + ",".join(["[]"] * MAX_CONTAINERS) + "]"
     call = {"function": {"name": "f", "arguments": f'{{"a":{much}}}'}}
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": f'{{"a":{much}}}'}
-    bodies: list[tuple[str, dict[str, Any], str]] = [
-        (
-            "chat/completions",
-            {"messages": [{"role": "assistant", "tool_calls": [call]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        ("responses", {"input": [item]}, "input[0].arguments"),
-        ("completions", {"prompt": "x", "guided_json": much}, "guided_json"),
-    ]
-    async with served() as api:
-        for path, body, param in bodies:
+    user = {"role": "user", "content": "x"}
+    async with served(FakeGenerator(max_model_len=10**7)) as api:
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}, user]}),
+            ("responses", {"input": [item]}),
+        ):
             async with api.client.post(f"/v1/{path}", json={"model": MODEL} | body) as response:
-                error = await response.json()
-            assert response.status == 400
-            assert error["error"]["param"] == param
-            assert "lists and objects" in error["error"]["message"]
+                assert response.status == 200, await response.text()
+        asked = {"model": MODEL, "prompt": "x", "guided_json": much}
+        async with api.client.post("/v1/completions", json=asked) as response:
+            error = (await response.json())["error"]
+    assert response.status == 400
+    assert error["param"] == "guided_json"
+    assert "lists and objects" in error["message"]
 
 
 LONG = "x" * 100_000
