@@ -53,6 +53,7 @@ from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
+from pdserve.wire.outbox import Outbox
 from tests.fakes.hellos import LAYOUT, node_hello
 from tests.fakes.members import made_flow, output
 from tests.waits import until
@@ -418,13 +419,10 @@ async def test_a_node_says_each_reason_once_why_it_is_not_attached(
     try:
         await until(lambda: "UNAVAILABLE" in caplog.text)
         coordinator = Coordinator()
+        first = coordinator.registry.add(replace(hello(), incarnation="another"), Outbox())
         await coordinator.start(port)
-        async with open_channel(f"127.0.0.1:{port}", 60) as channel:
-            first = CoordinatorStub(channel).Attach()
-            await first.write(FROM_NODE.wrap(replace(hello(), incarnation="another")))
-            await first.read()
-            await until(lambda: "ALREADY_EXISTS" in caplog.text)
-            first.cancel()
+        await until(lambda: "ALREADY_EXISTS" in caplog.text)
+        coordinator.registry.remove(first)
         await until(lambda: link.is_attached)
     finally:
         running.cancel()
