@@ -50,6 +50,7 @@ def _move(network: str) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.long  # a call may wait for just over 5 s until TCP sends again
 async def test_hosts_that_lose_each_other_lose_nothing() -> None:
     if why := obstacle():
         pytest.skip(why)
