@@ -7,10 +7,10 @@ from pathlib import Path
 
 from coordinator.api.server.https import https_context
 from coordinator.tenants.opening import metrics_token, open_keys
-from pdserve.clock import SystemClock
-from pdserve.errors import ConfigError
 from pdserve.settings.config import ONE_POOL, CoordinatorConfig
-from pdserve.slo import ServiceClasses, parse_slo_classes
+from pdserve.shared.clock import SystemClock
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.slo import ServiceClasses, parse_slo_classes
 
 
 def check_front(config: CoordinatorConfig) -> ServiceClasses:

@@ -11,10 +11,10 @@ from coordinator.models.files import ModelFiles, read_model_files
 from coordinator.runtime import Coordinator
 from coordinator.tenants import Readers, Tenants
 from coordinator.tenants.opening import open_readers, open_tenants
-from pdserve.clock import SystemClock
-from pdserve.process.signals import StopSignals
 from pdserve.settings.config import CoordinatorConfig
-from pdserve.slo import ServiceClasses
+from pdserve.shared.clock import SystemClock
+from pdserve.shared.process.signals import StopSignals
+from pdserve.shared.slo import ServiceClasses
 
 
 def run(config: CoordinatorConfig) -> None:

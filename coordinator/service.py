@@ -13,8 +13,6 @@ from google.protobuf.message import DecodeError
 from coordinator.nodes.registry import Member, Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.requests.flow import Flow
-from pdserve.errors import AlreadyAttached, ConfigError, MalformedMessage, NodeIdTaken, PdserveError
-from pdserve.introduction import check_key
 from pdserve.protocol import (
     Claimed,
     DrainSeen,
@@ -30,6 +28,14 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import check_protocol
 from pdserve.settings.timeouts import SharedTimeouts
+from pdserve.shared.errors import (
+    AlreadyAttached,
+    ConfigError,
+    MalformedMessage,
+    NodeIdTaken,
+    PdserveError,
+)
+from pdserve.shared.introduction import check_key
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE

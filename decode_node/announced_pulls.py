@@ -16,14 +16,14 @@ from typing import Final
 
 from decode_node.arrival import Arrival
 from kv_transfer.puller import Pulls
-from pdserve.clock import Clock
-from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
 from pdserve.lifecycle import RecordTimes
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.sessions.client import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import MalformedMessage, StaleIncarnation, TicketInvalid
 
 log = logging.getLogger(__name__)
 

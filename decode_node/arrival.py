@@ -7,12 +7,12 @@ from kv_transfer.lifecycle import PULLER, BlockStates, PullerMove
 from kv_transfer.progress import KvPart, Progress
 from kv_transfer.puller import PullResult, Pulls
 from kv_transfer.ticket import read_ticket
-from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Span
 from pdserve.node.sessions.client import Session
 from pdserve.protocol import HandoffRecord
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import MalformedMessage, PeerLost, TransferCancelled
 
 
 class Arrival:

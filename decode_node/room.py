@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from decode_node.policies.interface import DecodePolicy
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
-from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Span
 from pdserve.node.sessions.subscription import Subscription
+from pdserve.shared.errors import DeadlineExceeded
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,16 @@ from decode_node.policies.interface import Phase, SideBySide
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
-from pdserve.errors import ConfigError, PdserveError, PeerLost, RequestCancelled, RequestEnded
 from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.protocol import DecodeLeg
+from pdserve.shared.errors import (
+    ConfigError,
+    PdserveError,
+    PeerLost,
+    RequestCancelled,
+    RequestEnded,
+)
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from kv_transfer.spans.box import BlockRun, KvBox, Rows
 from kv_transfer.spans.plan import token_runs
 from kv_transfer.ticket import Ticket
 from pdserve import _native
-from pdserve.errors import CorruptTransfer
 from pdserve.kv import KvLayout, need
+from pdserve.shared.errors import CorruptTransfer
 
 
 def checksums(

@@ -27,8 +27,11 @@ from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, PORTS_OF_A_PART, TransportKind
 from kv_transfer.transports.interface import Source, TransportServer
 from kv_transfer.transports.tls import NodeTls
-from pdserve.clock import Clock
-from pdserve.errors import (
+from pdserve.kv import KvLayout, need
+from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
+from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import (
     AccessDenied,
     ConfigError,
     LayoutMismatch,
@@ -36,10 +39,7 @@ from pdserve.errors import (
     StaleIncarnation,
     TransportUnavailable,
 )
-from pdserve.introduction import is_introduced, new_key
-from pdserve.kv import KvLayout, need
-from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
-from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
+from pdserve.shared.introduction import is_introduced, new_key
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Which nodes can pull from each other: checked once, when a session is opened.
 
 Access tokens admit the pullers of open sessions to an exporter's transports. Sessions are for nodes
-that a coordinator has introduced (`pdserve/introduction.py`), and transports are for nodes with a
-session. A token is valid as long as its session.
+that a coordinator has introduced (`pdserve/shared/introduction.py`), and transports are for nodes
+with a session. A token is valid as long as its session.
 
 What a token permits depends on the transport. With a two-sided one (tcp, nccl), the exporter
 verifies each ticket and its expiry before it sends a byte. With a one-sided one (shm, cuda_ipc,
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from kv_transfer.memory import KvPool
 from kv_transfer.spans.box import check_compatible
-from pdserve.errors import AccessDenied, LayoutMismatch
 from pdserve.kv import KvLayout
+from pdserve.shared.errors import AccessDenied, LayoutMismatch
 
 ACCESS_BYTES = 32
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve import _native
-from pdserve.errors import PeerLost, StaleTicket
-from pdserve.process.shared_memory import SIZE_SEALS, sealed_memory
+from pdserve.shared.errors import PeerLost, StaleTicket
+from pdserve.shared.process.shared_memory import SIZE_SEALS, sealed_memory
 
 GENERATION_BYTES = 8
 _HUGE_PAGE = 2 << 20

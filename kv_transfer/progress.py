@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pdserve.errors import MalformedMessage
+from pdserve.shared.errors import MalformedMessage
 
 
 @dataclass(frozen=True, slots=True)

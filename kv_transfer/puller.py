@@ -41,15 +41,15 @@ from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.tls import NodeTls
-from pdserve.errors import (
+from pdserve.protocol import ExporterWelcome
+from pdserve.protocol.version import check_protocol
+from pdserve.shared.errors import (
     CorruptTransfer,
     StaleIncarnation,
     TicketInvalid,
     TransferError,
 )
-from pdserve.protocol import ExporterWelcome
-from pdserve.protocol.version import check_protocol
-from pdserve.simulated_link import SimulatedLink
+from pdserve.shared.simulated_link import SimulatedLink
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from dataclasses import dataclass
 
-from pdserve.errors import (
+from pdserve.shared.errors import (
     CorruptTransfer,
     StaleIncarnation,
     StaleTicket,

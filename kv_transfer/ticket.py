@@ -19,9 +19,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from kv_transfer.spans.box import KvBox
-from pdserve.clock import Clock
-from pdserve.errors import StaleIncarnation, TicketInvalid
 from pdserve.kv import KvLayout, need
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import StaleIncarnation, TicketInvalid
 
 MAX_TICKET_BYTES = 2 << 20  # see `max_blocks`
 MAC_BYTES = 32

@@ -33,8 +33,8 @@ from kv_transfer.memory import ExportedPool, check_generations
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native
-from pdserve.errors import StaleTicket
-from pdserve.process.may_pass import config_error
+from pdserve.shared.errors import StaleTicket
+from pdserve.shared.process.may_pass import config_error
 
 NUM_THREADS = 2  # for each part of the pool: what is stored and what is loaded do not wait
 

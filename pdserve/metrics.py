@@ -25,9 +25,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 import pdserve
-from pdserve.process.loop_watch import LoopWatch
-from pdserve.prometheus.collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.protocol import NodeRole, PhaseTimes, Sickness
+from pdserve.shared.process.loop_watch import LoopWatch
+from pdserve.shared.prometheus.collectors import ReadCounter, ReadGauges, TokenHistogram
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

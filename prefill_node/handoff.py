@@ -22,10 +22,10 @@ from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
 from kv_transfer.progress import KvPart, Progress
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
-from pdserve.errors import PdserveError
 from pdserve.kv import need
 from pdserve.node.sessions.server import HandoffMessage, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
+from pdserve.shared.errors import PdserveError
 
 
 class PinnedBlocks:

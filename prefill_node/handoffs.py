@@ -34,10 +34,10 @@ from functools import partial
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffEnded, HandoffRecord
 from pdserve.protocol.legs import is_earlier
+from pdserve.shared.errors import PdserveError, PeerLost, RequestEnded, TransferTimeout
 from prefill_node.handoff import Handoff, HeldKv, PinnedBlocks
 
 log = logging.getLogger(__name__)

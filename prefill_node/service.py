@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
 from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.protocol import HandoffRecord, PrefillLeg
+from pdserve.shared.errors import PdserveError, RequestCancelled, RequestEnded
 from prefill_node.handoffs import Handoffs
 from prefill_node.policies import make_prefill_policy
 

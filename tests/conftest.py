@@ -14,7 +14,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from pdserve.cluster.placement import GPU_SIGNS
+from pdserve.commands.cluster.placement import GPU_SIGNS
 
 if TYPE_CHECKING:  # the unit tests need none of it
     from tests.cluster.client import Client

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from pdserve.engine.ranks.order import RankOrder
-from pdserve.process.limited_child import die_with_parent
+from pdserve.shared.process.limited_child import die_with_parent
 from tests.cluster.forked import fork_server
 
 _MOST_BYTES = 1 << 20  # of a message

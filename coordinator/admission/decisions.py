@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from pdserve.errors import Overloaded
 from pdserve.protocol import Slo
+from pdserve.shared.errors import Overloaded
 
 Reason: TypeAlias = Literal["ttft", "tpot", "inflight", "waiting"]
 REASONS: tuple[Reason, ...] = get_args(Reason)

@@ -15,9 +15,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from coordinator.nodes.registry import Member, Registry
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport
-from pdserve.slo import ServiceClasses, as_setting
+from pdserve.shared.slo import ServiceClasses, as_setting
 
 PROMPT_TOKENS: Final = 1024
 BATCH: Final = 16  # streams, each with a context of PROMPT_TOKENS

@@ -39,8 +39,8 @@ from coordinator.admission.in_flight import InFlight
 from coordinator.admission.presence import Presence
 from coordinator.admission.slack import ClassSlack, Slack, has_promise, is_possible, without_promise
 from coordinator.admission.waiting_line import WaitingLine
-from pdserve.errors import Overloaded, SloUnreachable
 from pdserve.protocol import Slo
+from pdserve.shared.errors import Overloaded, SloUnreachable
 
 T = TypeVar("T")  # the waiter
 

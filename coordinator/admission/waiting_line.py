@@ -1,9 +1,9 @@
 """A bounded line of requests that wait in the coordinator, shared fairly between payers.
 
 Higher priorities go first; within a priority, the payer that was given the fewest tokens relative
-to its weight (`pdserve/fair_share.py`); within a payer, the oldest request. No request overtakes
-the head, unless that waits for something else than room. Finding the head is logarithmic in the
-number of payers, however many requests wait.
+to its weight (`pdserve/shared/fair_share.py`); within a payer, the oldest request. No request
+overtakes the head, unless that waits for something else than room. Finding the head is logarithmic
+in the number of payers, however many requests wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from pdserve.fair_share import FairShare, Payer
+from pdserve.shared.fair_share import FairShare, Payer
 
 FEW: Final = 64  # outdated turns that may stay in the heap
 

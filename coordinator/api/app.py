@@ -20,8 +20,8 @@ from coordinator.api.routes import ROUTES, add_routes
 from coordinator.api.server.middleware import answer_everything, label
 from coordinator.models.model import Catalog
 from coordinator.tenants import Readers, Tenants
-from pdserve.clock import SystemClock
-from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
+from pdserve.shared.clock import SystemClock
+from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
 
 def create_app(

@@ -29,8 +29,8 @@ from coordinator.api.read.terms import service_terms
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 from coordinator.text.threads import Asker
-from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams
+from pdserve.shared.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers generated for one request

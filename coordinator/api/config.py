@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdserve.errors import ConfigError
 from pdserve.settings.timeouts import IDLE_S
+from pdserve.shared.errors import ConfigError
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 

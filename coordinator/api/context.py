@@ -21,9 +21,9 @@ from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.models.model import Catalog
 from coordinator.tenants import Admitted, Readers, Tenants
 from coordinator.tracing.call_span import CallSpan
-from pdserve.clock import Clock
 from pdserve.protocol import Slo
-from pdserve.slo import ServiceClasses
+from pdserve.shared.clock import Clock
+from pdserve.shared.slo import ServiceClasses
 
 BeginSpan: TypeAlias = Callable[[Mapping[str, str]], CallSpan | None]
 

@@ -15,7 +15,7 @@ from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Mess
 from coordinator.api.read.fields import TokenId
 from coordinator.models.model import Model
 from coordinator.text.threads import Asker
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 
 class TokenizeRequest(Struct, kw_only=True):

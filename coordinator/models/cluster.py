@@ -22,12 +22,12 @@ from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol.status import CoordinatorStatus
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
-from pdserve.slo import AUTO, ServiceClasses
+from pdserve.shared.clock import Clock
+from pdserve.shared.slo import AUTO, ServiceClasses
 
 
 class ModelCluster:

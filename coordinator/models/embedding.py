@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pdserve.errors import InvalidRequest, ModelError
 from pdserve.model_files.checkpoint import Checkpoint, read_json
-from pdserve.pooling import Pooling
 from pdserve.settings.answers import PoolingName
+from pdserve.shared.errors import InvalidRequest, ModelError
+from pdserve.shared.pooling import Pooling
 
 _BY_NAME: Final = {"last": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
 _BY_MODE: Final = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from coordinator.models.embedding import EmbeddingModel, embedding_model
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
-from pdserve.errors import TokenizerError
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.settings.answers import PoolingName
 from pdserve.settings.config import CheckpointConfig
+from pdserve.shared.errors import TokenizerError
 
 log = logging.getLogger(__name__)
 

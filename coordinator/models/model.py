@@ -14,7 +14,7 @@ from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
-from pdserve.errors import ModelNotFound, NoNodeAvailable
+from pdserve.shared.errors import ModelNotFound, NoNodeAvailable
 
 _NAMED_CHARACTERS = 8  # of a revision: as many as tell them apart, and as `pdserve revisions` takes
 

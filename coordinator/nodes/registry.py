@@ -23,7 +23,6 @@ from typing import TypeAlias
 import msgspec
 
 from coordinator.nodes.clock_offset import ClockOffset
-from pdserve.introduction import introduce
 from pdserve.protocol import (
     LoadReport,
     NodeAddress,
@@ -33,6 +32,7 @@ from pdserve.protocol import (
     PerfReport,
     TransportReach,
 )
+from pdserve.shared.introduction import introduce
 from pdserve.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)

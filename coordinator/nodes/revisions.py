@@ -15,9 +15,9 @@ from zlib import crc32
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
-from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv import KvLayout
 from pdserve.protocol import NodeHello
+from pdserve.shared.errors import ConfigError, InvalidRequest
 
 log = logging.getLogger(__name__)
 _MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape

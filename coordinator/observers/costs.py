@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from coordinator.api.observer import RequestSummary
 from coordinator.nodes.registry import Member
-from pdserve.clock import Clock
-from pdserve.costs import Prices, TokenCosts, Work
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import Clock
+from pdserve.shared.costs import Prices, TokenCosts, Work
 
 WINDOW_S: Final = 600.0
 _NOTHING: Final = Work(

@@ -20,9 +20,9 @@ from typing import Final
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.callers import CLIENT_GONE
 from coordinator.api.server.errors import describe
-from pdserve.errors import RequestCancelled, from_code
 from pdserve.protocol import Slo
 from pdserve.protocol.status import RecentCalls
+from pdserve.shared.errors import RequestCancelled, from_code
 
 _TOO_MANY_REQUESTS: Final = 429
 

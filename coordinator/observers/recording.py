@@ -24,9 +24,9 @@ from coordinator.api.openapi.operation import EVENTS, Operation
 from coordinator.api.routes import add_routes
 from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
-from pdserve.clock import Clock, SystemClock
-from pdserve.errors import Overloaded
 from pdserve.measured.trace_lines import TraceHeader, TraceLine
+from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.errors import Overloaded
 
 BLOCK_TOKENS: Final = 64
 MOST_RECORDINGS: Final = 4  # at a time

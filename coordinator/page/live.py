@@ -20,10 +20,10 @@ from coordinator.api.context import CONTEXT, outbox_of
 from coordinator.page.history import GROWTH, PERIOD_S, History
 from coordinator.page.told import News, Period
 from pdserve import __version__
-from pdserve.errors import Overloaded
 from pdserve.findings.checks import findings, worst_first
 from pdserve.findings.finding import Level
 from pdserve.protocol.status import ClusterStatus
+from pdserve.shared.errors import Overloaded
 
 NEWS_S: Final = 1.0
 MOST_VIEWERS: Final = 32

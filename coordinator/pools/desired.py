@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pdserve.clock import Clock
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
+from pdserve.shared.clock import Clock
 
 BUSY: Final = 0.8  # load from which on a pool needs more nodes
 SPARE: Final = 0.55  # load below which one node fewer would do

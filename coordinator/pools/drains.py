@@ -6,9 +6,9 @@ import logging
 
 from coordinator.nodes.registry import Registry
 from coordinator.pools.role_changes import NEEDED
-from pdserve.errors import NodeNotFound, RoleRefused
 from pdserve.protocol import Drain
 from pdserve.settings.config import Mode
+from pdserve.shared.errors import NodeNotFound, RoleRefused
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.pools.desired import Demand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
-from pdserve.clock import Clock
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import Clock
 
 KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
 _ROUNDS = 8  # of which each brings slower steps and longer stays closer to what they come to

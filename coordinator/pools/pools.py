@@ -14,10 +14,10 @@ from coordinator.pools.standby import Standby
 from coordinator.routing import Router
 from coordinator.status import ROLES
 from coordinator.ticks import ticking
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol.status import RoleName
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.shared.clock import Clock
 
 
 class Pools:

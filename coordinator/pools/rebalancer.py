@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from pdserve.clock import Clock
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import Clock
 
 LATE = 1.0  # load at which promises are just kept
 SPARE = 0.7

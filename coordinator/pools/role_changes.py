@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.desired import DesiredNodes
 from coordinator.pools.rebalancer import Turn
-from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
+from pdserve.shared.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 
 log = logging.getLogger(__name__)
 

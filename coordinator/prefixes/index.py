@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.nodes.registry import Member
-from pdserve.errors import MalformedMessage
 from pdserve.kv import need
 from pdserve.protocol import KvEvents, KvTier, PrefixSource, Prompt
 from pdserve.protocol.requests import HASH_BYTES
+from pdserve.shared.errors import MalformedMessage
 
 _EMPTY = Prompt([])
 

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from pdserve.clock import Clock
 from pdserve.kv import need
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prompt
 from pdserve.protocol.status import PrefixStatus
+from pdserve.shared.clock import Clock
 
 NUM_BLOCKS = 64  # examined at the beginning of each prompt
 PLACE_BITS = 18

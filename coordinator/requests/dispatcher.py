@@ -17,9 +17,9 @@ from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.legs import send_legs, send_sibling_leg, send_takeover_leg
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import CancelLeg, Prefetch, Slo
+from pdserve.shared.clock import Clock
 
 _MOVES: Final = "it goes on elsewhere"
 

@@ -9,9 +9,9 @@ from coordinator.admission import Admission
 from coordinator.nodes.registry import Member
 from coordinator.prefixes.stability import PrefixWatch
 from coordinator.requests.running import Dispatch, RunningRequest
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import TokenEvent
+from pdserve.shared.clock import Clock
 
 
 class FirstTokens:

@@ -39,8 +39,6 @@ from coordinator.status import (
     watch_nodes,
     watch_pairs,
 )
-from pdserve.clock import Clock, SystemClock
-from pdserve.errors import ContextLengthExceeded, NoNodeAvailable, PdserveError, from_code
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     Claimed,
@@ -54,6 +52,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
+from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.errors import ContextLengthExceeded, NoNodeAvailable, PdserveError, from_code
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.routing import Placement, Router
 from coordinator.routing.flowing import flows_from
-from pdserve.errors import (
+from pdserve.protocol import DecodeLeg, LegFailed, PrefillLeg, PromptLogprobs, Sibling, Slo
+from pdserve.shared.errors import (
     ClusterError,
     GrammarFailed,
     NodeLost,
@@ -28,7 +29,6 @@ from pdserve.errors import (
     UnusableLogits,
     from_code,
 )
-from pdserve.protocol import DecodeLeg, LegFailed, PrefillLeg, PromptLogprobs, Sibling, Slo
 
 
 def send_legs(

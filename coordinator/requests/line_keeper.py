@@ -9,9 +9,9 @@ from coordinator.admission import Admission, Admit
 from coordinator.requests.claims import Claims
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import RunningRequest
-from pdserve.clock import Clock
-from pdserve.errors import NoNodeAvailable
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NoNodeAvailable
 
 
 @dataclass(slots=True)

@@ -30,10 +30,10 @@ from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prefetched, TokenEvent
 from pdserve.protocol.version import TAKES_OVER
+from pdserve.shared.clock import Clock
 
 log = logging.getLogger(__name__)
 

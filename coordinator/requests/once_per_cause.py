@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from pdserve.clock import Clock
+from pdserve.shared.clock import Clock
 
 AGAIN_S: Final = 60.0  # after which a cause that is still there is told again
 MOST: Final = 256  # causes that are remembered

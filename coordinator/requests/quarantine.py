@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from coordinator.generation import GenerationRequest
-from pdserve.clock import Clock
-from pdserve.errors import RequestQuarantined
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import RequestQuarantined
 
 QUARANTINE_S: Final = 600.0
 MOST: Final = 1024  # prompts that are remembered

@@ -30,10 +30,10 @@ from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.quarantine import Quarantine
 from coordinator.requests.running import RunningRequest
-from pdserve.clock import Clock
-from pdserve.errors import NoNodeAvailable, PdserveError, RequestQuarantined
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, Slo
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NoNodeAvailable, PdserveError, RequestQuarantined
 
 log = logging.getLogger(__name__)
 

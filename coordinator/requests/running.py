@@ -27,9 +27,9 @@ from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
-from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.protocol import CancelLeg, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.legs import leg_id
+from pdserve.shared.errors import DeadlineExceeded, PdserveError, RequestCancelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.loads.ratios import Ratios
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
-from pdserve.perf_model import GUESS, PerfModel, StepShape
+from pdserve.measured.perf_model import GUESS, PerfModel, StepShape
 from pdserve.protocol import NodeRole, PerfReport, TransferCosts
 
 

@@ -19,9 +19,9 @@ from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
 from coordinator.routing.sides import HARMLESS, USUAL_TPOT_S, OnOneNode, keeps, score
-from pdserve.clock import Clock
 from pdserve.protocol import NodeRole, Slo
 from pdserve.rules.batch import SAFETY
+from pdserve.shared.clock import Clock
 
 MADE_UP_WITHIN: Final = 0.25  # of a stream's remaining tokens: they make up for prompts beside it
 FEWEST_LEFT: Final = 4  # tokens: for fewer, a move would take longer than it gains

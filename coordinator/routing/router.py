@@ -22,11 +22,11 @@ from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
-from pdserve.clock import Clock, SystemClock
-from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, PrefixSource, Slo
 from pdserve.rules.batch import aimed_s
 from pdserve.settings.config import Mode
+from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.errors import NoNodeAvailable
 
 FEW = 8  # the most promising nodes, which are evaluated in full
 FAR_S = 1e6  # added to the cost of all other nodes

@@ -22,7 +22,7 @@ from coordinator.stateful.storage.order import MAX_RUNS, Order
 from coordinator.stateful.storage.saved_entries import failure
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import StoredResponse
-from pdserve.errors import PdserveError, PermissionDenied
+from pdserve.shared.errors import PdserveError, PermissionDenied
 
 _log = logging.getLogger(__name__)
 _ENDPOINT = "/v1/responses"

@@ -23,7 +23,7 @@ from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, p
 from coordinator.stateful.storage.store import ResponseStore, response_of
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse, check_length
 from coordinator.text.tokenizer import PROBED_CHARS
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 _MOST_BYTES_PER_TOKEN = 4 * PROBED_CHARS  # far more than texts have
 _FEW_BYTES = 2**20  # of objects, which are no text

@@ -19,7 +19,7 @@ from coordinator.api.server.callers import CLIENT_GONE, conclude
 from coordinator.api.server.errors import describe
 from coordinator.stateful.plan import Planned
 from coordinator.stateful.storage.store import ResponseStore
-from pdserve.errors import NodeDraining
+from pdserve.shared.errors import NodeDraining
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from coordinator.stateful.asked import read_asked
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import RESPONSE_ID
 from coordinator.text.parts import AnswerParts
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 
 async def plan_compaction(ask: Ask, store: ResponseStore) -> CallPlan:

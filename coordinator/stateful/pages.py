@@ -12,7 +12,7 @@ from coordinator.api.context import outbox_of
 from coordinator.api.responses.objects import ItemList
 from coordinator.api.responses.requests import Includable
 from coordinator.stateful.storage.packed_items import PackedItem
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100

@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator.api.answer.bodies import ErrorDetail
 from coordinator.api.server.errors import ErrorReply
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 
 class SocketError(msgspec.Struct, tag_field="type", tag="error"):

@@ -11,7 +11,7 @@ from coordinator.stateful.follow import follow
 from coordinator.stateful.pages import check_include, show_page, whole_number
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import StoredResponse
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 _JSON = "application/json"
 _CANCEL_S = 5.0  # how long to wait for a cancelled response to end

@@ -33,7 +33,7 @@ from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
 from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import StoredResponse
-from pdserve.errors import BuffersFull, ConnectionExpired, NodeDraining
+from pdserve.shared.errors import BuffersFull, ConnectionExpired, NodeDraining
 
 MAX_AGE_S = 3600.0  # maximum age of a connection
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PerMinute = Annotated[int, Meta(ge=0, le=10**12)]

@@ -24,9 +24,9 @@ import msgspec
 
 from coordinator.tenants.identity import OWNER, Tenant, check_name
 from coordinator.tenants.keys import is_key_hash
-from pdserve.clock import Clock
-from pdserve.errors import ConfigError
 from pdserve.settings.access import hash_key
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

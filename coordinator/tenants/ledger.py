@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pdserve.process.may_pass import config_error, has_no_room
+from pdserve.shared.process.may_pass import config_error, has_no_room
 
 log = logging.getLogger(__name__)
 

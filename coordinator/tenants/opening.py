@@ -10,13 +10,13 @@ from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.readers import Readers
 from coordinator.tenants.tenants import Tenants
-from pdserve.addresses import is_loopback
-from pdserve.clock import Clock
-from pdserve.errors import ConfigError
-from pdserve.process.user_cache import state_file
 from pdserve.settings.access import API_KEY_VARIABLE, SUPERVISOR_VARIABLE, AccessConfig, hash_key
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import IN_MEMORY
+from pdserve.shared.addresses import is_loopback
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.user_cache import state_file
 from pdserve.wire.security import read_token
 
 

@@ -12,7 +12,7 @@ import math
 
 from coordinator.tenants.buckets import Bucket
 from coordinator.tenants.identity import Tenant
-from pdserve.errors import RateLimited
+from pdserve.shared.errors import RateLimited
 
 
 class Quota:

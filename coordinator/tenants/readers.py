@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from coordinator.tenants.tenants import Tenants
-from pdserve.errors import Unauthorized
 from pdserve.settings.access import hash_key
+from pdserve.shared.errors import Unauthorized
 
 
 class Readers:

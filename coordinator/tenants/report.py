@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.tenants.ledger import HOUR_S, connected
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 By = Literal["tenant", "key", "model", "day", "hour"]
 

@@ -10,8 +10,8 @@ from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import key_id
 from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger, Owed
 from coordinator.tenants.quota import Quota
-from pdserve.clock import Clock
-from pdserve.errors import Unauthorized
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import Unauthorized
 
 
 @dataclass(slots=True)

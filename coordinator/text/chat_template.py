@@ -20,8 +20,8 @@ import msgspec
 from coordinator.text.limited_process import LimitedProcess
 from coordinator.text.sandbox import ChatEnvironment
 from coordinator.text.threads import WAIT_S, Asker
-from pdserve.errors import DeadlineExceeded, InvalidRequest, Overloaded, TokenizerError
-from pdserve.turns import Turns
+from pdserve.shared.errors import DeadlineExceeded, InvalidRequest, Overloaded, TokenizerError
+from pdserve.shared.turns import Turns
 
 RENDER_CPU_S = 2.0  # usually less than a millisecond
 MAX_MEMORY_BYTES = 1 << 30  # of address space

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import TokenizerError
 from pdserve.model_files.tokenizer import TokenizerConfig
+from pdserve.shared.errors import TokenizerError
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 

@@ -13,8 +13,8 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 
-from pdserve.errors import Overloaded
 from pdserve.settings.access import without_keys
+from pdserve.shared.errors import Overloaded
 
 
 class LimitedProcess:

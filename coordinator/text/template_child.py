@@ -12,8 +12,8 @@ import sys
 import msgspec
 
 from coordinator.text.chat_template import Beginning, ChatTemplate, Rendered, TemplateInput
-from pdserve.errors import InvalidRequest
-from pdserve.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
+from pdserve.shared.errors import InvalidRequest
+from pdserve.shared.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 
 
 def _serve() -> None:

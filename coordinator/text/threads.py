@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pdserve.errors import DeadlineExceeded, Overloaded
-from pdserve.turns import Turns
+from pdserve.shared.errors import DeadlineExceeded, Overloaded
+from pdserve.shared.turns import Turns
 
 NUM_THREADS = 2
 WAIT_S = 30.0  # for a turn

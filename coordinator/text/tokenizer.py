@@ -26,8 +26,8 @@ from coordinator.text.checkpoint import DEFAULT, TOOL_USE, load_chat_templates
 from coordinator.text.detokenizer import TokenPieces
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.threads import Asker, TextThreads
-from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from pdserve.model_files.tokenizer import TokenizerConfig, prepare_backend, read_tokenizer
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from coordinator.requests.journey import Journey
 from coordinator.tracing.call_histograms import CallHistograms, MetricsSender
 from coordinator.tracing.call_span import CallSpan, begun
 from coordinator.tracing.spans import Attributes, Span, of_call, of_journey
-from pdserve.clock import Clock
-from pdserve.errors import ConfigError
-from pdserve.hints.extras import how_to_install
 from pdserve.settings.tracing import TracingConfig
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.hints.extras import how_to_install
 
 with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
     from opentelemetry.sdk.resources import Resource

@@ -1,4 +1,4 @@
-// The capacity of one node and its step times, by the formulas of `pdserve.perf_model.PerfModel`.
+// The capacity of one node and its step times, by the formulas of `pdserve.measured.perf_model.PerfModel`.
 #pragma once
 
 #include <algorithm>

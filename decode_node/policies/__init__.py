@@ -8,9 +8,9 @@ from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.slack_batch import SlackBatch
 from decode_node.policies.static import Static
-from pdserve.clock import Clock
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import DECODE_POLICIES, EngineConfig, PolicyConfig
+from pdserve.shared.clock import Clock
 
 __all__ = ["DecodePolicy", "make_decode_policy"]
 

@@ -10,16 +10,16 @@ from math import inf
 from decode_node.policies.line import Line, make_way
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
-from pdserve.clock import Clock
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.fair_share import FairShare
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import has_place
 from pdserve.settings.config import EngineConfig, PolicyConfig
+from pdserve.shared.clock import Clock
+from pdserve.shared.fair_share import FairShare
 
 
 class DecodesFirst(ABC):

@@ -19,8 +19,8 @@ from decode_node.policies.pace import Pace
 from pdserve.engine.prompts.order import Prompt, PromptOrder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
+from pdserve.shared.fair_share import FairShare
 
 LOST_SHARE: Final = 0.05  # of the places in the batch, while others can still keep their TPOT
 TPOT_LOST: Final = Targets(payer="TPOT lost", weight=LOST_SHARE)

@@ -21,7 +21,7 @@ from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.perf_model import StepShape, chunk_pairs
+from pdserve.measured.perf_model import StepShape, chunk_pairs
 from pdserve.rules.batch import SAFETY
 
 MOST_SKIPPED: Final = 8  # most steps in a row in which decodes may defer the first prompt

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
-from pdserve.clock import Clock
 from pdserve.engine.due_times import next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import SAFETY
+from pdserve.shared.clock import Clock
 
 MADE_UP_WITHIN: Final = 0.25  # of a stream's remaining tokens: they make up for a stall
 

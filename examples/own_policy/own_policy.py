@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from coordinator.routing.candidates import Candidates
 from decode_node.policies.decodes_first import MaxBatch
-from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule
 from pdserve.engine.request import Request
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
+from pdserve.shared.clock import Clock
 
 SMALL = 2  # requests
 LONG = 256  # tokens

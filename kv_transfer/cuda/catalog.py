@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kv_transfer.cuda.driver import Driver
-from pdserve.errors import TransportUnavailable
-from pdserve.hints.extras import how_to_install
+from pdserve.shared.errors import TransportUnavailable
+from pdserve.shared.hints.extras import how_to_install
 
 _INSTALL = how_to_install("cuda")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kv_transfer.spans.plan import Spans
-from pdserve.errors import TransferError
+from pdserve.shared.errors import TransferError
 
 MAX_PIECES: Final = 1 << 16  # of one `Lane.copy_pieces`
 IPC_HANDLE_BYTES: Final = 64  # CUDA_IPC_HANDLE_SIZE

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kv_transfer.cuda.driver import Driver, Region
 from kv_transfer.memory import GENERATION_BYTES, POOL_SEALS, KvPool, MemoryKind
 from pdserve import _native
-from pdserve.process.shared_memory import sealed_memory
+from pdserve.shared.process.shared_memory import sealed_memory
 
 # CUDA may place several small allocations in one page of this size, and exports whole pages. A pool
 # of whole pages shares none, so nothing else is exported with it.

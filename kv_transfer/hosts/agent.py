@@ -50,10 +50,10 @@ from kv_transfer.tier import SlotCopies, TierCopies
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve import _native
-from pdserve.clock import Clock, SystemClock
-from pdserve.errors import PdserveError, PeerLost, TransferCancelled
-from pdserve.process.may_pass import config_error
-from pdserve.simulated_link import link_between, parse_link
+from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.errors import PdserveError, PeerLost, TransferCancelled
+from pdserve.shared.process.may_pass import config_error
+from pdserve.shared.simulated_link import link_between, parse_link
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from kv_transfer.transports.sockets import keep_alive, receive_exactly, send_all
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 M = TypeVar("M")
 

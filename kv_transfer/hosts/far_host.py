@@ -36,9 +36,9 @@ from kv_transfer.hosts.messages import (
     Store,
 )
 from kv_transfer.threads import wait_ended
-from pdserve.clock import Clock
-from pdserve.errors import PeerLost, from_code
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import PeerLost, from_code
 
 log = logging.getLogger(__name__)
 

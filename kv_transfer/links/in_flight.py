@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from pdserve.errors import TransferCancelled, TransferError, TransferTimeout
+from pdserve.shared.errors import TransferCancelled, TransferError, TransferTimeout
 
 
 class PullsInFlight:

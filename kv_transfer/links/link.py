@@ -16,14 +16,14 @@ from itertools import takewhile
 from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Channel, Read, Transport
-from pdserve.errors import (
+from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import (
     AccessDenied,
     PeerLost,
     TransferTimeout,
     TransportUnavailable,
 )
-from pdserve.protocol import ExporterWelcome, TransportOffer
-from pdserve.simulated_link import Carrier, SimulatedLink
+from pdserve.shared.simulated_link import Carrier, SimulatedLink
 
 log = logging.getLogger(__name__)
 

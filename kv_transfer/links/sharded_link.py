@@ -21,10 +21,10 @@ from kv_transfer.sharded_pool import MAX_RANKS, part_number
 from kv_transfer.spans.box import choose_shards, common_layers
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Transport
-from pdserve.errors import PeerLost
 from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
-from pdserve.simulated_link import SimulatedLink
+from pdserve.shared.errors import PeerLost
+from pdserve.shared.simulated_link import SimulatedLink
 
 MAX_STAGES: Final = 64  # of an exporter's node
 

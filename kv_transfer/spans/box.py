@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvLayout
+from pdserve.shared.errors import LayoutMismatch
 
 _MAX_ROWS: Final = 256  # that are remembered: every pull asks for the same ones
 

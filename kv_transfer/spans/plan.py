@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from kv_transfer.spans.box import BlockRun, KvBox, Rows, check_compatible
 from pdserve import _native
-from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvLayout
+from pdserve.shared.errors import LayoutMismatch
 
 Spans = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from kv_transfer.transports.ucx.agent import pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.puller import UcxTransport
 from kv_transfer.transports.ucx.server import UcxServer
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 ServerFactory = Callable[[Source], TransportServer]
 TransportFactory = Callable[[Reader], Transport]

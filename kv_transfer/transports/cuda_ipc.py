@@ -31,8 +31,8 @@ from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
 from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool
 from kv_transfer.transports.sockets import has_ended
-from pdserve.errors import PeerLost, TransportUnavailable
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost, TransportUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from kv_transfer.spans.box import KvBox
 from kv_transfer.ticket import MAX_TICKET_BYTES
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.sockets import receive_exactly, send_all
-from pdserve.errors import (
+from pdserve.shared.errors import (
     PdserveError,
     PeerLost,
     StaleIncarnation,

@@ -22,8 +22,8 @@ from kv_transfer.transports.acceptor import Connections
 from kv_transfer.transports.frames import receive_access, send_access
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import wait_readable
-from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import ExporterWelcome
+from pdserve.shared.errors import AccessDenied, PeerLost
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from kv_transfer.transports.frames import (
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.sockets import resolve
 from kv_transfer.transports.tls import NodeTls
-from pdserve.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
+from pdserve.shared.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
 
 # After these errors the stream is at a frame border, and the connection can be used again.
 _CLEAN_ENDS = (StaleTicket, TicketInvalid, StaleIncarnation)

@@ -37,8 +37,9 @@ from kv_transfer.transports.frames import (
 )
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import resolve, wait_readable
-from pdserve.addresses import format_address
-from pdserve.errors import (
+from pdserve.protocol import TransportOffer
+from pdserve.shared.addresses import format_address
+from pdserve.shared.errors import (
     AccessDenied,
     LayoutMismatch,
     PeerLost,
@@ -47,7 +48,6 @@ from pdserve.errors import (
     TicketInvalid,
     TransferError,
 )
-from pdserve.protocol import TransportOffer
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from kv_transfer.threads import CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
 from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool
 from pdserve import _native
-from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost
 
 
 class ShmServer:

@@ -19,9 +19,9 @@ from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, r
 from kv_transfer.transports.sockets import wait_readable
 from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
-from pdserve.errors import PeerLost
 from pdserve.kv import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost
 
 _MAX_IDLE = 8  # connections kept for further reads
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kv_transfer.transports.sockets import wait_readable, wait_writable
-from pdserve.errors import AccessDenied
-from pdserve.process.certificates import (
+from pdserve.shared.errors import AccessDenied
+from pdserve.shared.process.certificates import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,

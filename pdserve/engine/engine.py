@@ -44,7 +44,7 @@ from pdserve.engine.step_ends import StepEnds, StepTimes
 from pdserve.engine.steps.launched import StepUnderWay
 from pdserve.engine.steps.shape import shape_of
 from pdserve.engine.steps.thread import StepThread
-from pdserve.errors import DeadlineExceeded, PdserveError
+from pdserve.shared.errors import DeadlineExceeded, PdserveError
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.errors import NodeSick, RequestsFailed, UnusableLogits
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick, RequestsFailed, UnusableLogits
 
 FAILURES_IN_A_ROW: Final = 5
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.errors import PdserveError
-from pdserve.perf_model import StepShape
+from pdserve.measured.perf_model import StepShape
+from pdserve.shared.errors import PdserveError
 
 Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
 

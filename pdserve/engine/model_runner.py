@@ -24,9 +24,9 @@ from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
-from pdserve.errors import NodeSick
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
+from pdserve.shared.errors import NodeSick
 
 
 class ModelRunner:

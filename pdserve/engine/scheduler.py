@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from pdserve.clock import Clock, Stopwatch
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import KvHeadroom
 from pdserve.engine.kv.preemption import CouldFetch, Preemptions, Victims, all_recomputed
 from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
+from pdserve.shared.clock import Clock, Stopwatch
 
 
 class StepRuns(Exception):

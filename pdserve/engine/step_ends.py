@@ -13,14 +13,14 @@ from pdserve.engine.interface import Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Policy, Queues
-from pdserve.errors import (
+from pdserve.measured.perf_model import StepShape
+from pdserve.shared.errors import (
     GrammarFailed,
     NodeSick,
     NoTokenLeft,
     PdserveError,
     RequestsFailed,
 )
-from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import sys
 
 import msgspec
 
-from pdserve.errors import TokenizerError
 from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.preparing import prepare
 from pdserve.grammar.vocabulary import make_vocabulary
-from pdserve.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
+from pdserve.shared.errors import TokenizerError
+from pdserve.shared.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 
 _MAX_BYTES = 4 << 30  # of address space; the deep stack and a large vocabulary take about 1 GiB
 

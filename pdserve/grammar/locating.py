@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pdserve.errors import GrammarFailed
 from pdserve.grammar.matching import new_matcher
 from pdserve.grammar.subschemas import Path, pointer, subschemas
 from pdserve.grammar.vocabulary import Vocabulary
+from pdserve.shared.errors import GrammarFailed
 
 _MAX_TRIES = 64  # each takes about a millisecond
 

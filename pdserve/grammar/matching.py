@@ -6,9 +6,9 @@ import re
 
 import llguidance
 
-from pdserve.errors import GrammarFailed
 from pdserve.grammar.explaining import explain
 from pdserve.grammar.vocabulary import Vocabulary
+from pdserve.shared.errors import GrammarFailed
 
 # Far more than hand-written grammars have. A higher limit would allow deeper recursion, and so
 # would need a deeper stack (`deep_threads.py`).

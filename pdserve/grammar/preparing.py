@@ -8,11 +8,11 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
-from pdserve.errors import GrammarFailed
 from pdserve.grammar.locating import Search
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
+from pdserve.shared.errors import GrammarFailed
 
 GBNF = "gbnf_grammar"  # our own key beside the library's kinds of grammar: it is translated
 

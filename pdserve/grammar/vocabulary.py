@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import llguidance
 
-from pdserve.errors import TokenizerError
 from pdserve.model_files.tokenizer import read_tokenizer
+from pdserve.shared.errors import TokenizerError
 
 Vocabulary: TypeAlias = llguidance.LLTokenizer
 

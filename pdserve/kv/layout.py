@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pdserve.errors import KvBudgetTooSmall, LayoutMismatch
 from pdserve.kv.plane import Plane
+from pdserve.shared.errors import KvBudgetTooSmall, LayoutMismatch
 
 LAYOUT_VERSION = 2
 

@@ -15,9 +15,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.errors import CalibrationError, MalformedMessage
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PerfReport, StepCosts, TransferCosts
+from pdserve.shared.errors import CalibrationError, MalformedMessage
 
 VERSION: Final = 2
 

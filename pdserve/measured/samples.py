@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from pdserve.measured.calibration import DeviceType, ModelShape, NodeLimits
-from pdserve.perf_model import StepShape
+from pdserve.measured.perf_model import StepShape
 from pdserve.protocol import StepCosts
 
 

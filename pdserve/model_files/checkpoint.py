@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import ConfigError, ModelError
 from pdserve.model_files.gguf.config import config_of, full_bytes
 from pdserve.model_files.gguf.model import GgufModel, open_gguf, part_paths, split_pattern
 from pdserve.model_files.gguf.tokenizer import end_ids
@@ -23,6 +22,7 @@ from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.identity import content_revision
 from pdserve.model_files.recognise import recognise
 from pdserve.model_files.refusal import meant_model, refuse_unless_served
+from pdserve.shared.errors import ConfigError, ModelError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.tokenizer import TokenizerConfig
+from pdserve.shared.errors import ModelError
 
 _WITH_IDS = ("config.json", "generation_config.json")
 _WITH_TEXT = "tokenizer_config.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 _BEGINNING: Final = b"version https://git-lfs.github.com/spec/"
 

@@ -15,8 +15,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of HTTPErr
     RevisionNotFoundError,
 )
 
-from pdserve.errors import ConfigError
-from pdserve.process.may_pass import NotNow
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.may_pass import NotNow
 
 
 def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:

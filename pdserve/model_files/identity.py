@@ -8,10 +8,10 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from pdserve.errors import ModelError
 from pdserve.model_files.gguf.container import GgufFile
 from pdserve.model_files.gguf.model import open_gguf
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.shared.errors import ModelError
 
 _SAMPLE_BYTES: Final = 256
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pdserve.errors import ModelError
 from pdserve.model_files.recognise import Found, Kind
+from pdserve.shared.errors import ModelError
 
 _HUB_ADDRESS: Final = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)(?:/.*)?"

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.identity import weight_header
+from pdserve.shared.errors import ModelError
 
 Types = Mapping[str, tuple[int, int]]  # name of a type |-> tensors, and their bytes
 

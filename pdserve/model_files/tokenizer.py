@@ -13,10 +13,10 @@ from typing import Any
 
 import tokenizers
 
-from pdserve.errors import TokenizerError
 from pdserve.model_files.gguf.model import open_gguf
 from pdserve.model_files.gguf.tokenizer import tokenizer_of
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.shared.errors import TokenizerError
 
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

@@ -16,7 +16,6 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
-from pdserve.clock import Clock, SystemClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
@@ -24,6 +23,7 @@ from pdserve.engine.kv.headroom import make_headroom
 from pdserve.engine.kv.preemption import CouldFetch, Victims
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
@@ -36,10 +36,10 @@ from pdserve.node.reports.gauges import watch_preemptions, watch_prefix_fetches,
 from pdserve.node.roles import NodeParts
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
-from pdserve.simulated_link import link_between, parse_link
+from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.simulated_link import link_between, parse_link
 from pdserve.wire.security import Security
 
 

@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias
 import grpc.aio
 import msgspec
 
-from pdserve.errors import MalformedMessage, PdserveError
 from pdserve.protocol import (
     CancelLeg,
     Claim,
@@ -33,6 +32,7 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import check_protocol
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.errors import MalformedMessage, PdserveError
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

@@ -15,8 +15,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pdserve.addresses import format_address
 from pdserve.node.coordinator_link import CoordinatorLink
+from pdserve.shared.addresses import format_address
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import NodeSick
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import Sickness
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NodeSick
 
 T = TypeVar("T")
 

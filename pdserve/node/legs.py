@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 
 from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.request import Request, SampledToken
-from pdserve.errors import PdserveError
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.kept_scores import KeptScores
 from pdserve.protocol import (
@@ -27,6 +26,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.protocol.legs import request_of_leg
+from pdserve.shared.errors import PdserveError
 from pdserve.wire.outbox import Sender
 
 

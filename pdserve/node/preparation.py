@@ -19,10 +19,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
-from pdserve.errors import PdserveError
 from pdserve.grammar import CompiledGrammar
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.protocol import PrefixSource
+from pdserve.shared.errors import PdserveError
 
 log = logging.getLogger(__name__)
 

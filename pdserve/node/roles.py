@@ -13,12 +13,11 @@ from typing import Protocol, TypeAlias, TypeVar
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Puller
-from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
-from pdserve.errors import PdserveError
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
@@ -27,9 +26,10 @@ from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import PdserveError
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,8 @@ from msgspec.structs import replace
 import pdserve
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
-from pdserve.addresses import format_address, is_loopback
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import NodeSick
 from pdserve.node.assembly import ModelFacts, make_parts
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
@@ -63,17 +61,19 @@ from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
 from pdserve.node.start.model import NodeModel, plan_model, set_threads, share_of
 from pdserve.node.start.other_ranks import start_other_ranks
-from pdserve.process.collector import freeze_loaded_objects
-from pdserve.process.exit_codes import SICK
-from pdserve.process.loop_watch import LoopWatch
-from pdserve.process.may_pass import config_error
-from pdserve.process.open_files import raise_file_limit
-from pdserve.process.signals import StopSignals, end_process_after
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.protocol.version import PROTOCOL
 from pdserve.rules.cores import Slowdowns
 from pdserve.rules.late import has_late_last
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.addresses import format_address, is_loopback
+from pdserve.shared.errors import NodeSick
+from pdserve.shared.process.collector import freeze_loaded_objects
+from pdserve.shared.process.exit_codes import SICK
+from pdserve.shared.process.loop_watch import LoopWatch
+from pdserve.shared.process.may_pass import config_error
+from pdserve.shared.process.open_files import raise_file_limit
+from pdserve.shared.process.signals import StopSignals, end_process_after
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server

@@ -14,13 +14,6 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    NoNodeAvailable,
-    PdserveError,
-    RequestCancelled,
-)
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.legs import Legs
 from pdserve.node.orphans import Orphans
@@ -39,6 +32,13 @@ from pdserve.protocol import (
     Prefetched,
     PrefillLeg,
     SamplingParams,
+)
+from pdserve.shared.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NoNodeAvailable,
+    PdserveError,
+    RequestCancelled,
 )
 from pdserve.wire.outbox import Sender
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from pdserve.node.engine_watch import EngineWatch
-from pdserve.process.signals import StopSignals
+from pdserve.shared.process.signals import StopSignals
 
 log = logging.getLogger(__name__)
 

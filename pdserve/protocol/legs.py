@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import NodeAddress
 from pdserve.protocol.requests import FinishReason, Prompt, SamplingParams, Slo, TokenLogprobs
 from pdserve.protocol.scores import PromptLogprobs
+from pdserve.shared.errors import MalformedMessage
 
 _ATTEMPT = "~"
 

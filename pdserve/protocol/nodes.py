@@ -6,15 +6,15 @@ from enum import IntEnum, StrEnum
 from itertools import pairwise
 from math import inf
 
-from pdserve.errors import MalformedMessage
 from pdserve.kv import KvLayout
 from pdserve.protocol.message import Message
+from pdserve.shared.errors import MalformedMessage
 
 _MOST_ROWS = 1 << 20  # of a step; predictions for a node are tabulated up to its own limit
 
 
 class StepCosts(Message, frozen=True):
-    """What a step of a node's engine costs, in seconds; see `pdserve/perf_model.py`.
+    """What a step of a node's engine costs, in seconds; see `pdserve/measured/perf_model.py`.
 
     A step that computes n tokens and samples after m of them takes
     `knots(n) + sampled_s * m + pair_s * prefill pairs + context_s * decode context`.
@@ -115,7 +115,7 @@ class NodeAddress(Message, frozen=True):
     node_id: str
     incarnation: str
     session_address: str  # host:port of its gRPC service
-    introduction: bytes = b""  # pdserve/introduction.py; valid for one incarnation of one puller
+    introduction: bytes = b""  # shared/introduction.py; valid for one incarnation of one puller
 
 
 class TransportReach(Message, frozen=True):

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
-from pdserve.pooling import Pooling
 from pdserve.protocol.message import Inline, Message
+from pdserve.shared.pooling import Pooling
 
 HASH_BYTES = 16
 _BLOCKS_PER_PART = 64  # converted to bytes together

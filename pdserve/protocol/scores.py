@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.requests import TokenLogprobs
+from pdserve.shared.errors import MalformedMessage
 
 
 class PromptLogprobs(Message, frozen=True):

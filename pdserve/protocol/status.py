@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from pdserve.costs import TokenCosts
-from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import LinkState
 from pdserve.settings.config import Mode
+from pdserve.shared.costs import TokenCosts
+from pdserve.shared.errors import MalformedMessage
 
 STATUS_VERSION = 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 PROTOCOL: Final = 2  # 0: builds from before it was told
 TAKES_OVER: Final = 2  # the first one in which a node takes a stream over while it runs

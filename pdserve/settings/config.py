@@ -12,9 +12,6 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from pdserve.addresses import check_addresses, check_own_host
-from pdserve.costs import DESCRIPTION, Prices
-from pdserve.entry_points import Kind
 from pdserve.settings.access import AccessConfig, SecurityConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
@@ -32,8 +29,11 @@ from pdserve.settings.struct import (
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.tracing import TracingConfig
 from pdserve.settings.values import parse_shares
-from pdserve.simulated_link import check_links
-from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
+from pdserve.shared.addresses import check_addresses, check_own_host
+from pdserve.shared.costs import DESCRIPTION, Prices
+from pdserve.shared.entry_points import Kind
+from pdserve.shared.simulated_link import check_links
+from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 Mode = Literal["disaggregated", "colocated", "adaptive", "flowing", "multiplexed"]
 # Those whose nodes are all decode nodes, and compute the prompts of their streams.

@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pdserve.errors import ConfigError
-from pdserve.hints.near import nearest
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.struct import ConfigStruct
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.hints.near import nearest
 
 _PROCESSES: Final[Mapping[str, type[ConfigStruct]]] = {
     "coordinator": CoordinatorConfig,

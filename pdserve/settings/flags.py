@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pdserve.hints.commands import command_instead, flag_instead, meant_setting
-from pdserve.hints.near import nearest
 from pdserve.settings.described import Setting, settings_of
 from pdserve.settings.file import load_config
 from pdserve.settings.struct import ConfigStruct
+from pdserve.shared.hints.commands import command_instead, flag_instead, meant_setting
+from pdserve.shared.hints.near import nearest
 
 C = TypeVar("C", bound=ConfigStruct)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS = _DECIMAL | {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE
+from pdserve.shared.process.certificates import CA_FILE, CERT_FILE, KEY_FILE
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from pdserve.addresses import format_address
-from pdserve.process.certificates import Role, role_name
-from pdserve.process.may_pass import NotNow
+from pdserve.shared.addresses import format_address
+from pdserve.shared.process.certificates import Role, role_name
+from pdserve.shared.process.may_pass import NotNow
 from pdserve.wire.security import OPEN, Refused, Security, tell_nobody
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 from google.protobuf.message import Message as ProtoMessage
 
-from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Inline
+from pdserve.shared.errors import MalformedMessage
 
 S = TypeVar("S", bound=msgspec.Struct)
 P = TypeVar("P", bound=ProtoMessage)

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
-from pdserve.addresses import split_address
+from pdserve.shared.addresses import split_address
 
 log = logging.getLogger(__name__)
 

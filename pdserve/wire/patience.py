@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from pdserve.clock import Clock, SystemClock
+from pdserve.shared.clock import Clock, SystemClock
 
 _TICKS = 10  # per deadline: a peer is given up within a tenth of the deadline after it
 

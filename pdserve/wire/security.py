@@ -20,9 +20,10 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from pdserve.addresses import is_loopback
-from pdserve.errors import ConfigError
-from pdserve.process.certificates import (
+from pdserve.settings.access import SecurityConfig
+from pdserve.shared.addresses import is_loopback
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.certificates import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,
@@ -31,7 +32,6 @@ from pdserve.process.certificates import (
     role_name,
     tell_if_outdated,
 )
-from pdserve.settings.access import SecurityConfig
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.clock import Clock
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.batch_sizes import BatchSizes
 from pdserve.engine.scheduler import Policy
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import EngineConfig, PolicyConfig
+from pdserve.shared.clock import Clock
 from prefill_node.policies.prompt_batches import PromptBatches
 
 

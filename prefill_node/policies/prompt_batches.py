@@ -10,7 +10,7 @@ from pdserve.engine.prompts.order import PromptOrder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 
 MAX_HALF_DONE = 4  # prompts that hold all their blocks and wait for their next chunk
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.tenants.key_book import parse_key_file
-from pdserve.cli.main import build_parser
+from pdserve.commands.cli.main import build_parser
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.file import load_config
-from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
+from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT, native_files, python_files
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

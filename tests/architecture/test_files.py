@@ -3,7 +3,7 @@
 import ast
 import re
 
-from pdserve import errors
+from pdserve.shared import errors
 from tests.architecture.repository import PACKAGES, ROOT, native_files, python_files
 
 MOST_LINES = 450
@@ -55,7 +55,9 @@ def test_the_error_tree_shows_every_error_below_its_parent():
 
 def test_every_error_has_a_code_of_its_own():
     classes = errors._tree(errors.PdserveError)
-    named = [cls for cls in classes if cls.__module__ == "pdserve.errors" and "code" in vars(cls)]
+    named = [
+        cls for cls in classes if cls.__module__ == "pdserve.shared.errors" and "code" in vars(cls)
+    ]
     codes = [cls.code for cls in named]
     assert len(codes) == len(set(codes))
     for cls in named:

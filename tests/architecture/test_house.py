@@ -10,7 +10,7 @@ from tools.house.files import read_files
 
 FILES = {
     "pdserve/one.py": "import os\n\nclass Room:\n    def go(self, far):\n        return far\n",
-    "pdserve/bench/two.py": "class Room: ...\n",
+    "pdserve/commands/bench/two.py": "class Room: ...\n",
     "tests/node.py": "def patch(monkeypatch):\n    monkeypatch.setattr('a', 1)\n",
     "tests/fakes/clock.py": "from pdserve import _native\nfrom pdserve.one import Room, _go\n",
     "pdserve/wire/made_pb2.py": "generated = 1\n",
@@ -26,7 +26,7 @@ def test_figures_of_a_small_repository(tmp_path):
     assert {
         "2 pdserve/one.py: go",
         "1 pdserve/one.py: go",
-        "Room: pdserve/bench/two.py, pdserve/one.py",
+        "Room: pdserve/commands/bench/two.py, pdserve/one.py",
         "serving 1 files 5 lines",
         "benchmarks 1 files 1 lines",
         "tests 2 files 4 lines",

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 
-from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.plan import Machine, plan_cluster
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.plan import Machine, plan_cluster
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
 from pdserve.settings.struct import ConfigStruct
@@ -23,12 +23,12 @@ def test_a_coordinator_reads_all_its_settings() -> None:
 
 
 def test_a_node_reads_all_its_settings() -> None:
-    assert unread(NodeConfig, "pdserve.cli.node") == []
+    assert unread(NodeConfig, "pdserve.commands.cli.node") == []
 
 
 def test_up_reads_its_own_settings() -> None:
     own = [flag for flag in settings_of(ClusterConfig) if len(flag.path) == 1]
-    unread_by_it = unread(ClusterConfig, "pdserve.cli.up")
+    unread_by_it = unread(ClusterConfig, "pdserve.commands.cli.up")
     assert [flag.name for flag in own if flag.name in unread_by_it] == []
 
 
@@ -85,7 +85,7 @@ def unread(struct: type[ConfigStruct], entry: str) -> list[str]:
     `config.timeouts.lease_s` is read where `X.lease_s` is, and X is called `timeouts` or `config`.
     """
     read = {pair for module in loaded_by(entry) for pair in attributes(module)}
-    read |= attributes("pdserve.cli.main") | own_attributes(struct)
+    read |= attributes("pdserve.commands.cli.main") | own_attributes(struct)
     return [
         flag.name
         for flag in settings_of(struct)
@@ -96,7 +96,9 @@ def unread(struct: type[ConfigStruct], entry: str) -> list[str]:
 def loaded_by(entry: str) -> set[str]:
     """The modules of the product that a module imports, also indirectly."""
     loaded: set[str] = set()
-    found = [entry, "pdserve.node.start.prefetch"] if entry == "pdserve.cli.node" else [entry]
+    found = (
+        [entry, "pdserve.node.start.prefetch"] if entry == "pdserve.commands.cli.node" else [entry]
+    )
     while found:
         module = found.pop()
         if module not in loaded and is_module(module):

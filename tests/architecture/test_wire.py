@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve import kv, protocol
-from pdserve.errors import MalformedMessage
+from pdserve.shared.errors import MalformedMessage
 from pdserve.wire import envelopes, messages_pb2
 from pdserve.wire.convert import Envelope
 from tests.architecture.repository import ROOT, run

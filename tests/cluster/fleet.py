@@ -14,13 +14,12 @@ from typing import Any
 import aiohttp
 from msgspec.structs import replace
 
-from pdserve.cluster.child import Child, Exit
-from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.plan import COORDINATOR
-from pdserve.cluster.ports import ReservedPort
-from pdserve.cluster.status import fetch_status
-from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.errors import ClusterError
+from pdserve.commands.cluster.child import Child, Exit
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.status import fetch_status
+from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
     CheckpointConfig,
@@ -32,6 +31,7 @@ from pdserve.settings.config import (
 from pdserve.settings.flags import as_flags
 from pdserve.settings.timeouts import CoordinatorTimeouts, Timeouts
 from pdserve.settings.values import IN_MEMORY
+from pdserve.shared.errors import ClusterError
 from tests.cluster.client import MODEL
 from tests.cluster.forked import PROFILE_S, ForkedChild
 

@@ -18,19 +18,19 @@ from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
-from pdserve.cli.main import main
-from pdserve.cluster.child import Child
-from pdserve.cluster.plan import COORDINATOR
-from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.process.limited_child import die_with_parent
+from pdserve.commands.cli.main import main
+from pdserve.commands.cluster.child import Child
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
+from pdserve.shared.process.limited_child import die_with_parent
 
 PROFILE_S = 0.2  # of a tiny model
 _IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this
-IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]
+IMPORTED = ["pdserve.commands.cli.node", "coordinator.main", "tests.cluster.forked"]
 
 
 class ForkedChild(Child):
-    """A Child that runs `python -m pdserve.cli ...`, and nothing else."""
+    """A Child that runs `python -m pdserve ...`, and nothing else."""
 
     def _open(
         self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]

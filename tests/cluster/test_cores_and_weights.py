@@ -9,8 +9,8 @@ import pytest
 import torch
 from aiohttp import ClientSession
 
-from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
-from pdserve.cluster.child import Child
+from pdserve.commands.bench.checkpoints.gguf_checkpoint import write_gguf
+from pdserve.commands.cluster.child import Child
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner

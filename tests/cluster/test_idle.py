@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from pdserve.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, cpu_seconds

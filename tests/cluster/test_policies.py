@@ -11,7 +11,7 @@ from typing import get_args
 import pytest_asyncio
 
 from pdserve.settings.config import DecodePolicyName, PrefillPolicyName, RoutingConfig
-from pdserve.slo import AUTO, SloClass, parse_slo_classes
+from pdserve.shared.slo import AUTO, SloClass, parse_slo_classes
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from pdserve.cli.running import revisions
+from pdserve.commands.cli.running import revisions
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.settings.config import RoutingConfig
 from tests.checkpoints import make_checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.cli.main import main
+from pdserve.commands.cli.main import main
 from pdserve.settings.config import RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import DEADLINE_S, Client, Follower, Output

@@ -21,13 +21,13 @@ pytest.importorskip("kubernetes_validate", reason="as Helm")
 import helm_sdkpy
 import kubernetes_validate
 
-from pdserve.cli.main import build_parser
-from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.placement import gpus_of_node
-from pdserve.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, role_name
+from pdserve.commands.cli.main import build_parser
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.placement import gpus_of_node
 from pdserve.settings.config import ONE_POOL, CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, config_from
 from pdserve.settings.rank_host import RankHostConfig
+from pdserve.shared.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, role_name
 from tests.deploy.custom_resources import SCHEMAS
 from tools import kustomize
 from tools.chart import Document, Renderer, renderer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.main import build_parser
+from pdserve.commands.cli.main import build_parser
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from tests.architecture.repository import ROOT
 

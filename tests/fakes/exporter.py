@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from kv_transfer.links.link import Link
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.ticket import Ticket, TicketSealer
-from pdserve.clock import Clock, ManualClock
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.sessions.client import Session
 from pdserve.protocol import (
@@ -20,6 +19,7 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
+from pdserve.shared.clock import Clock, ManualClock
 from tests.fakes.outbox import RecordingOutbox
 
 BLOCK = 4

@@ -14,9 +14,9 @@ import tokenizers
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.models.model import Catalog, make_model
 from coordinator.text import ChatTemplate, Tokenizer
-from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
+from pdserve.shared.errors import RequestCancelled
 from tests.unit.coordinator.text import made_tokenizers as made
 
 MODEL = "org/tiny-model"

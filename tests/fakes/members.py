@@ -14,9 +14,9 @@ from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
+from pdserve.shared.clock import Clock
 from tests.fakes.hellos import node_hello
 from tests.fakes.outbox import RecordingOutbox
 

@@ -13,10 +13,10 @@ import signal
 import ssl
 import sys
 
-from pdserve.process.limited_child import die_with_parent
 from pdserve.protocol.status import STATUS_VERSION
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
+from pdserve.shared.process.limited_child import die_with_parent
 
 COUNTS = (
     "num_blocks",

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from decode_node.policies import DecodePolicy, make_decode_policy
-from pdserve.clock import Clock, ManualClock
 from pdserve.engine.interface import StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
-from pdserve.errors import PdserveError
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import DecodePolicyName, EngineConfig, PolicyConfig, PrefillPolicyName
+from pdserve.shared.clock import Clock, ManualClock
+from pdserve.shared.errors import PdserveError
 from prefill_node.policies import make_prefill_policy
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from pdserve.bench.load.workload import TimedRequest
-from pdserve.errors import ClusterError
+from pdserve.commands.bench.load.workload import TimedRequest
+from pdserve.shared.errors import ClusterError
 
 Body = dict[str, Any]
 Answer = Callable[[web.Request, Body], Awaitable[web.StreamResponse]]

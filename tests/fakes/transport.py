@@ -13,8 +13,8 @@ import numpy as np
 
 from kv_transfer.memory import check_generations, cpu_pool
 from kv_transfer.transports.interface import Read, Reader, Source
-from pdserve.errors import PeerLost, TransferError
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost, TransferError
 
 
 class FakeNetwork:

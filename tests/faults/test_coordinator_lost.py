@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.settings.answers import AnswerConfig
 from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt

@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest_asyncio
 
-from pdserve.cluster.child import Child
-from pdserve.cluster.plan import COORDINATOR
-from pdserve.cluster.scrape import scrape
+from pdserve.commands.cluster.child import Child
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.scrape import scrape
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running

@@ -15,7 +15,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from pdserve.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, PullerHello, Settle, TokenBatch
 from pdserve.protocol.version import PROTOCOL

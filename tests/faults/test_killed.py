@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.settings.timeouts import Timeouts
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.plan import COORDINATOR
-from pdserve.cluster.restarts import Restarts
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.restarts import Restarts
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from pdserve.engine.model_runner import ModelStep
 from pdserve.node import engine_watch
-from pdserve.process.exit_codes import SICK
+from pdserve.shared.process.exit_codes import SICK
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config

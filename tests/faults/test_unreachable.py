@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest_asyncio
 from msgspec.structs import replace
 
-from pdserve.cli.doctor.cluster.command import diagnose
+from pdserve.commands.cli.doctor.cluster.command import diagnose
 from pdserve.findings.finding import Level
 from pdserve.node.runtime import Node
 from pdserve.protocol import NodeHello

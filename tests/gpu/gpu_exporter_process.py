@@ -15,10 +15,10 @@ from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.cache import KvCache
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
+from pdserve.shared.clock import ManualClock
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=4, head_dim=64, block_size=16, dtype=KvDtype.BFLOAT16)
 IDENTITY = KvIdentity("a-model", "main", LAYOUT)

@@ -28,7 +28,7 @@ from kv_transfer.threads import CancelFlag
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.engine.cuda.capture.recorder import CudaRecorder
 from pdserve.engine.kv.cache import KvCache
-from pdserve.errors import PeerLost, StaleTicket
+from pdserve.shared.errors import PeerLost, StaleTicket
 from tests.gpu.gpu_exporter_process import (
     LAYOUT,
     NUM_BLOCKS,

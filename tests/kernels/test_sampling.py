@@ -22,7 +22,7 @@ from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.native import sample_natively
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
-from pdserve.errors import NoTokenLeft, RequestsFailed, UnusableLogits
+from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.kernels.sampling_cases import EOS, FILTERS, SIZES, logits, make_row, rows
 from tests.requests import make_request
 

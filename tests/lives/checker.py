@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pdserve.errors import (
+from pdserve.shared.errors import (
     DeadlineExceeded,
     PdserveError,
     RequestCancelled,

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from coordinator.generation import GenerationRequest
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import PdserveError
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent
+from pdserve.shared.errors import PdserveError
 from tests.lives.coordinator import CoordinatorProcess
 from tests.lives.kv import POISON
 from tests.lives.trace import Trace

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pdserve.errors import PdserveError
 from pdserve.protocol import NodeRole
+from pdserve.shared.errors import PdserveError
 from tests.lives.faults import Fault
 from tests.lives.loop import Process
 from tests.lives.network import NOBODY

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pdserve.addresses import format_address
+from pdserve.shared.addresses import format_address
 from tests.lives.loop import PROCESS
 from tests.lives.network import Network
 from tests.lives.streams import Connection

@@ -17,7 +17,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.steps.shape import shape_of
 from pdserve.engine.steps.thread import Computation
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 from tests.lives.kv import NUM_LAYERS, POISON, KvNumbers, sampled
 from tests.lives.loop import PROCESS

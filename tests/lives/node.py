@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from kv_transfer.memory import ExportedPool
-from pdserve.cli.node import SERVICES
+from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.plan.forms import FLOAT32, ActivationDtype
-from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.node import runtime
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import TokenizerError
 from tests.lives.kv import EOS, LAYOUT, VOCAB_SIZE
 from tests.lives.loop import Process, VirtualLoop
 from tests.lives.machine import COSTS, LifeRunner, Machine
@@ -27,7 +27,7 @@ LOADING_S = 0.05
 
 
 class Signals:
-    """As `pdserve.process.signals.StopSignals`; a life sends them."""
+    """As `pdserve.shared.process.signals.StopSignals`; a life sends them."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()

@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import kv_transfer.puller
 from coordinator import service
-from pdserve.clock import SystemClock
 from pdserve.engine import engine
 from pdserve.node import assembly, coordinator_link, coordinators, engine_watch, runtime
 from pdserve.node.sessions import client
+from pdserve.shared.clock import SystemClock
 from tests.lives.grpc_seam import Server, open_channel
 from tests.lives.loop import PROCESS, Process
 from tests.lives.machine import LifeThread

@@ -13,8 +13,8 @@ from random import Random
 from kv_transfer.memory import check_generations, cpu_pool
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.interface import Read, Reader, Source
-from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost
 from tests.lives.loop import PROCESS, Process
 from tests.lives.network import Network
 

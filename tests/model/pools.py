@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
+from pdserve.shared.clock import ManualClock
 
 T = TypeVar("T")
 BLOCK_SIZE = 1  # so that tokens and blocks are counted alike

@@ -17,14 +17,14 @@ from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import TransportKind
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import PdserveError
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import HandoffRecord, Prompt, SamplingParams
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PdserveError
 from prefill_node.handoffs import Handoffs
 from tests.fakes.transport import FakeNetwork
 from tests.model.steps import SteppedLoop

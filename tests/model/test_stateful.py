@@ -27,9 +27,9 @@ from decode_node.arrival import Arrival
 from decode_node.room import Room
 from kv_transfer.links.link import Link
 from kv_transfer.ticket import read_ticket
-from pdserve.clock import ManualClock
-from pdserve.errors import PdserveError, PeerLost, RequestCancelled
 from pdserve.protocol import HandoffEnded, HandoffRecord
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PdserveError, PeerLost, RequestCancelled
 from tests.fakes.transport import FakeNetwork
 from tests.model.real_nodes import (
     BLOCK,

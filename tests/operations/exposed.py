@@ -9,12 +9,12 @@ from coordinator.runtime import Coordinator
 from coordinator.tenants import Tenants
 from coordinator.tenants.readers import Readers
 from decode_node.service import DecodeNode
-from pdserve.clock import SystemClock
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.reports import gauges
-from pdserve.perf_model import PerfModel
 from pdserve.settings.config import CoordinatorConfig, NodeConfig, RoutingConfig
-from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
+from pdserve.shared.clock import SystemClock
+from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from prefill_node.service import PrefillNode
 
 # Set by Prometheus: `node` and `role` come from GET /metrics/targets.

@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Iterable
 from typing import get_args
 
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from pdserve.simulation.call import Call
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import calls, lognormal, merged, poisson

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.host import Sharing
+from pdserve.commands.simulation.machine import Machine, scaled
+from pdserve.commands.simulation.outcome import Outcome
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from pdserve.simulation.call import Call
-from pdserve.simulation.host import Sharing
-from pdserve.simulation.machine import Machine, scaled
-from pdserve.simulation.outcome import Outcome
 from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.machine import Machine
+from pdserve.commands.simulation.node import Node
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig, PrefillPolicyName
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.events import Events
-from pdserve.simulation.machine import Machine
-from pdserve.simulation.node import Node
 from tests.simulation.fronts import Straight
 from tests.simulation.machines import A100_13B
 from tests.simulation.score import Score, scored

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.node import Node
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.node import Node
 
 
 class Straight:

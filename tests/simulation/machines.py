@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pdserve.commands.simulation.machine import Machine
 from pdserve.protocol import StepCosts, TransferCosts
-from pdserve.simulation.machine import Machine
 
 # OPT-13B on one A100-80GB, as in DistServe's simulator (OSDI'24): a prompt of t tokens takes 18.1 +
 # 0.102 t + 7.1e-6 t^2 ms, decoding B requests 19.9 + 6.3e-4 context + 0.0385 B ms. Its KV would be

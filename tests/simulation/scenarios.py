@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.coordinator import Coordinator
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.host import Host, Sharing
+from pdserve.commands.simulation.machine import Machine, scaled
+from pdserve.commands.simulation.node import Node
+from pdserve.commands.simulation.step_times import ResidualScatter, Scatter
 from pdserve.engine.kv.preemption import Victims
 from pdserve.measured.calibration import Residuals
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, TransferCosts
 from pdserve.settings.config import (
     DecodePolicyName,
@@ -18,14 +26,6 @@ from pdserve.settings.config import (
     PrefillPolicyName,
     RouterName,
 )
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.coordinator import Coordinator
-from pdserve.simulation.events import Events
-from pdserve.simulation.host import Host, Sharing
-from pdserve.simulation.machine import Machine, scaled
-from pdserve.simulation.node import Node
-from pdserve.simulation.step_times import ResidualScatter, Scatter
 from tests.simulation.fronts import Straight
 from tests.simulation.machines import A100_13B
 from tests.simulation.score import Score, scored

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster, Front
-from pdserve.simulation.outcome import Outcome
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster, Front
+from pdserve.commands.simulation.outcome import Outcome
 
 
 def scored(cluster: Cluster, front: Front, calls: Iterable[Call]) -> Score:

@@ -24,13 +24,13 @@ from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import Standby
 from coordinator.status import ROLES
-from pdserve.clock import ManualClock
-from pdserve.cluster.autoscale import Step, next_steps
-from pdserve.cluster.config import Scale
+from pdserve.commands.cluster.autoscale import Step, next_steps
+from pdserve.commands.cluster.config import Scale
+from pdserve.commands.simulation.coordinator import HEARTBEAT_S
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, PerfReport, SetRole, StepCosts
 from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
-from pdserve.simulation.coordinator import HEARTBEAT_S
+from pdserve.shared.clock import ManualClock
 from tests.fakes.members import NUM_BLOCKS, join, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pdserve.commands.simulation.call import Call
 from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.request import Request
 from pdserve.protocol import Slo
-from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import decode_only, decode_policy
 from tests.simulation.workload import calls, lognormal, merged, poisson, uniform

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 
 from coordinator.admission.policy import OUTPUT_COST
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig, PrefillPolicyName
-from pdserve.simulation.call import Call
 from tests.simulation.compare_floods import (
     FLOOD,
     HAS_BEGUN_S,

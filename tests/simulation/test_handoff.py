@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.machine import Machine
+from pdserve.commands.simulation.node import Node
 from pdserve.protocol import NodeRole, Slo, TransferCosts
 from pdserve.settings.config import PolicyConfig
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.events import Events
-from pdserve.simulation.machine import Machine
-from pdserve.simulation.node import Node
 from tests.matrix import matrix
 from tests.simulation.fronts import Straight
 from tests.simulation.machines import A100_13B

@@ -3,10 +3,10 @@
 import pytest
 
 from coordinator.tenants import Tenant
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.outcome import Outcome
 from pdserve.protocol import Prompt
 from pdserve.settings.config import Mode, PolicyConfig
-from pdserve.simulation.call import Call
-from pdserve.simulation.outcome import Outcome
 from tests.simulation.scenarios import fleet
 
 PROMPT = [7] * 3000  # takes a third of a second to compute, and almost none if cached

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import PrefillPolicyName
-from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import Run, prefill_only, prefill_policy
 from tests.simulation.workload import calls, fixed, lognormal, merged, poisson, uniform

@@ -7,15 +7,15 @@ from math import inf
 
 import pytest
 
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.coordinator import Coordinator
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.node import Node
+from pdserve.commands.simulation.step_times import NoScatter, Timed
 from pdserve.engine.request import Request
-from pdserve.perf_model import FORGET_S
+from pdserve.measured.perf_model import FORGET_S
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.coordinator import Coordinator
-from pdserve.simulation.events import Events
-from pdserve.simulation.node import Node
-from pdserve.simulation.step_times import NoScatter, Timed
 from tests.simulation.machines import A100_13B
 from tests.simulation.score import Score, scored
 from tests.simulation.workload import calls, fixed, poisson

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Prompt
-from pdserve.simulation.call import Call
 
 MOONCAKE_BLOCK = 512
 MOONCAKE_TICK_S = 3.0

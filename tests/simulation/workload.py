@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from zlib import crc32
 
+from pdserve.commands.simulation.call import MOST_OUTPUT, NO_PROMISE, Call
 from pdserve.protocol import Prompt, Slo
-from pdserve.simulation.call import MOST_OUTPUT, NO_PROMISE, Call
 
 Length = Callable[[Random], int]  # draws a number of tokens
 

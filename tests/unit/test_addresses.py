@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from pdserve.addresses import check_addresses, check_own_host, format_address
-from pdserve.errors import ConfigError
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.file import load_config
+from pdserve.shared.addresses import check_addresses, check_own_host, format_address
+from pdserve.shared.errors import ConfigError
 
 SOUND = ["10.0.0.1:8001", "[::1]:1", "[fe80::1%eth0]:8001", "node-1.example.org:65535"]
 

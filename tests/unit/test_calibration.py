@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdserve.errors import CalibrationError
 from pdserve.kv import KvDtype
 from pdserve.measured.calibration import (
     Calibration,
@@ -22,6 +21,7 @@ from pdserve.measured.calibration import (
     write_calibration,
 )
 from pdserve.protocol import StepCosts, TransferCosts
+from pdserve.shared.errors import CalibrationError
 
 COSTS = StepCosts(knot_tokens=[1, 64], knot_s=[0.004, 0.03], pair_s=1e-7, context_s=3e-7)
 MEASURED = Calibration(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdserve.process.collector import freeze_loaded_objects
+from pdserve.shared.process.collector import freeze_loaded_objects
 
 YOUNG = 50 * 700  # objects: as many passes over the youngest as five over older ones by default
 

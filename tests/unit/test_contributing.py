@@ -13,14 +13,14 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.families import FAMILIES
 from pdserve.engine.prompts import PromptOrder
-from pdserve.errors import StaleTicket
-from pdserve.fair_share import FairShare
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.flags import add_flags, config_from
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import StaleTicket
+from pdserve.shared.fair_share import FairShare
 from tests.architecture.repository import ROOT
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.reference import Reference

@@ -8,12 +8,12 @@ import pytest
 
 from coordinator.routing.policies import make_policy
 from decode_node.policies import make_decode_policy
-from pdserve.clock import ManualClock
 from pdserve.engine.prompts import make_prompt_order
-from pdserve.errors import ConfigError
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import EngineConfig, PolicyConfig, RoutingConfig
 from pdserve.settings.file import load_config
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError
 from tests.architecture.repository import ROOT
 from tests.installed import install
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.prometheus.exposition import SHARE, Exposition
+from pdserve.shared.prometheus.exposition import SHARE, Exposition
 
 NUM_PIECES = 5
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.fair_share import BURST_S, MOST_SCALES, FairShare
+from pdserve.shared.fair_share import BURST_S, MOST_SCALES, FairShare
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.main import build_parser
+from pdserve.commands.cli.main import build_parser
 from tools.gpu_check.__main__ import Phase, interpreted, json_in, phases, run_phase
 
 SHORT = ("doctor", "step", "transfer")  # what the others start is tested elsewhere
@@ -18,7 +18,7 @@ SHORT = ("doctor", "step", "transfer")  # what the others start is tested elsewh
 def test_every_command_exists(has_gpu: bool, num_gpus: int) -> None:
     found = phases(has_gpu=has_gpu, num_gpus=num_gpus)
     for phase in found:
-        if phase.arguments[:2] == ["-m", "pdserve.cli"]:
+        if phase.arguments[:2] == ["-m", "pdserve"]:
             assert build_parser().parse_args(phase.arguments[2:])
     assert sum(phase.limit_s for phase in found) < 60 * 60
     assert ("step-ranks" in [phase.name for phase in found]) == (not has_gpu or num_gpus > 1)

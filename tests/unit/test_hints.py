@@ -2,7 +2,7 @@ import pytest
 
 from coordinator.api.routes import ROUTES
 from coordinator.stateful.routes import ROUTES as STATEFUL
-from pdserve.hints.urls import check_url, path_instead
+from pdserve.shared.hints.urls import check_url, path_instead
 
 KNOWN = {route.path for route in (*ROUTES, *STATEFUL)}
 HERE = "http://127.0.0.1:8000"

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
-from pdserve.process.loop_watch import STALL_S, LoopWatch, core_wait_s
+from pdserve.shared.process.loop_watch import STALL_S, LoopWatch, core_wait_s
 
 LAG = "pdserve_event_loop_lag_seconds"
 
@@ -33,7 +33,7 @@ def lag_in(metrics: CoordinatorMetrics | NodeMetrics) -> float:
 def test_a_loop_that_stands_still_is_measured_and_its_stack_is_logged(
     make_metrics: type[CoordinatorMetrics] | type[NodeMetrics], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="pdserve.process.loop_watch")
+    caplog.set_level(logging.WARNING, logger="pdserve.shared.process.loop_watch")
     metrics = make_metrics()
 
     async def run() -> float:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from pdserve.process.open_files import file_limit, raise_file_limit
+from pdserve.shared.process.open_files import file_limit, raise_file_limit
 
 
 def test_files_are_made_room_for_within_the_hard_limit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.output_lengths import GUESS, TAIL, OutputLengths
+from pdserve.measured.output_lengths import GUESS, TAIL, OutputLengths
 from pdserve.protocol import SamplingParams
 
 LONG = SamplingParams(max_tokens=10_000)

@@ -4,7 +4,7 @@ import sys
 
 CHILD = """
 import os, sys, time
-from pdserve.process.limited_child import die_with_parent
+from pdserve.shared.process.limited_child import die_with_parent
 die_with_parent(int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)

@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pdserve.clock import ManualClock
-from pdserve.perf_model import FORGET_S, MOST_OFF, PerfModel, StepRow, StepShape, chunk_pairs
+from pdserve.measured.perf_model import (
+    FORGET_S,
+    MOST_OFF,
+    PerfModel,
+    StepRow,
+    StepShape,
+    chunk_pairs,
+)
 from pdserve.protocol import StepCosts
+from pdserve.shared.clock import ManualClock
 
 COSTS = StepCosts(
     knot_tokens=[1, 100, 200],

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from pdserve.process.signals import FORCED
+from pdserve.shared.process.signals import FORCED
 
 PROCESS = """
 import asyncio, sys, threading
 import uvloop
-from pdserve.process.signals import StopSignals
+from pdserve.shared.process.signals import StopSignals
 
 for_ever = threading.Event().wait
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdserve.node.sessions.delayed import Delayed
 from pdserve.protocol import Settle
 from pdserve.settings.config import HandoffConfig
-from pdserve.simulated_link import Carrier, SimulatedLink, link_between, parse_link
+from pdserve.shared.simulated_link import Carrier, SimulatedLink, link_between, parse_link
 
 SLOW = SimulatedLink(bandwidth=1000.0, delay=0.5)
 

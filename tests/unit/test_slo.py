@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.errors import ConfigError
 from pdserve.lifecycle import Targets
 from pdserve.protocol import Slo
 from pdserve.settings.config import CoordinatorConfig, RoutingConfig
-from pdserve.slo import (
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.slo import (
     AUTO,
     DEFAULT_CLASS,
     DEFAULT_CLASSES,

@@ -22,7 +22,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
-from pdserve.cluster.placement import GPU_SIGNS, count_gpus
+from pdserve.commands.cluster.placement import GPU_SIGNS, count_gpus
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TAIL: Final = 20_000  # characters of the output that are kept
@@ -65,10 +65,10 @@ def phases(*, has_gpu: bool, num_gpus: int = 1) -> list[Phase]:
     streams = "16,64,256" if has_gpu else "1"
     tokens = [] if has_gpu else ["--prompt-tokens=16", "--output-tokens=4", "--requests=2"]
     flags = " ".join(engine[1:])
-    step = ["-m", "pdserve.cli", "bench", "step", "--json", f"--shape={shape}", *grid, *engine]
-    bench = ["-m", "pdserve.cli", "bench"]
+    step = ["-m", "pdserve", "bench", "step", "--json", f"--shape={shape}", *grid, *engine]
+    bench = ["-m", "pdserve", "bench"]
     return [
-        Phase("doctor", 120, ["-m", "pdserve.cli", "doctor", "--json"]),
+        Phase("doctor", 120, ["-m", "pdserve", "doctor", "--json"]),
         Phase(
             "tests",
             300,

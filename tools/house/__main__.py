@@ -119,7 +119,7 @@ def documents_report(documents: list[Document]) -> Iterator[str]:
 def num_options(command: str) -> int:
     """How many options the command's help shows; `--x, --no-x` is one."""
     shown = subprocess.run(
-        [sys.executable, "-m", "pdserve.cli", command, "--help"],
+        [sys.executable, "-m", "pdserve", command, "--help"],
         capture_output=True,
         text=True,
         check=True,

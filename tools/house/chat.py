@@ -44,7 +44,7 @@ def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
             "PYTHONPATH": str(Path(__file__).parent / "entered"),
             "HOUSE_ENTERED": folder,
         }
-        words = [sys.executable, "-m", "pdserve.cli", "up", "--config", str(config)]
+        words = [sys.executable, "-m", "pdserve", "up", "--config", str(config)]
         with open(Path(folder, "log"), "w+") as log:
             up = subprocess.Popen(words, cwd=root, env=environment, stdout=log, stderr=log)
             try:

@@ -23,8 +23,8 @@ from functools import partial
 import msgspec
 
 from coordinator.generation import Generation
-from pdserve.clock import Clock
 from pdserve.protocol import TokenEvent
+from pdserve.shared.clock import Clock
 
 NUM_PER_TURN = 8  # readers; after them, the event loop looks for requests and messages
 _REST = 1.0  # seconds of rest for a second of turns

@@ -18,7 +18,7 @@ from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.answer.whole_choice import WholeChoice
 from coordinator.api.read.fields import GenerationFields
 from coordinator.models.model import Fingerprint, Model
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.server.outbox import Outbox
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 
 class EventIds:

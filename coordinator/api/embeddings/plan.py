@@ -30,8 +30,8 @@ from coordinator.api.server import callers
 from coordinator.generation import Generation
 from coordinator.models.model import Model
 from coordinator.text.threads import Asker
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
 from pdserve.protocol import SamplingParams, TokenEvent
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 _CHARS_PER_BYTE = 6  # of a vector: a number of four bytes has about 22 characters
 _INPUT = PromptParameter("input", MAX_INPUTS)

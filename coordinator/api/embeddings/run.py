@@ -9,8 +9,8 @@ from typing import Final
 from coordinator.api.answer.arrivals import PIECE, Arrivals, LongWork
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.generation import Generation, Route
-from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
+from pdserve.shared.errors import Overloaded, PdserveError
 
 _START: Final = PIECE  # what it is to start a prompt, as long work counts
 

@@ -23,8 +23,8 @@ from coordinator.text.grammars import Thinking
 from coordinator.text.parts import AnswerParts, CallPiece, ToolFormat
 from coordinator.text.parts.call_ids import mistral_id
 from coordinator.text.parts.reasoning import BEGIN, END, ContentStart, Reasoning
-from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams
+from pdserve.shared.errors import InvalidRequest
 
 _LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning mark
 _WRITTEN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # by the model

@@ -21,8 +21,8 @@ from coordinator.text.grammars import (
 )
 from coordinator.text.grammars.calls import MARKED, check_format
 from coordinator.text.parts import ToolFormat
-from pdserve.errors import InvalidRequest
 from pdserve.grammar import MAX_GRAMMAR_CHARS
+from pdserve.shared.errors import InvalidRequest
 
 # Top-level request fields that are alternatives to fields of 'structured_outputs'.
 _NAMES = {

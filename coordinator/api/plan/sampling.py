@@ -9,8 +9,8 @@ from coordinator.api.read.fields import GenerationFields
 from coordinator.text import Tokenizer
 from coordinator.text.parts.reasoning import ContentStart
 from coordinator.text.threads import Asker
-from pdserve.errors import InvalidRequest
 from pdserve.protocol import BadWord, SamplingParams
+from pdserve.shared.errors import InvalidRequest
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024

@@ -17,7 +17,7 @@ from coordinator.models.model import Model
 from coordinator.text import TemplateInput
 from coordinator.text.parts import ToolFormat
 from coordinator.text.threads import Asker
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
 

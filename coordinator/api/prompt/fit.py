@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coordinator.api.read.fields import CallFields
 from coordinator.text import Tokenizer
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.api.prompt.fit import check_num_chars
 from coordinator.text import Tokenizer
 from coordinator.text.threads import Asker
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 Given = str | list[int]  # one prompt, as the client gave it
 _MANY_IDS = 2**16  # to check in one turn of the event loop: about two milliseconds

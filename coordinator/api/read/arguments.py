@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coordinator.api.read.json_text import JsonReader, NotJson
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 _WHOLE = "arguments"  # the name under which a text is shown that is no object
 _CLOSING = {"{": "}", "[": "]"}

@@ -15,7 +15,7 @@ from coordinator.api.read.allowed_values import allowed_values
 from coordinator.api.read.body_budget import SLOW, Body
 from coordinator.api.read.json_text import JsonReader
 from coordinator.api.read.parameters import check_parameters
-from pdserve.errors import BuffersFull, InvalidRequest
+from pdserve.shared.errors import BuffersFull, InvalidRequest
 
 _PART_CHARS = 500  # kept at each end of a long error message
 _CONTINUE = "100-continue"

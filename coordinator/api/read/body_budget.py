@@ -12,8 +12,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from pdserve.clock import Clock
-from pdserve.errors import BuffersFull
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import BuffersFull
 
 WAIT_S = 5.0  # for space
 SLOW_S = 1.0  # without progress, after which a sender is slow

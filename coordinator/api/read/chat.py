@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, structs
 
 from coordinator.api.read.fields import Count, GenerationFields, NumLogprobs
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096

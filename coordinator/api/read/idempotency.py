@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 
-from pdserve.clock import Clock
-from pdserve.errors import IdempotencyKeyInUse, IdempotencyKeyReused, InvalidRequest
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import IdempotencyKeyInUse, IdempotencyKeyReused, InvalidRequest
 
 KEY_HEADER = "Idempotency-Key"
 LAST_EVENT_HEADER = "Last-Event-ID"

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.api.read.body_budget import Body
 from pdserve import _native
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
 MAX_CONTAINERS = 2**16  # lists and objects

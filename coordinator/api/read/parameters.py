@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, Function, Message, Tool
 from coordinator.api.read.fields import field_names
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 # Accepted with any value: these concern accounts, names, storage and speed.
 IGNORED = frozenset(

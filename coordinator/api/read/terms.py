@@ -23,9 +23,9 @@ from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from coordinator.text.threads import Asker
 from coordinator.tracing.call_span import CallSpan
-from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from pdserve.protocol import Prompt, Slo
-from pdserve.slo import ServiceClasses, SloClass
+from pdserve.shared.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
+from pdserve.shared.slo import ServiceClasses, SloClass
 
 CLASS_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"

@@ -23,7 +23,7 @@ from coordinator.api.responses.requests import (
     ResponseRequest,
     TextConfig,
 )
-from pdserve.errors import InvalidRequest, RequestError
+from pdserve.shared.errors import InvalidRequest, RequestError
 
 # Same name and meaning in both; other fields are translated, or do not concern chat.
 _SAME = (field_names(ChatRequest) & field_names(ResponseRequest)) - {

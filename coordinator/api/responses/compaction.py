@@ -9,7 +9,7 @@ import base64
 import binascii
 from typing import Any
 
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 SUMMARY_HEAD = "This is what was said before, in short:\n"
 _TASK = (

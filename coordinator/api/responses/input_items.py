@@ -21,7 +21,7 @@ from coordinator.api.responses.items import (
     ReasoningText,
 )
 from coordinator.api.responses.requests import InputItem, ItemPart, ItemText, Role
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 T = TypeVar("T")
 Find = Callable[[str], KeptItem | None]  # item id |-> an item that is stored

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TypeVar
 
 from coordinator.api.responses.items import CallOutputItem, KeptItem, MessageItem
-from pdserve.errors import ContextLengthExceeded
+from pdserve.shared.errors import ContextLengthExceeded
 
 T = TypeVar("T")
 

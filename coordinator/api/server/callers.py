@@ -7,7 +7,7 @@ from aiohttp import web
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from coordinator.api.read.idempotency import keyed_call
 from coordinator.tenants.ledger import Amounts
-from pdserve.errors import NodeDraining, PermissionDenied
+from pdserve.shared.errors import NodeDraining, PermissionDenied
 
 _CLIENTS = ("/v1/", "/tokenize", "/detokenize")
 _OPERATORS = "/admin/"

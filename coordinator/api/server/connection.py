@@ -22,7 +22,7 @@ from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.server.errors import describe, describe_http, describe_protocol
 from coordinator.api.server.outbox import Outbox
 from coordinator.api.server.places import Places
-from pdserve.errors import BuffersFull
+from pdserve.shared.errors import BuffersFull
 
 READ_BYTES = 2**16  # buffered of a request that nobody reads yet; up to twice as much arrives
 MAX_HEAD_BYTES = 2**16  # of a request's line and headers, which aiohttp bounds only one by one

@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from coordinator.api.answer.bodies import ErrorBody, ErrorDetail
-from pdserve import errors
-from pdserve.hints.urls import path_instead
+from pdserve.shared import errors
+from pdserve.shared.hints.urls import path_instead
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"

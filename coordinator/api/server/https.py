@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from coordinator.api.server.places import Places
-from pdserve.errors import ConfigError
-from pdserve.process.certificates import CERT_FILE, KEY_FILE, Reloaded, tell_if_outdated
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.certificates import CERT_FILE, KEY_FILE, Reloaded, tell_if_outdated
 
 HANDSHAKE_S = 10.0  # in which client and server agree on keys
 _QUIET_S = 10.0  # after a line about a client that did not, so that none can fill the log

@@ -20,9 +20,9 @@ from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe, describe_http
-from pdserve.addresses import host_in, is_loopback
-from pdserve.errors import NodeDraining, PermissionDenied
 from pdserve.settings.access import API_KEY_VARIABLE
+from pdserve.shared.addresses import host_in, is_loopback
+from pdserve.shared.errors import NodeDraining, PermissionDenied
 
 _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer

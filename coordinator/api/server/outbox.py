@@ -18,7 +18,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from coordinator.api.read.body_budget import BodyBudget
-from pdserve.errors import BuffersFull
+from pdserve.shared.errors import BuffersFull
 
 PIECE_BYTES: Final = 2**15
 SHORT_BYTES: Final = 2**11  # unread bytes of a connection that count for nothing

@@ -13,7 +13,7 @@ import logging
 import math
 from typing import Protocol
 
-from pdserve.errors import Overloaded
+from pdserve.shared.errors import Overloaded
 
 UNKNOWN_SHARE = 8  # an address's connections without a key are at most this part of all
 TENANT_SHARE = 2  # and a tenant's this part

@@ -16,9 +16,9 @@ from coordinator.api.server.connection import Connection
 from coordinator.api.server.https import Https
 from coordinator.api.server.outbox import FULL
 from coordinator.api.server.places import Places
-from pdserve.addresses import format_address
-from pdserve.process.may_pass import config_error
-from pdserve.process.open_files import file_limit
+from pdserve.shared.addresses import format_address
+from pdserve.shared.process.may_pass import config_error
+from pdserve.shared.process.open_files import file_limit
 
 OTHER_FILES = 256  # kept for uses other than client connections: nodes, logs, databases
 _BACKLOG = 1024  # connections not accepted yet; beyond it, a client retries after a second

@@ -18,9 +18,9 @@ from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, Serv
 from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.waiting import Newcomer
-from pdserve.clock import Clock
-from pdserve.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths
 from pdserve.protocol import Slo
+from pdserve.shared.clock import Clock
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import inf
 
 from coordinator.nodes.registry import Member, Registry
-from pdserve.clock import Clock
-from pdserve.errors import (
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import (
     AccessDenied,
     CorruptTransfer,
     LayoutMismatch,

@@ -16,9 +16,9 @@ from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Ints
 from coordinator.routing.pairs.health import NOTHING, Avoided, PairHealth
-from pdserve.clock import Clock
-from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NoNodeAvailable
 
 log = logging.getLogger(__name__)
 

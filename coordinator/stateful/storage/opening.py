@@ -9,9 +9,9 @@ import msgspec
 from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import StoreFile
-from pdserve.errors import ConfigError
-from pdserve.process.user_cache import state_file
 from pdserve.settings.values import IN_MEMORY
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.user_cache import state_file
 
 
 def open_store(store: str, model: str, port: int) -> ResponseStore:

@@ -18,7 +18,7 @@ from coordinator.stateful.storage.stored import (
     StoredConversation,
     StoredResponse,
 )
-from pdserve.errors import (
+from pdserve.shared.errors import (
     ConversationNotFound,
     InvalidRequest,
     PreviousResponseNotFound,

@@ -24,8 +24,8 @@ from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, p
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.stored import Stored, StoredConversation
 from coordinator.stateful.storage.write_behind import WriteBehind
-from pdserve.errors import ConfigError
-from pdserve.process.may_pass import config_error, has_no_room
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.may_pass import config_error, has_no_room
 
 log = logging.getLogger(__name__)
 

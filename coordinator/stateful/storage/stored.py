@@ -13,7 +13,7 @@ import msgspec
 from coordinator.api.read.chat import MAX_MESSAGES
 from coordinator.stateful.storage.order import Order
 from coordinator.stateful.storage.packed_items import PackedItem, items_bytes
-from pdserve.errors import InvalidRequest, ItemNotFound
+from pdserve.shared.errors import InvalidRequest, ItemNotFound
 
 RESPONSE_ID = "resp_{}"
 CONVERSATION_ID = "conv_{}"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from coordinator.stateful.storage.backing import Key
-from pdserve.errors import StoreUnavailable
+from pdserve.shared.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from coordinator.text.grammars.outputs import Part, json_part, quoted, text_that_ends
 from coordinator.text.parts.tagged_call import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
 from coordinator.text.parts.typed_values import choices_of, constraints_of, kinds_of
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 # Of the arguments as a whole: what is heeded, and what says nothing of their values.
 _HEEDED = frozenset(

@@ -14,7 +14,7 @@ from coordinator.text.grammars.outputs import Part, json_part, quoted, text_up_t
 from coordinator.text.parts import ToolFormat
 from coordinator.text.parts.marks import ARGS, CALL_ID, HERMES, LLAMA3, MISTRAL
 from coordinator.text.parts.reasoning import BEGIN, END
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 
 MAX_CALLS = 32  # in one answer
 MARKED = frozenset(

@@ -15,8 +15,8 @@ from typing import Any
 
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.tokenizer import Tokenizer
-from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
+from pdserve.shared.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 
 # Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
 # answer takes the same time again.

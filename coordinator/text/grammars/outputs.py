@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import llguidance
 
 from coordinator.text.grammars.schemas import enforceable
-from pdserve.errors import InvalidRequest
 from pdserve.grammar.preparing import GBNF
+from pdserve.shared.errors import InvalidRequest
 
 Part: TypeAlias = dict[str, Any]  # one grammar of a document, in the library's own format
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pdserve.errors import InvalidRequest
 from pdserve.grammar.subschemas import pointer
+from pdserve.shared.errors import InvalidRequest
 
 _MAX_CHARS = 200  # of a path that is shown
 

@@ -6,10 +6,10 @@ import msgspec
 
 from coordinator.text.limited_process import LimitedProcess
 from coordinator.text.tokenizer import Tokenizer
-from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.grammar.child import Beginning, Ready
 from pdserve.grammar.preparing import Prepared
-from pdserve.turns import Turns
+from pdserve.shared.errors import GrammarFailed, Overloaded, TokenizerError
+from pdserve.shared.turns import Turns
 
 _MAX_LINE_BYTES = 1 << 20  # of an answer, which is mostly the grammar
 _BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two

@@ -29,7 +29,7 @@ from kv_transfer.spans.pieces import cut_chunks
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.frames import GarbledFrame
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from kv_transfer.transports.nccl.peer import (
 from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import watching_end
 from kv_transfer.transports.tls import NodeTls
-from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost
 
 _JOIN_S = 30.0  # the caller's deadline is usually shorter
 _STALL_S = 10.0  # without a chunk

@@ -32,8 +32,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.errors import PeerLost, TransportUnavailable
-from pdserve.hints.extras import how_to_install
+from pdserve.shared.errors import PeerLost, TransportUnavailable
+from pdserve.shared.hints.extras import how_to_install
 
 log = logging.getLogger(__name__)
 

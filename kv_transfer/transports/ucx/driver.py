@@ -22,7 +22,7 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.ucx.agent import Agent, Region
 from kv_transfer.transports.ucx.thread import QUARANTINE_S, UcxThread
 from kv_transfer.transports.ucx.transfer import Peer, Transfer
-from pdserve.errors import PeerLost, TransportUnavailable
+from pdserve.shared.errors import PeerLost, TransportUnavailable
 
 T = TypeVar("T")
 

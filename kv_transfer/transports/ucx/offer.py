@@ -15,8 +15,8 @@ from msgspec import Meta
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.memory import GENERATION_BYTES, KvPool, cpu_pool
 from kv_transfer.transports.ucx.agent import Region, Segment
-from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome
+from pdserve.shared.errors import PeerLost
 
 CONNECTED = b"C"
 _MAX_BYTES = 256 << 10

@@ -31,8 +31,8 @@ from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, r
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
 from kv_transfer.transports.ucx.transfer import Peer
-from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost
 
 _PROBE_S = 1.0  # takes a few microseconds if it works
 _MAX_GAP = 64  # unneeded generations between two needed ones that are read along, not skipped

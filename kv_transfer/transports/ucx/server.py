@@ -24,9 +24,9 @@ from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import receive_exactly, resolve, send_all, wait_readable
 from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
-from pdserve.addresses import format_address
-from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import TransportOffer
+from pdserve.shared.addresses import format_address
+from pdserve.shared.errors import AccessDenied, PeerLost
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.ucx.agent import Agent, NothingPosted, Region
 from kv_transfer.transports.ucx.transfer import Peer, Transfer, cut_slices
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 log = logging.getLogger(__name__)
 

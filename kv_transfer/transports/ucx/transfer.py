@@ -12,7 +12,7 @@ import numpy as np
 from kv_transfer.spans.pieces import cut_pieces
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.ucx.agent import Agent, Region
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 SLICE_BYTES = 16 << 20  # a few milliseconds: how long a cancellation has to wait
 _SPAN_COST_BYTES = 16 << 10  # posting a span takes about as long as copying this many bytes

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.engine.grammar.mask_jobs import LOOKS, MaskJob, MaskLimits
-from pdserve.errors import GrammarFailed
 from pdserve.grammar import DeepThreads
 from pdserve.grammar.budget import ANSWER_CPU_S
+from pdserve.shared.errors import GrammarFailed
 
 _NICE: Final = 10  # of the threads: a tenth of a core that a step wants as well
 _NAME: Final = "grammar-ahead"

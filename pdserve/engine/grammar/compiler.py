@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_grammar, is_light
-from pdserve.turns import Turns
+from pdserve.shared.errors import GrammarFailed, TokenizerError
+from pdserve.shared.turns import Turns
 
 COMPILE_S = 10.0  # limit for one grammar, once it is its turn
 _NAME = "grammar-compiler"

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.engine.grammar.masks import WORD_BITS
-from pdserve.errors import GrammarFailed
 from pdserve.grammar import CompiledGrammar
 from pdserve.grammar.matching import check
+from pdserve.shared.errors import GrammarFailed
 
 
 class Position:

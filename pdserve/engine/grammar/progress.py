@@ -34,9 +34,9 @@ from pdserve.engine.grammar.mask_jobs import (
 from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
 from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import GrammarFailed
 from pdserve.grammar import CompiledGrammar, DeepThreads
 from pdserve.grammar.budget import ALONE_CPU_S, MASK_CPU_S, STEP_CPU_S
+from pdserve.shared.errors import GrammarFailed
 
 _NAME = "grammar"
 

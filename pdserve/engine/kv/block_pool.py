@@ -17,8 +17,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from pdserve.errors import OutOfBlocks
 from pdserve.kv import need
+from pdserve.shared.errors import OutOfBlocks
 
 
 def _ignore(_: Sequence[int]) -> None:

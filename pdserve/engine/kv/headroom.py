@@ -18,7 +18,7 @@ from typing import Final
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.kv import need
-from pdserve.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths
 from pdserve.settings.config import Headroom, PolicyConfig
 
 

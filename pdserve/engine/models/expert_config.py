@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

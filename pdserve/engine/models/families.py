@@ -18,7 +18,7 @@ from pdserve.engine.models.expert_config import (
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.errors import ModelError, UnknownArchitecture
+from pdserve.shared.errors import ModelError, UnknownArchitecture
 
 Windows = tuple[int | None, ...]  # per layer: number of tokens a query sees; None for all
 

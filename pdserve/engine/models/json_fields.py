@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 
 class JsonFields:

@@ -16,7 +16,7 @@ from pdserve.engine.layers import Linear, Mlp, empty_linear, quantised
 from pdserve.engine.plan.layer import LayerPlan, Matrices
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

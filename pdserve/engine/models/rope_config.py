@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.errors import ModelError, UnsupportedRope
+from pdserve.shared.errors import ModelError, UnsupportedRope
 
 
 class RopeType(StrEnum):

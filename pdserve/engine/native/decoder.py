@@ -19,8 +19,8 @@ from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.rope import inverse_frequencies
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
-from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick
 
 
 class NativeDecoder:

@@ -10,8 +10,8 @@ from pdserve.engine.plan.forms import BFLOAT16, WeightForm
 from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.ranks.shard import WHOLE, Shard
-from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype, Plane
+from pdserve.shared.errors import ConfigError
 
 _EMBEDDING: Final = "model.embed_tokens"
 

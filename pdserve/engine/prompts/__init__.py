@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pdserve.clock import Clock
 from pdserve.engine.prompts.order import PromptOrder, PromptRule
 from pdserve.engine.prompts.shortest import Arrival, Buckets, ShortestFirst
 from pdserve.engine.prompts.slack import DueWithSlack
-from pdserve.fair_share import FairShare
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import PREFILL_POLICIES
+from pdserve.shared.clock import Clock
+from pdserve.shared.fair_share import FairShare
 
 # Installed packages add to these (`pdserve.prefill_policies`), and are called alike.
 _RULES: Final[dict[str, Callable[[PerfModel, int, Clock], PromptRule]]] = {

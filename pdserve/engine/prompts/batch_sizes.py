@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 
 CHUNK = 2  # times the saturating size: all later chunks read a chunk again, so it is not too small

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
+from pdserve.shared.clock import Clock
+from pdserve.shared.fair_share import FairShare
 
 
 def num_uncached(request: Request, pool: BlockPool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 
 
 class Arrival(PromptRule):

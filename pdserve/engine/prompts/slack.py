@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
-from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.late import begin_by_s, go_on_by_s
+from pdserve.shared.clock import Clock
+from pdserve.shared.fair_share import FairShare
 
 LATE_SHARE = 0.03  # share of a payer's time for late prompts while others can still be on time
 OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pdserve import _native
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.sizes import memory_bytes
-from pdserve.errors import PdserveError
-from pdserve.process.limited_child import die_with_parent
+from pdserve.shared.errors import PdserveError
+from pdserve.shared.process.limited_child import die_with_parent
 
 MAPPED = b"m"  # written to the standard output once it has mapped the memory
 

@@ -27,8 +27,8 @@ from torch._C._distributed_c10d import (  # what torch.distributed itself consis
 )
 
 from pdserve.engine.ranks.shard import Shard
-from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick
 
 JOIN_S: Final = 60.0  # for all ranks to meet, once each has its weights
 LOAD_S: Final = 3600.0  # for those of other hosts to load theirs; one that has ended is noticed

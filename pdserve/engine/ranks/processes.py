@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pdserve import _native
 from pdserve.engine.ranks.process import MAPPED
 from pdserve.engine.ranks.sizes import memory_bytes
-from pdserve.errors import NodeSick
-from pdserve.process.shared_memory import sealed_memory
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick
+from pdserve.shared.process.shared_memory import sealed_memory
 
 MAPPED_S = 60.0  # to start Python and map memory
 

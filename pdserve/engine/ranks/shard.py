@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype
+from pdserve.shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pdserve.engine.request import Request
-from pdserve.errors import NoTokenLeft, RequestsFailed, UnusableLogits
+from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 
 # Below it, dividing by the temperature would only lose precision.
 GREEDY_BELOW = 1e-5

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from pdserve.clock import Clock
 from pdserve.engine.interface import LaunchedStep, Sampled
 from pdserve.engine.request import Scheduled
-from pdserve.perf_model import StepShape
+from pdserve.measured.perf_model import StepShape
+from pdserve.shared.clock import Clock
 
 
 class StepUnderWay:

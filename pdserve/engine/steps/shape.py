@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.engine.request import Scheduled
-from pdserve.perf_model import StepShape, chunk_pairs
+from pdserve.measured.perf_model import StepShape, chunk_pairs
 
 
 def shape_of(rows: Sequence[Scheduled]) -> StepShape:

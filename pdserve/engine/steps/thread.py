@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from pdserve.process.thread_name import ENGINE_THREAD, name_this_thread
+from pdserve.shared.process.thread_name import ENGINE_THREAD, name_this_thread
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 
 def check_finite(tensors: Mapping[str, Tensor], first_row: int = 0) -> None:

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name |-> its shape
 Part = slice | tuple[slice, ...]  # of a tensor; (): all of it

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdserve.engine.weights.stored import Found, Shapes, listed
-from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.shared.errors import ModelError
 
 # Tables that older exporters saved although they follow from config.json.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from pdserve.errors import MisshapedTensor, MissingTensor, ModelError, UnknownArchitecture
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
 from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS
+from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError, UnknownArchitecture
 
 _READ: Final = frozenset(
     {

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from pdserve.errors import ModelError
 from pdserve.model_files.gguf.blocks import TYPES, BlockType
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.shared.errors import ModelError
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)

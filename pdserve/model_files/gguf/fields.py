@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import ModelError
+from pdserve.shared.errors import ModelError
 
 
 class GgufFields:

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from pdserve.errors import ModelError
 from pdserve.model_files.gguf.container import GgufFile, GgufTensor, read_gguf
+from pdserve.shared.errors import ModelError
 
 SPLIT_NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)")
 _MOST_PARTS: Final = 1_000

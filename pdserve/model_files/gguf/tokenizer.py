@@ -14,10 +14,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 
-from pdserve.errors import ModelError, TokenizerError
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
 from pdserve.model_files.gguf.pre_tokenizers import WORDS
+from pdserve.shared.errors import ModelError, TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 

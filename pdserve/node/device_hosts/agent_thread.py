@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import Future
 
 from kv_transfer.hosts.agent import Agent
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,7 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.hosts.far_host import Exported, FarHost
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.sockets import send_all
-from pdserve.addresses import split_address
-from pdserve.clock import Clock
 from pdserve.engine.ranks.hosts import HostShare
-from pdserve.errors import NodeSick, PeerLost
 from pdserve.node.device_hosts.messages import HostResult, HostStep
 from pdserve.node.rank_hosts.connecting import CONNECT_S, connect
 from pdserve.node.rank_hosts.messages import SECRET_BYTES, DevicesOrder, HostOrder
@@ -33,6 +30,9 @@ from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import Sickness, TransportOffer
 from pdserve.protocol.version import PROTOCOL
+from pdserve.shared.addresses import split_address
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NodeSick, PeerLost
 from pdserve.wire.security import Security
 
 log = logging.getLogger(__name__)

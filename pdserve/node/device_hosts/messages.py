@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 
 class HostStep(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ from kv_transfer.memory import KvPool
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.tier import TierCopies
 from kv_transfer.transports.tls import NodeTls
-from pdserve.errors import ConfigError, TransportUnavailable
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.device_hosts.agent_thread import AgentThread
 from pdserve.node.device_hosts.stand_in import DeviceStandIn
@@ -26,6 +25,7 @@ from pdserve.node.rank_hosts.ordered_model import device_model_of
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel, named_device
 from pdserve.settings.rank_host import RankHostConfig
+from pdserve.shared.errors import ConfigError, TransportUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Final
 from pdserve import _native
 from pdserve.engine.ranks.processes import RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.errors import NodeSick, PeerLost
 from pdserve.node.device_hosts.agent_thread import AgentThread
 from pdserve.node.device_hosts.messages import HostResult, HostStep
 from pdserve.node.rank_hosts.stream import HostStream
+from pdserve.shared.errors import NodeSick, PeerLost
 
 _LOOK_S: Final = 0.1  # how often it looks whether a part of this host is lost, between steps
 

@@ -20,8 +20,8 @@ from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.errors import NodeSick
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick
 
 
 def make_decoder(

@@ -22,11 +22,11 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.weights.load import load_torch_weights
-from pdserve.errors import NodeSick
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.device_ranks.decoders import make_decoder
 from pdserve.node.device_ranks.order import DeviceRankOrder
 from pdserve.node.device_ranks.rendezvous import meet
+from pdserve.shared.errors import NodeSick
 
 _NOBODY: Final = LayerProgress((), lambda _: None)
 

@@ -11,13 +11,13 @@ from typing import Final
 import torch
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from pdserve.addresses import format_address, split_address
 from pdserve.engine.ranks.process_group import JOIN_S, GroupCollectives, join_ranks
 from pdserve.engine.ranks.shard import Shard
-from pdserve.errors import NodeSick
 from pdserve.node.device_ranks.order import Rendezvous
-from pdserve.process.may_pass import config_error
 from pdserve.protocol import Sickness
+from pdserve.shared.addresses import format_address, split_address
+from pdserve.shared.errors import NodeSick
+from pdserve.shared.process.may_pass import config_error
 
 _WITHIN: Final = timedelta(seconds=JOIN_S)
 

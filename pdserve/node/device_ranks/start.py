@@ -15,7 +15,6 @@ from pdserve.engine.ranks.process_group import GroupCollectives
 from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_torch_weights
-from pdserve.errors import NodeSick
 from pdserve.node.device_hosts.later_hosts import LaterHosts
 from pdserve.node.device_ranks.decoders import LeadingDecoder, make_decoder
 from pdserve.node.device_ranks.order import DeviceRankOrder, Rendezvous
@@ -23,6 +22,7 @@ from pdserve.node.device_ranks.rendezvous import HERE, HostAddress, StoreServer,
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import Sickness
+from pdserve.shared.errors import NodeSick
 from pdserve.wire.security import OPEN, Security
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
+from pdserve.shared.errors import ConfigError
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.parts import largest_part
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries

@@ -14,10 +14,10 @@ from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import ShardedPool, parts_of
 from pdserve.engine.kv.cache import DeviceBuffer
-from pdserve.errors import ConfigError, TransportUnavailable
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import ConfigError, TransportUnavailable
 
 log = logging.getLogger(__name__)
 

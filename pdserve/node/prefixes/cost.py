@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdserve.clock import Clock
 from pdserve.kv import KvLayout
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import TransferCosts
 from pdserve.settings.config import PrefixPull
+from pdserve.shared.clock import Clock
 
 FORGET = 0.95  # factor on the weight of past observations, per new one and per declined pull
 GUESS_WEIGHT = 0.01  # of each of the guess's two points; does not decay

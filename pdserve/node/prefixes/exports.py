@@ -22,12 +22,12 @@ import msgspec
 
 from kv_transfer.exporter import Exporter
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.protocol import PrefixAnswer, PrefixQuery
 from pdserve.protocol.requests import HASH_BYTES
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.errors import MalformedMessage
 
 log = logging.getLogger(__name__)
 

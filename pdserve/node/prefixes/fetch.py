@@ -15,13 +15,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdserve.errors import OutOfBlocks, PdserveError
 from pdserve.node.prefixes.cost import PrefixWorth
 from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.prefixes.offers import Fetched, FetchParts, Prefix, PrefixOffers
 from pdserve.node.prefixes.pull import SourcePuller
 from pdserve.protocol import PrefixSource
+from pdserve.shared.errors import OutOfBlocks, PdserveError
 
 log = logging.getLogger(__name__)
 

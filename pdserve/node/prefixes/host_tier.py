@@ -27,14 +27,14 @@ from kv_transfer.sharded_pool import parts_here
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.native.file_lock import file_lock
-from pdserve.errors import ConfigError, StaleTicket, TransportUnavailable
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
-from pdserve.process.may_pass import NotNow
-from pdserve.process.user_cache import cache_folder
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
+from pdserve.shared.errors import ConfigError, StaleTicket, TransportUnavailable
+from pdserve.shared.process.may_pass import NotNow
+from pdserve.shared.process.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Pulls
-from pdserve.clock import Clock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.kv import need
@@ -17,6 +16,7 @@ from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.sessions.client import Sessions
 from pdserve.protocol import PrefixSource, Prompt
 from pdserve.settings.config import PrefixPull
+from pdserve.shared.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kv_transfer.ticket import read_ticket
-from pdserve.errors import MalformedMessage, OutOfBlocks, StaleTicket
 from pdserve.kv import KvLayout
 from pdserve.node.prefixes.cost import PrefixWorth
 from pdserve.node.prefixes.exports import MAX_HASHES
@@ -11,6 +10,7 @@ from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.offers import FetchParts, Prefix
 from pdserve.node.sessions.client import Session
 from pdserve.protocol import PrefixAnswer, PrefixSource
+from pdserve.shared.errors import MalformedMessage, OutOfBlocks, StaleTicket
 
 
 class SourcePuller:

@@ -17,6 +17,7 @@ import torch
 import pdserve
 from pdserve import _native
 from pdserve.engine.interface import Runner
+from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
@@ -29,10 +30,9 @@ from pdserve.node.profiling.steps import StepLimits, steps_to_profile
 from pdserve.node.profiling.timer import StepTimer
 from pdserve.node.start.kind import device_name
 from pdserve.node.start.model import NodeModel
-from pdserve.perf_model import GUESS, PerfModel
-from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import EngineConfig, ProfileConfig
+from pdserve.shared.process.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.perf_model import PerfModel, StepShape
+from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,9 @@ from typing import Final
 
 from pdserve import _native
 from pdserve.engine.interface import Runner
+from pdserve.measured.perf_model import StepShape
 from pdserve.node.profiling.steps import Step, StepLimits, steps_to_profile
 from pdserve.node.profiling.timer import StepTimer
-from pdserve.perf_model import StepShape
 from pdserve.rules.cores import Slowdowns
 
 log = logging.getLogger(__name__)

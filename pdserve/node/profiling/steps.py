@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdserve.kv import need
+from pdserve.measured.perf_model import StepRow, StepShape
 from pdserve.node.profiling.fit import token_ladder
-from pdserve.perf_model import StepRow, StepShape
 
 Step = tuple[StepRow, ...]
 

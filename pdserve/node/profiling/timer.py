@@ -16,9 +16,9 @@ from pdserve.engine.interface import Launcher, Runner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle
+from pdserve.measured.perf_model import StepRow, StepShape
 from pdserve.node.profiling.fit import Sample
 from pdserve.node.profiling.steps import Step, work
-from pdserve.perf_model import StepRow, StepShape
 from pdserve.protocol import Prompt, SamplingParams
 
 LEAST_S = 1e-6  # of a step: the kernel's clock and ours might differ by more than the step

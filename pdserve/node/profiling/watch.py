@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 
 FASTER = 0.75  # ratio of real to profiled time from which on the profile is wrong
 CONVINCING_STEPS = 200  # in a row

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from kv_transfer.transports.tls import NodeTls
-from pdserve.addresses import split_address
-from pdserve.errors import PeerLost
+from pdserve.shared.addresses import split_address
+from pdserve.shared.errors import PeerLost
 
 CONNECT_S: Final = 60.0  # until the host must listen
 _AGAIN_S: Final = 0.2

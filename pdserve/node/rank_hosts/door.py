@@ -22,10 +22,10 @@ from kv_transfer.hosts.conversation import receive_framed
 from kv_transfer.transports.acceptor import Acceptor
 from kv_transfer.transports.sockets import receive_exactly
 from kv_transfer.transports.tls import NodeTls
-from pdserve.errors import ConfigError, PdserveError
 from pdserve.node.rank_hosts.messages import SECRET_BYTES, HostOrder, failure
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.protocol.version import check_protocol
+from pdserve.shared.errors import ConfigError, PdserveError
 
 log = logging.getLogger(__name__)
 

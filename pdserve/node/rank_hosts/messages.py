@@ -8,10 +8,10 @@ import msgspec
 
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.errors import PeerLost
 from pdserve.kv import KvLayout
 from pdserve.node.device_hosts.messages import HostResult
 from pdserve.settings.config import AttentionName
+from pdserve.shared.errors import PeerLost
 
 SECRET_BYTES: Final = 32
 

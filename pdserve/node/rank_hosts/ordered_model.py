@@ -10,11 +10,11 @@ from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.choice import EMULATED, KernelChoice, digest_of
 from pdserve.engine.plan.forms import ActivationDtype, WeightForm, form_of
 from pdserve.engine.ranks.shard import check_ranks
-from pdserve.errors import ConfigError
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.memory.meminfo import total_bytes
 from pdserve.node.rank_hosts.messages import DevicesOrder, HostOrder
 from pdserve.node.start.model import NodeModel, check_devices
+from pdserve.shared.errors import ConfigError
 
 
 def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:

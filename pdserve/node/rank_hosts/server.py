@@ -14,11 +14,9 @@ from contextlib import closing, suppress
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.tls import NodeTls
 from pdserve import _native
-from pdserve.addresses import format_address
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.errors import PdserveError, PeerLost
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.node.device_hosts.serving import serve_devices
 from pdserve.node.rank_hosts.door import Door, ServedNode
@@ -28,8 +26,10 @@ from pdserve.node.rank_hosts.stand_in import StandIn
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.model import packed_cache
 from pdserve.node.start.ranks import start_ranks
-from pdserve.process.may_pass import config_error
 from pdserve.settings.rank_host import RankHostConfig
+from pdserve.shared.addresses import format_address
+from pdserve.shared.errors import PdserveError, PeerLost
+from pdserve.shared.process.may_pass import config_error
 from pdserve.wire.security import Security, check_exposure
 
 log = logging.getLogger(__name__)

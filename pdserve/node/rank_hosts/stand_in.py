@@ -8,13 +8,13 @@ from kv_transfer.memory import ExportedPool
 from pdserve import _native
 from pdserve.engine.ranks.processes import RankProcesses
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.errors import PeerLost
 from pdserve.kv import KvLayout
 from pdserve.node.rank_hosts.lacking import Ids
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView
 from pdserve.node.rank_hosts.step_arrays import StepArrays
 from pdserve.node.rank_hosts.stream import HostStream
+from pdserve.shared.errors import PeerLost
 
 _LOOK_S = 0.1  # how often it looks whether a rank of this host is lost, while no step comes
 

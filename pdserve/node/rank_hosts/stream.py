@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.transports.sockets import keep_alive
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 
 M = TypeVar("M", bound=msgspec.Struct)
 

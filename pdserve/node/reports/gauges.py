@@ -11,12 +11,12 @@ from kv_transfer.tier import HostTier
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.preemption import PreemptionStatistics
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
 from pdserve.node.services import Services
 from pdserve.node.split_cores.phases import Phases
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import LoadReport, NodeState, Sickness
 
 MEMORY_S: Final = 5.0  # after which a third of what was seen still counts

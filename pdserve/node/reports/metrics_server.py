@@ -5,7 +5,7 @@ All but probes are for who shows a certificate or, without those, for who may re
 The gauges read state that only the loop may touch: in a thread of its own, it would read queues and
 handoffs while the loop changes them. On the loop, an idle connection costs one descriptor for a
 bounded time, instead of a thread. What all scrapes together take of the loop is bounded, too
-(`pdserve/prometheus/exposition.py`).
+(`pdserve/shared/prometheus/exposition.py`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pdserve.addresses import host_in, is_loopback
-from pdserve.process.certificates import (
+from pdserve.shared.addresses import host_in, is_loopback
+from pdserve.shared.process.certificates import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,
     Reloaded,
     mutual_context,
 )
-from pdserve.prometheus.exposition import Exposition
+from pdserve.shared.prometheus.exposition import Exposition
 
 
 def metrics_tls(directory: Path) -> ssl.SSLContext:

@@ -12,11 +12,11 @@ from typing import Final, TypeAlias
 
 import grpc.aio
 
-from pdserve.clock import Clock
-from pdserve.errors import ConfigError
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.settings.access import hash_key
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import ConfigError
 from pdserve.wire.channel import open_channel
 from pdserve.wire.coordinator_pb2 import Reader
 from pdserve.wire.coordinator_pb2_grpc import ReadersStub

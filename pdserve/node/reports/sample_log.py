@@ -12,8 +12,8 @@ import msgspec
 
 from kv_transfer.host import host_id
 from pdserve.engine.interface import StepReport
+from pdserve.measured.perf_model import StepShape
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
-from pdserve.perf_model import StepShape
 from pdserve.protocol import StepCosts
 
 MOST_STEPS: Final = 1 << 15  # kept; a step of 1 ms is kept for half a minute

@@ -16,8 +16,6 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
 from kv_transfer.spans.box import choose_shards
-from pdserve.clock import Clock
-from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.node.sessions.delayed import Delayed
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import (
@@ -37,6 +35,8 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.lifeline import called, lifeline

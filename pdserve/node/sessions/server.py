@@ -13,8 +13,6 @@ from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
-from pdserve.clock import Clock
-from pdserve.errors import MalformedMessage, PdserveError, PeerLost
 from pdserve.node.prefixes.exports import PrefixExports, PrefixHolds
 from pdserve.protocol import (
     Announcement,
@@ -30,6 +28,8 @@ from pdserve.protocol import (
     Subscribe,
     TakeOver,
 )
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import MalformedMessage, PdserveError, PeerLost
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running

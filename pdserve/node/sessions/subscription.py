@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from pdserve.errors import PdserveError
 from pdserve.protocol import Announcement, HandoffRecord, Renew, TakeOver
+from pdserve.shared.errors import PdserveError
 
 T = TypeVar("T")
 

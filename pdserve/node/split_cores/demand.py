@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from pdserve.clock import Clock
 from pdserve.engine.due_times import step_limit_s
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.shape import shape_of
-from pdserve.perf_model import PerfModel, StepShape
+from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 from pdserve.rules.cores import Slowdowns, cores_for_decodes
+from pdserve.shared.clock import Clock
 
 _ONE = StepShape(1)
 _ONE_S: Final = StepCosts(knot_tokens=[1], knot_s=[1.0])

@@ -11,7 +11,6 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.interface import StepObserver, StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import ConfigError
 from pdserve.node.roles import NodeParts
 from pdserve.node.split_cores.demand import RestDemand, StreamDemand
 from pdserve.node.split_cores.steps import SplitSteps
@@ -20,6 +19,7 @@ from pdserve.node.start.model import WARMUP_TOKENS, NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import ConfigError
 
 
 def check_splits(config: NodeConfig, role: NodeRole, cores: CorePlan, model: NodeModel) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pdserve.errors import ConfigError
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import format_cpus, parse_cpus
+from pdserve.shared.errors import ConfigError
 
 _MANY_CORES = 8  # from here on, reserving a core for services costs less than sharing one
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kv_transfer.memory import KvPool
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import RequestCancelled
 from pdserve.node.memory.kv_memory import engine_buffer
 from pdserve.node.profiling.costs import KnownCosts, step_costs, step_limits
 from pdserve.node.profiling.slowdowns import measure_slowdowns
@@ -12,6 +11,7 @@ from pdserve.node.start.cores import CorePlan, use_compute_cores
 from pdserve.node.start.model import NodeModel, RankLoader, load_runner, packed_cache
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import RequestCancelled
 
 
 class Loading:

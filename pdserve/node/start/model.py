@@ -31,7 +31,6 @@ from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, WorstStep
 from pdserve.engine.weights.load import load_decoder
-from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -45,6 +44,7 @@ from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.settings.values import parse_bytes
+from pdserve.shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.native.packed_folder import files_of_model
 from pdserve.engine.native.packed_pages import map_pages
-from pdserve.process.user_cache import cache_folder
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.values import parse_bytes
+from pdserve.shared.process.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Final, Literal
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm, form_of
-from pdserve.errors import ConfigError
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import parse_bytes
+from pdserve.shared.errors import ConfigError
 
 DeviceType = Literal["cpu", "cuda"]
 

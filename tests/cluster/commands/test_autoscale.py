@@ -10,10 +10,9 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
-from pdserve.cluster.autoscale import Autoscaler, Step, next_steps
-from pdserve.cluster.config import ClusterConfig, Scale
-from pdserve.cluster.restarts import Restarts
-from pdserve.errors import ConfigError
+from pdserve.commands.cluster.autoscale import Autoscaler, Step, next_steps
+from pdserve.commands.cluster.config import ClusterConfig, Scale
+from pdserve.commands.cluster.restarts import Restarts
 from pdserve.protocol.status import (
     ClusterStatus,
     CoordinatorStatus,
@@ -22,6 +21,7 @@ from pdserve.protocol.status import (
     StateName,
 )
 from pdserve.settings.config import RoutingConfig
+from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running

@@ -9,14 +9,14 @@ import aiohttp
 import msgspec
 import pytest
 
-from pdserve.errors import CalibrationError
+from pdserve.commands.simulation.calibrate import run as calibrating
+from pdserve.commands.simulation.calibrate.config import CalibrateConfig
+from pdserve.commands.simulation.predict.answer import load_calibration
+from pdserve.commands.simulation.simulate.config import SimulateConfig
+from pdserve.commands.simulation.simulate.run import answer
 from pdserve.measured.calibration import read_calibration
 from pdserve.measured.samples import NodeSamples
-from pdserve.simulation.calibrate import run as calibrating
-from pdserve.simulation.calibrate.config import CalibrateConfig
-from pdserve.simulation.predict.answer import load_calibration
-from pdserve.simulation.simulate.config import SimulateConfig
-from pdserve.simulation.simulate.run import answer
+from pdserve.shared.errors import CalibrationError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running

@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 
-from pdserve.bench.chaos.config import ChaosConfig
-from pdserve.bench.chaos.histories import LOST
-from pdserve.bench.chaos.hosts import enter, obstacle, own_hosts
-from pdserve.bench.chaos.measurement import ChaosReport
-from pdserve.bench.chaos.run import measure
+from pdserve.commands.bench.chaos.config import ChaosConfig
+from pdserve.commands.bench.chaos.histories import LOST
+from pdserve.commands.bench.chaos.hosts import enter, obstacle, own_hosts
+from pdserve.commands.bench.chaos.measurement import ChaosReport
+from pdserve.commands.bench.chaos.run import measure
 from tests.cluster.forked import HastyChild
 
 SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "flip", "cut"]

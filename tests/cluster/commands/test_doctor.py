@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from pdserve import __version__
-from pdserve.cli.doctor.cluster.command import diagnose
-from pdserve.cli.main import main
+from pdserve.commands.cli.doctor.cluster.command import diagnose
+from pdserve.commands.cli.main import main
 from pdserve.findings.finding import Finding, Level
 from pdserve.node import runtime
 from pdserve.settings.timeouts import Timeouts

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.bench.neighbours.attacks import ATTACKS
-from pdserve.bench.neighbours.measurement import (
+from pdserve.commands.bench.neighbours.attacks import ATTACKS
+from pdserve.commands.bench.neighbours.measurement import (
     ALL,
     NeighboursReport,
     SharedCluster,

@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from pdserve.cluster.child import Child, Exit
-from pdserve.cluster.ports import ReservedPort
-from pdserve.cluster.status import fetch_status
-from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.commands.cluster.child import Child, Exit
+from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.status import fetch_status
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.flags import as_flags
 from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt
@@ -130,7 +130,7 @@ def processes(flag: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "pdserve.cli" in words and any(flag in word for word in words):
+        if "pdserve" in words and any(flag in word for word in words):
             found.append(process)
     return [process for process in found if is_of_ray(process)]
 

@@ -11,14 +11,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pdserve.bench.load.traces import read_trace
-from pdserve.cli.main import main
-from pdserve.cli.running.record import Conversations
-from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.errors import ConfigError
+from pdserve.commands.bench.load.traces import read_trace
+from pdserve.commands.cli.main import main
+from pdserve.commands.cli.running.record import Conversations
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
+from pdserve.commands.simulation.simulate.config import SimulateConfig
+from pdserve.commands.simulation.simulate.run import answer
 from pdserve.measured.trace_lines import TraceLine
-from pdserve.simulation.simulate.config import SimulateConfig
-from pdserve.simulation.simulate.run import answer
+from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet

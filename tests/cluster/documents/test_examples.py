@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from pdserve.bench.compare import clusters
-from pdserve.cli.main import main
-from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.supervisor import Cluster
+from pdserve.commands.bench.compare import clusters
+from pdserve.commands.cli.main import main
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.settings.access import AccessConfig
 from pdserve.settings.file import load_config
 from tests.architecture.repository import ROOT

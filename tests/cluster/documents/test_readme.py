@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from pdserve.cluster.config import ClusterConfig
-from pdserve.cluster.supervisor import Cluster
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.supervisor import Cluster
 from tests.cluster.forked import HastyChild
 
 README = Path(__file__).resolve().parents[3] / "README.md"

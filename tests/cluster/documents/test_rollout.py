@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.architecture.repository import ROOT
 from tests.checkpoints import make_checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.protocol.status import ClusterStatus, read_status
 from pdserve.settings.access import keys_of_coordinator
 from tests.cluster.documents import guide

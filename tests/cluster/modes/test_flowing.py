@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest_asyncio
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.coordinator import Coordinator
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.node import Node
 from pdserve.protocol import NodeRole, Prompt, Slo
 from pdserve.settings.config import PolicyConfig, RoutingConfig
-from pdserve.simulation.call import Call
-from pdserve.simulation.cluster import Cluster
-from pdserve.simulation.coordinator import Coordinator
-from pdserve.simulation.events import Events
-from pdserve.simulation.node import Node
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running

@@ -21,12 +21,12 @@ import pytest
 import pytest_asyncio
 
 from coordinator.api.plan.generations import choice_seed
-from pdserve.cli.main import main
-from pdserve.errors import CalibrationError
+from pdserve.commands.cli.main import main
+from pdserve.commands.simulation.calibrate import run as calibrating
+from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.settings.config import PolicyConfig
 from pdserve.settings.values import format_cpus
-from pdserve.simulation.calibrate import run as calibrating
-from pdserve.simulation.calibrate.config import CalibrateConfig
+from pdserve.shared.errors import CalibrationError
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import Fleet, fleet_config, running

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
-from pdserve.cluster.ports import ReservedPort
+from pdserve.commands.cluster.ports import ReservedPort
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, poll

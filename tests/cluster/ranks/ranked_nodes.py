@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pdserve.cluster.config import ClusterConfig
+from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower

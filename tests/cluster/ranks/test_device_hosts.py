@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.ports import ReservedPort
+from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.settings.config import NodeConfig
 from tests.cluster.checkpoints import Reference, make_family
 from tests.cluster.fleet import Fleet, running

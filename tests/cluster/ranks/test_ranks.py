@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cluster.child import Child
-from pdserve.cluster.ports import ReservedPort
-from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.commands.cluster.child import Child
+from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from tests.cluster.checkpoints import Reference, make_family
 from tests.cluster.fleet import Fleet, running
 from tests.cluster.forked import ForkedChild

@@ -6,11 +6,11 @@ from statistics import fmean
 
 import pytest
 
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.host import Sharing
+from pdserve.commands.simulation.machine import Machine
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from pdserve.simulation.call import Call
-from pdserve.simulation.host import Sharing
-from pdserve.simulation.machine import Machine
 from tests.matrix import matrix
 from tests.simulation.machines import A100_13B, ONE_CORE_25M
 from tests.simulation.scenarios import fleet

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
-from pdserve.simulation.call import Call
 from tests.simulation.machines import A100_13B
 from tests.simulation.modes.test_adaptive import documents
 from tests.simulation.scenarios import fleet

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Prompt, Slo
 from pdserve.settings.config import DecodePolicyName, PolicyConfig
-from pdserve.simulation.call import Call
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import colocated, disaggregated
 from tests.simulation.score import Score

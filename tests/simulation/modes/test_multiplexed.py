@@ -8,27 +8,33 @@ from typing import cast
 import msgspec
 import pytest
 
-from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.load.outcome import Promise
-from pdserve.cli.main import main
+from pdserve.commands.bench.compare.config import CompareConfig
+from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.cli.main import main
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.machine import Machine
+from pdserve.commands.simulation.node import Node, World
+from pdserve.commands.simulation.plan.config import PlanConfig
+from pdserve.commands.simulation.predict.answer import load_calibration
+from pdserve.commands.simulation.predict.deployment import (
+    Deployment,
+    Result,
+    Rig,
+    idle_latencies,
+    run,
+)
+from pdserve.commands.simulation.predict.load import Question, Ranged
+from pdserve.commands.simulation.simulate.config import SimulateConfig
+from pdserve.commands.simulation.split import Phase, SplitCores, Took
+from pdserve.commands.simulation.step_times import REGIONS
+from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.errors import ConfigError
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.calibration import Calibration, Residuals, Sharing
-from pdserve.perf_model import StepShape
+from pdserve.measured.perf_model import StepShape
 from pdserve.protocol import NodeRole, Prompt, SamplingParams
 from pdserve.settings.config import PolicyConfig
-from pdserve.simulation.events import Events
-from pdserve.simulation.machine import Machine
-from pdserve.simulation.node import Node, World
-from pdserve.simulation.plan.config import PlanConfig
-from pdserve.simulation.predict.answer import load_calibration
-from pdserve.simulation.predict.deployment import Deployment, Result, Rig, idle_latencies, run
-from pdserve.simulation.predict.load import Question, Ranged
-from pdserve.simulation.simulate.config import SimulateConfig
-from pdserve.simulation.split import Phase, SplitCores, Took
-from pdserve.simulation.step_times import REGIONS
-from pdserve.simulation.validate.config import PredictionConfig
+from pdserve.shared.errors import ConfigError
 
 CORE = msgspec.structs.replace(load_calibration("core-53m"), residuals=Residuals())
 P: Phase = "prefill"

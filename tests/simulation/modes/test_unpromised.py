@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
+from pdserve.commands.simulation.machine import scaled
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
-from pdserve.simulation.machine import scaled
-from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
+from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.simulation.compare_modes import BUS, COMPARED, MIXTURES, NODES
 from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet

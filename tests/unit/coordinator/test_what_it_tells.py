@@ -12,9 +12,9 @@ from coordinator.nodes.absent import KEPT_S, MOST, MOST_REASON, Absent
 from coordinator.nodes.clock_offset import ClockOffset
 from coordinator.nodes.registry import Registry
 from coordinator.observers.endings import CallWatch
-from pdserve.clock import ManualClock
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import RecentCalls
+from pdserve.shared.clock import ManualClock
 from tests.fakes.members import join
 
 SUMMARY = RequestSummary(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts
+from pdserve.shared.clock import ManualClock
 from tests.requests import make_request
 
 BLOCK = 4

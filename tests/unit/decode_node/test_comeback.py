@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.node.prefixes.offers import PrefixOffers
 from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     decode_policy,
 )

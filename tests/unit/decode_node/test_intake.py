@@ -16,27 +16,15 @@ from decode_node.room import RoomQueue
 from kv_transfer.links.link import Link
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import (
-    GrammarFailed,
-    MalformedMessage,
-    PdserveError,
-    PeerLost,
-    RequestCancelled,
-    RequestEnded,
-    StaleIncarnation,
-    StaleTicket,
-    TicketInvalid,
-)
+from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.kept_scores import KeptScores
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import (
     DecodeLeg,
     HandoffEnded,
@@ -49,6 +37,18 @@ from pdserve.protocol import (
     TokenLogprobs,
 )
 from pdserve.settings.timeouts import Timeouts
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import (
+    GrammarFailed,
+    MalformedMessage,
+    PdserveError,
+    PeerLost,
+    RequestCancelled,
+    RequestEnded,
+    StaleIncarnation,
+    StaleTicket,
+    TicketInvalid,
+)
 from tests.fakes.exporter import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.fakes.runner import decode_policy
 from tests.unit.node.compilers import SlowCompiler

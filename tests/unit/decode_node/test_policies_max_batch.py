@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     decode_policy,
 )

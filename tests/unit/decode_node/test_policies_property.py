@@ -10,7 +10,6 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import KvHeadroom
@@ -19,8 +18,9 @@ from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Targets
-from pdserve.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths
 from pdserve.settings.config import DecodePolicyName, Headroom
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     FakeRunner,
     decode_policy,

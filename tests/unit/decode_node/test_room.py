@@ -13,11 +13,11 @@ from decode_node.room import Room, RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
 from pdserve.settings.config import DecodePolicyName
+from pdserve.shared.errors import DeadlineExceeded, PeerLost
 from tests.fakes.runner import (
     decode_policy,
 )

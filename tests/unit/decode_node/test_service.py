@@ -10,13 +10,6 @@ import pytest
 
 from decode_node.service import DecodeNode
 from kv_transfer.memory import ExportedPool
-from pdserve.errors import (
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    PeerLost,
-    RequestCancelled,
-    RequestEnded,
-)
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.roles import NodeParts, ServiceFactories
 from pdserve.node.services import Services
@@ -36,6 +29,13 @@ from pdserve.protocol import (
     TokenBatch,
 )
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    PeerLost,
+    RequestCancelled,
+    RequestEnded,
+)
 from prefill_node.service import PrefillNode
 from tests.fakes.exporter import BLOCK, SOURCE, ScriptedExporter
 from tests.fakes.outbox import RecordingOutbox

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdserve.errors import StaleTicket
 from pdserve.protocol import HandoffEnded, Subscribe
+from pdserve.shared.errors import StaleTicket
 from tests.unit.decode_node.test_intake import (
     Bench,
     check_ended,

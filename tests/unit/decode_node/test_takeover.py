@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdserve.errors import MalformedMessage, OutOfBlocks, PeerLost
 from pdserve.protocol import (
     Announcement,
     DecodeLeg,
@@ -18,6 +17,7 @@ from pdserve.protocol import (
     Subscribe,
     TakeOver,
 )
+from pdserve.shared.errors import MalformedMessage, OutOfBlocks, PeerLost
 from tests.fakes.exporter import SOURCE, make_ticket
 from tests.unit.decode_node.test_intake import NUM_BLOCKS, TOKEN_ONE, Bench, check_ended
 from tests.waits import turn

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.errors import OutOfBlocks
 from pdserve.protocol import Prompt
+from pdserve.shared.errors import OutOfBlocks
 
 NUM_BLOCKS = 8
 HASHES = [bytes([i]) * 16 for i in range(6)]

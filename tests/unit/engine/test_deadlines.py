@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from pdserve.clock import ManualClock, SystemClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Targets
+from pdserve.shared.clock import ManualClock, SystemClock
+from pdserve.shared.errors import DeadlineExceeded
 from tests.fakes.runner import (
     FakeRunner,
     Observer,

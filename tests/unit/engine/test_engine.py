@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import (
+from pdserve.lifecycle import Targets
+from pdserve.protocol import FinishReason
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import (
     GrammarFailed,
     NoTokenLeft,
     PdserveError,
     RequestsFailed,
     UnusableLogits,
 )
-from pdserve.lifecycle import Targets
-from pdserve.protocol import FinishReason
 from tests.fakes.runner import (
     FakeRunner,
     Observer,

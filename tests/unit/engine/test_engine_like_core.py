@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
@@ -21,9 +20,10 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PdserveError, UnusableLogits
 from tests.fakes.runner import FakeRunner, QuietObserver, decode_policy
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.headroom import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths
 from pdserve.protocol import FinishReason
 from pdserve.settings.config import Headroom
+from pdserve.shared.clock import ManualClock
 from tests.requests import make_request
 
 BLOCK = 4

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     decode_policy,
 )

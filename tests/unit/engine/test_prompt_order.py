@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.prompts.shortest import bucket_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Lifecycle, Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import PrefillPolicyName
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.fair_share import FairShare
 from tests.requests import make_request
 
 BLOCK = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompt_results.scores import scored_positions
@@ -13,6 +12,7 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     prefill_policy,
 )

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_node.policies.interface import Phase, SideBySide
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
@@ -20,9 +19,10 @@ from pdserve.engine.kv.preemption import Victims
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
-from pdserve.errors import DeadlineExceeded, UnusableLogits
 from pdserve.lifecycle import Targets
 from pdserve.settings.config import DecodePolicyName
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import DeadlineExceeded, UnusableLogits
 from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
 from tests.requests import make_request
 

@@ -19,7 +19,6 @@ import pytest
 from kv_transfer.memory import ExportedPool
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.spans.plan import plan_spans
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
@@ -32,6 +31,7 @@ from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, TokenBatch
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.clock import ManualClock
 from pdserve.wire.envelopes import FROM_NODE
 from tests.fakes.outbox import RecordingOutbox
 from tests.fakes.runner import PlainRunner, QuietObserver, decode_policy

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.perf_model import StepRow, StepShape
+from pdserve.measured.perf_model import StepRow, StepShape
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import FakeRunner, QuietObserver, decode_policy, expected_output
 from tests.requests import make_request
 

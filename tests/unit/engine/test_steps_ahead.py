@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import DeadlineExceeded, NodeSick, NoTokenLeft, PdserveError
 from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord, FinishReason
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import DeadlineExceeded, NodeSick, NoTokenLeft, PdserveError
 from tests.fakes.late_device import LateDevice, LateRunner
 from tests.fakes.runner import Observer, decode_policy, expected_output
 from tests.requests import make_request

@@ -10,7 +10,7 @@ import torch
 
 from pdserve.engine.cuda.attention import catalog
 from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds, choose_kind
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 from tests.fakes.cards import show_cards
 
 HALF = AttentionNeeds(torch.bfloat16, 128)

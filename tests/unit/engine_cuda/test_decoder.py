@@ -21,7 +21,7 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.pooling import Pooling
+from pdserve.shared.pooling import Pooling
 from tests.checkpoints import make_checkpoint
 from tests.fakes.graphs import Recorded
 from tests.fakes.late_copies import PromptCopies

@@ -15,7 +15,6 @@ from tests.matrix import matrix
 
 pytest.importorskip("triton")
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.foresight import foreseen
 from pdserve.engine.interface import Runner, StepReport
@@ -24,9 +23,10 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner, ModelStep
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues, StepRuns
-from pdserve.errors import UnusableLogits
+from pdserve.measured.perf_model import StepRow
 from pdserve.node.profiling.timer import StepTimer
-from pdserve.perf_model import StepRow
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import UnusableLogits
 from tests.checkpoints import make_checkpoint
 from tests.fakes.graphs import Recorded
 from tests.fakes.late_copies import PromptCopies

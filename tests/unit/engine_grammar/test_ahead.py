@@ -15,9 +15,9 @@ from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.grammar.ahead import MaskAhead, MaskQueue
 from pdserve.engine.grammar.mask_jobs import MaskLimits
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import GrammarFailed
 from pdserve.grammar.budget import STEP_CPU_S
 from pdserve.lifecycle import Targets
+from pdserve.shared.errors import GrammarFailed
 from tests.unit.engine_grammar.answers import DemoModel
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "ab" | "ba" | /[a-z ]/'

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
-from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import CompiledGrammar, Vocabulary, compile_grammar, is_light
+from pdserve.shared.errors import GrammarFailed, TokenizerError
 from tests.unit.engine_grammar.answers import DemoModel
 from tests.waits import until
 

@@ -17,9 +17,9 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress, TokenMasks
 from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import GrammarFailed
 from pdserve.grammar import compile_grammar, is_light, load_vocabulary
 from pdserve.protocol import FinishReason
+from pdserve.shared.errors import GrammarFailed
 from tests.unit.engine_grammar.answers import DemoModel
 
 SCHEMA: dict[str, Any] = {

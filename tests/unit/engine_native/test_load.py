@@ -21,8 +21,8 @@ from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.errors import MissingTensor, ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
 from tests.packed_weights import pack_weights
 from tests.plans import plan_in

@@ -19,7 +19,7 @@ from torch import Tensor
 from pdserve.engine.native import packed_cache
 from pdserve.engine.native.packed_cache import PackedCache, packed_arrays
 from pdserve.engine.native.packed_folder import UNTOUCHED_S, packed_files
-from pdserve.errors import RequestCancelled
+from pdserve.shared.errors import RequestCancelled
 
 VALUES = torch.arange(3 * 4096, dtype=torch.uint8)
 

@@ -19,7 +19,7 @@ from pdserve.engine.models.parameters import allocate_weights
 from pdserve.engine.plan.forms import FLOAT32, FORMS, INT8, ActivationDtype, form_of
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 
 SIZES: Final = {
     "vocab_size": 320,

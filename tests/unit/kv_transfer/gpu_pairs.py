@@ -25,8 +25,8 @@ from kv_transfer.transports.nccl.puller import NcclTransport
 from kv_transfer.transports.nccl.server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tls import NodeTls
-from pdserve.clock import ManualClock
 from pdserve.kv import KvLayout
+from pdserve.shared.clock import ManualClock
 from tests import waits
 from tests.fakes.gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL

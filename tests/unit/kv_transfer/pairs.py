@@ -20,8 +20,8 @@ from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.tls import NodeTls
 from kv_transfer.transports.ucx.agent import missing as ucx_missing
-from pdserve.clock import ManualClock
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.clock import ManualClock
 from tests.fakes.transport import FakeNetwork
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))

@@ -15,7 +15,7 @@ from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.spans.plan import plan_spans
 from kv_transfer.ticket import read_ticket
 from pdserve import _native
-from pdserve.errors import CorruptTransfer, StaleTicket
+from pdserve.shared.errors import CorruptTransfer, StaleTicket
 from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, make_exporter, make_pool, open_pair
 from tests.unit.kv_transfer.random_plans import NUM_BLOCKS, Plan, copied, plans
 

@@ -19,18 +19,18 @@ from kv_transfer.ticket import read_ticket
 from kv_transfer.transports.catalog import TransportKind, choose_kinds
 from kv_transfer.transports.shm import ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
-from pdserve.clock import ManualClock
-from pdserve.errors import (
+from pdserve.kv import KvDtype, KvLayout
+from pdserve.protocol import PullerHello, TransportOffer, TransportReach
+from pdserve.protocol.version import PROTOCOL
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import (
     AccessDenied,
     ConfigError,
     LayoutMismatch,
     StaleIncarnation,
     TicketInvalid,
 )
-from pdserve.introduction import introduce
-from pdserve.kv import KvDtype, KvLayout
-from pdserve.protocol import PullerHello, TransportOffer, TransportReach
-from pdserve.protocol.version import PROTOCOL
+from pdserve.shared.introduction import introduce
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool
 
 IDENTITY = KvIdentity("a-model", "main", SMALL)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import uvloop
 
-from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
+from pdserve.shared.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
 from tests.unit.kv_transfer.pairs import (
     LARGE,
     REAL_TRANSPORTS,

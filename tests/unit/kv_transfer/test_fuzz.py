@@ -36,9 +36,9 @@ from kv_transfer.transports.pool_share import (
     _receive_descriptor,
 )
 from kv_transfer.transports.pull_client import dial
-from pdserve.clock import ManualClock
-from pdserve.errors import PeerLost, StaleIncarnation, TicketInvalid, TransferError
 from pdserve.protocol import TransportOffer
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PeerLost, StaleIncarnation, TicketInvalid, TransferError
 from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
 FUZZ = settings(max_examples=200)

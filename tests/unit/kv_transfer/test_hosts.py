@@ -29,11 +29,11 @@ from kv_transfer.sharded_pool import ShardedPool, parts_here
 from kv_transfer.threads import wait_ended
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.addresses import split_address
-from pdserve.clock import ManualClock
-from pdserve.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome
+from pdserve.shared.addresses import split_address
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled
 
 MODEL = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)
 IDENTITY = KvIdentity("a-model", "main", MODEL)

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from kv_transfer import threads
-from pdserve.errors import StaleTicket, TransferTimeout
+from pdserve.shared.errors import StaleTicket, TransferTimeout
 from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, Pair, open_pair
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kv_transfer.memory import ExportedPool, RemotePool, check_generations
 from pdserve import _native
-from pdserve.errors import PeerLost, StaleTicket
+from pdserve.shared.errors import PeerLost, StaleTicket
 
 
 def num_descriptors() -> int:

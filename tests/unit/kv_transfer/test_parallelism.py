@@ -18,9 +18,9 @@ from kv_transfer.puller import Puller
 from kv_transfer.spans.box import choose_shards
 from kv_transfer.ticket import read_ticket
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import ManualClock
-from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import LayoutMismatch
 from tests.unit.kv_transfer.pairs import make_pool, tokens_of
 
 MODEL = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)

@@ -19,7 +19,7 @@ import pytest
 from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from pdserve.errors import PeerLost, TransferTimeout
+from pdserve.shared.errors import PeerLost, TransferTimeout
 from tests.unit.kv_transfer.exporter_process import Started
 from tests.unit.kv_transfer.pairs import (
     ENDLESS_BLOCKS,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.progress import KvPart, Progress
-from pdserve.errors import MalformedMessage
+from pdserve.shared.errors import MalformedMessage
 
 NUM_LAYERS = 5
 

@@ -12,8 +12,8 @@ import pytest
 from kv_transfer import threads
 from kv_transfer.spans import plan
 from kv_transfer.transports import tcp
-from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
 from tests.unit.kv_transfer.pairs import LARGE, SMALL, TRANSPORTS, Pair, open_pair, tokens_of
 
 

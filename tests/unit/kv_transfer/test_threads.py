@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.threads import INLINE_BYTES, CancelFlag, CopyThreads, together
-from pdserve.errors import PeerLost
+from pdserve.shared.errors import PeerLost
 from tests.waits import until
 
 

@@ -15,8 +15,8 @@ from kv_transfer.ticket import (
     max_blocks,
     read_ticket,
 )
-from pdserve.clock import ManualClock
-from pdserve.errors import StaleIncarnation, TicketInvalid
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import StaleIncarnation, TicketInvalid
 from tests.unit.kv_transfer.pairs import SMALL
 
 TICKET = Ticket(

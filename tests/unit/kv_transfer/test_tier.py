@@ -21,7 +21,7 @@ from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
-from pdserve.errors import ConfigError, StaleTicket
+from pdserve.shared.errors import ConfigError, StaleTicket
 from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks
 from tests.unit.kv_transfer.pairs import SMALL, make_pool

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdserve.errors import ModelError, UnknownArchitecture
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.blocks import TYPES
 from pdserve.model_files.gguf.container import read_gguf
 from pdserve.model_files.gguf.model import open_gguf
 from pdserve.model_files.stored_types import stored_types
+from pdserve.shared.errors import ModelError, UnknownArchitecture
 from tests.gguf_files import gguf
 
 

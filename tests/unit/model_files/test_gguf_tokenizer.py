@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pdserve.errors import ModelError, TokenizerError
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.end_tokens import end_tokens
 from pdserve.model_files.gguf.pre_tokenizers import WORDS
 from pdserve.model_files.tokenizer import read_tokenizer
+from pdserve.shared.errors import ModelError, TokenizerError
 from tests.gguf_files import gguf
 
 CORPUS = [

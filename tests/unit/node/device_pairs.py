@@ -14,9 +14,9 @@ from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
-from pdserve.clock import ManualClock
 from pdserve.engine.request import Request, Scheduled
 from pdserve.node.device_hosts.later_hosts import KvSettings
+from pdserve.shared.clock import ManualClock
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.node.device_ranked import DeviceRanked

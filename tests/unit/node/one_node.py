@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kv_transfer.memory import ExportedPool
-from pdserve.cli.node import SERVICES
+from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.steps.shape import shape_of

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.memory import ExportedPool
-from pdserve.cli.node import SERVICES
+from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.grammar import GrammarCompiler
-from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv import KvLayout
 from pdserve.node.assembly import ModelFacts, make_parts
@@ -18,6 +17,7 @@ from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import TokenizerError
 
 VOCAB_SIZE = 1000
 

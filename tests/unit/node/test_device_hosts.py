@@ -22,15 +22,15 @@ from kv_transfer.hosts.agent import Agent
 from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.tier import HostTier
 from kv_transfer.transports.tls import NodeTls
-from pdserve.addresses import split_address
-from pdserve.cluster.ports import ReservedPort
+from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.steps.batch import WantedStates
-from pdserve.errors import NodeSick, PeerLost
 from pdserve.node.device_hosts.later_hosts import LaterHosts
 from pdserve.node.prefixes.host_tier import slot_copies, slots_of
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.settings.access import SecurityConfig
+from pdserve.shared.addresses import split_address
+from pdserve.shared.errors import NodeSick, PeerLost
 from pdserve.wire.security import Security
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
@@ -224,7 +224,7 @@ async def computed_after_a_load(ranked: DeviceRanked, request: Request) -> None:
 def test_hosts_talk_over_mtls(checkpoint: Path, expected: list[list[int]], tmp_path: Path) -> None:
     """Steps and what is done with KV; gloo's own connections are in clear text."""
     pytest.importorskip("cryptography", reason="the certs extra is not installed")
-    from pdserve.cli.certs import make
+    from pdserve.commands.cli.certs import make
 
     make(tmp_path, "node", [], datetime.timedelta(days=1))
     keys = tmp_path / "node"

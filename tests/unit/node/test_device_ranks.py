@@ -16,10 +16,10 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.parts import num_parts
-from pdserve.errors import ConfigError, NodeSick
 from pdserve.node.device_ranks.following import with_places
 from pdserve.node.engine_watch import unless_rank_lost
 from pdserve.node.start.model import check_devices, device_of_rank
+from pdserve.shared.errors import ConfigError, NodeSick
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
 from tests.requests import make_request

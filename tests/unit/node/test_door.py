@@ -12,7 +12,6 @@ import pytest
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP
-from pdserve.errors import PeerLost
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.device_hosts.messages import HostResult
 from pdserve.node.rank_hosts import door as door_module
@@ -20,6 +19,7 @@ from pdserve.node.rank_hosts.door import MOST, Door, ServedNode
 from pdserve.node.rank_hosts.messages import SECRET_BYTES, DevicesOrder, HostAnswer, HostOrder
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.protocol.version import PROTOCOL
+from pdserve.shared.errors import PeerLost
 
 WITHIN_S = 5.0
 SECRET = b"s" * SECRET_BYTES

@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.thread import StepThread
-from pdserve.errors import NodeSick
+from pdserve.measured.perf_model import CHANGED_STEPS, GUESS, SETTLED_STEPS, PerfModel, StepShape
 from pdserve.node.engine_watch import FACTOR, FLOOR_S, LONG_FLOOR_S, TICK_S, EngineWatch
-from pdserve.perf_model import CHANGED_STEPS, GUESS, SETTLED_STEPS, PerfModel, StepShape
 from pdserve.protocol import StepCosts
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import NodeSick
 from tests.fakes.runner import FakeRunner, Observer, decode_policy
 from tests.requests import make_request
 from tests.waits import until

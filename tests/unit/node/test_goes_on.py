@@ -10,7 +10,6 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from pdserve.engine.due_times import next_due_s
-from pdserve.errors import OutOfBlocks
 from pdserve.node.kept_scores import KeptScores
 from pdserve.node.legs import request_of
 from pdserve.protocol import (
@@ -31,6 +30,7 @@ from pdserve.protocol import (
     TokenEvent,
     TokenLogprobs,
 )
+from pdserve.shared.errors import OutOfBlocks
 from tests.unit.node.one_node import MAX_TOKENS, Bench, Link
 from tests.unit.node.test_roles import output
 

@@ -22,7 +22,6 @@ from coordinator.nodes.revisions import Revisions
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
-from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv import KvDtype
 from pdserve.node import coordinator_link as link_module
 from pdserve.node.coordinator_link import CoordinatorLink
@@ -49,6 +48,7 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import Timeouts
+from pdserve.shared.errors import MalformedMessage, NodeLost
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import GrammarFailed, PdserveError
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import GrammarFailed, PdserveError
 from tests.fakes.runner import (
     FakeRunner,
     Observer,

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.errors import ConfigError, PeerLost
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.rank_hosts.lacking import KnownBlocks, slots_of_step
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
@@ -24,6 +23,7 @@ from pdserve.node.rank_hosts.pool_view import PoolView
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.node.start.model import check_host_stages
 from pdserve.settings.config import EngineConfig
+from pdserve.shared.errors import ConfigError, PeerLost
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from pdserve.engine.request import Request
-from pdserve.errors import PdserveError
 from pdserve.node.preparation import RequestTasks
+from pdserve.shared.errors import PdserveError
 from tests.requests import make_request
 from tests.waits import turn
 

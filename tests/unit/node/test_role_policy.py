@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.measured.perf_model import PerfModel
 from pdserve.node.role_policy import PrefillRolePolicy
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import Prompt, SamplingParams, Slo, StepCosts
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import decode_policy, prefill_policy
 
 BLOCK, NUM_BLOCKS, MOST_PINNED = 4, 100, 50

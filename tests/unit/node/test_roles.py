@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
-from pdserve.errors import PdserveError
 from pdserve.node.memory.kv_memory import prefill_refusal
 from pdserve.node.reports.gauges import load_report
 from pdserve.protocol import (
@@ -24,6 +23,7 @@ from pdserve.protocol import (
     TokenBatch,
 )
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.errors import PdserveError
 from tests.requests import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.ticket import read_ticket
-from pdserve.errors import GrammarFailed
 from pdserve.protocol import (
     Announcement,
     HandoffEnded,
@@ -26,6 +25,7 @@ from pdserve.protocol import (
     Sibling,
 )
 from pdserve.settings.config import EngineConfig
+from pdserve.shared.errors import GrammarFailed
 from tests.unit.node.one_node import BLOCK, Bench
 
 NAMES = ["p", "p-1", "p-2", "p-3"]

@@ -12,7 +12,6 @@ import torch
 
 from decode_node.policies.interface import Phase, SideBySide
 from pdserve import _native
-from pdserve.clock import ManualClock
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.interface import Sampled
@@ -24,18 +23,19 @@ from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import ConfigError, NodeSick
 from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.measured.perf_model import PerfModel
 from pdserve.node.roles import NodeParts
 from pdserve.node.split_cores.demand import RestDemand, StreamDemand
 from pdserve.node.split_cores.phases import Phases, check_splits
 from pdserve.node.split_cores.steps import SplitSteps
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, StepCosts
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, NodeSick
 from tests.fakes.runner import FakeRunner, Observer, decode_policy
 from tests.requests import make_request
 

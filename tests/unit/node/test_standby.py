@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from pdserve.errors import NodeSick
 from pdserve.node.standby import Standby
-from pdserve.process.signals import StopSignals
+from pdserve.shared.errors import NodeSick
+from pdserve.shared.process.signals import StopSignals
 from tests.unit.node.test_engine_watch import running
 from tests.waits import until
 

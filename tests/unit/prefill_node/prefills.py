@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Callable
 from math import inf
 
-from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import PrefillPolicyName
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (
     prefill_policy,
 )

@@ -13,13 +13,13 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.memory import ExportedPool
 from kv_transfer.progress import KvPart, Progress
 from kv_transfer.ticket import Ticket, read_ticket
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError, RequestCancelled, TransferTimeout
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, Prompt, SamplingParams
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import PdserveError, RequestCancelled, TransferTimeout
 from prefill_node.handoff import HeldKv
 from prefill_node.handoffs import Handoffs
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.settings.config import PrefillPolicyName
+from pdserve.shared.clock import ManualClock
 from tests.requests import make_request
 from tests.unit.prefill_node.prefills import BLOCK, BUDGET, TOKEN_S, Prefills, make_perf
 

@@ -12,7 +12,6 @@ from kv_transfer.ticket import read_ticket
 from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import PeerLost, RequestCancelled, RequestEnded
 from pdserve.protocol import (
     Announcement,
     Claim,
@@ -27,6 +26,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.shared.errors import PeerLost, RequestCancelled, RequestEnded
 from tests.unit.node.one_node import Bench, Link, scores_of, token_of
 
 NUM_PROMPT, MAX_TOKENS = 9, 12

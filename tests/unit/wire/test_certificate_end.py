@@ -13,7 +13,7 @@ from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.security import CERT_FILE
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
-from pdserve.cli.certs import make
+from pdserve.commands.cli.certs import make
 
 DAY_S = 86_400.0
 

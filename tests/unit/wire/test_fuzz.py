@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.errors import LayoutMismatch, MalformedMessage
 from pdserve.kv import KvLayout
 from pdserve.protocol import NodeAddress
+from pdserve.shared.errors import LayoutMismatch, MalformedMessage
 from pdserve.wire import messages_pb2
 from pdserve.wire.convert import Envelope, fill, read
 from tests.architecture.test_wire import ENVELOPES, messages

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from pdserve.errors import MalformedMessage
 from pdserve.protocol import CancelLeg
+from pdserve.shared.errors import MalformedMessage
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR
 from pdserve.wire.outbox import Outbox, running

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pdserve.clock import ManualClock
+from pdserve.shared.clock import ManualClock
 from pdserve.wire.patience import Patience, patience
 
 LIMIT_S = 5.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.errors import MalformedMessage
 from pdserve.protocol import PromptLogprobs, TokenBatch, TokenEvent, TokenLogprobs
+from pdserve.shared.errors import MalformedMessage
 from pdserve.wire.envelopes import FROM_NODE
 
 FOUND = [

@@ -17,16 +17,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from pdserve.errors import ConfigError
-from pdserve.process.certificates import Role
 from pdserve.settings.access import SecurityConfig
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.certificates import Role
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages, Reader, Reading
 from pdserve.wire.security import OPEN, Refused, Security, check_exposure, tell_nobody
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
-from pdserve.cli.certs import make, run
+from pdserve.commands.cli.certs import make, run
 
 DAY = datetime.timedelta(days=1)
 TOKEN = "a token of the cluster"

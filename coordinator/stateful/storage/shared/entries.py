@@ -20,7 +20,7 @@ from coordinator.stateful.storage.shared.remote_log import RemoteLog
 from coordinator.stateful.storage.shared.writes import Made, Outcome, Rows, Write, Writer
 from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversation, StoredResponse
 from coordinator.stateful.storage.write_behind import WriteBehind
-from pdserve.errors import ItemNotFound
+from pdserve.shared.errors import ItemNotFound
 
 if TYPE_CHECKING:
     import asyncpg

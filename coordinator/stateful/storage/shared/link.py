@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from coordinator.stateful.storage.shared import tables
-from pdserve.errors import ConfigError, StoreUnavailable
-from pdserve.hints.extras import how_to_install
+from pdserve.shared.errors import ConfigError, StoreUnavailable
+from pdserve.shared.hints.extras import how_to_install
 
 if TYPE_CHECKING:
     import asyncpg

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from coordinator.stateful.storage.backing import Key
 from coordinator.stateful.storage.shared import tables
 from coordinator.stateful.storage.shared.link import Link
-from pdserve.errors import StoreUnavailable
+from pdserve.shared.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     import asyncpg

@@ -9,7 +9,7 @@ from coordinator.stateful.storage.backing import Key
 from coordinator.stateful.storage.shared import tables
 from coordinator.stateful.storage.shared.link import Link
 from coordinator.stateful.storage.stored import EventLog
-from pdserve.errors import StoreUnavailable
+from pdserve.shared.errors import StoreUnavailable
 
 _LOOK_S: Final = 1.0  # without being told of anything
 

@@ -16,7 +16,7 @@ from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.shared import tables
 from coordinator.stateful.storage.shared.link import Link
 from coordinator.stateful.storage.stored import Stored, StoredConversation, StoredResponse
-from pdserve.errors import ItemNotFound
+from pdserve.shared.errors import ItemNotFound
 
 if TYPE_CHECKING:
     from coordinator.stateful.storage.shared.link import Connection

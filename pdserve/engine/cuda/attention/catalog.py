@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.errors import ConfigError
-from pdserve.hints.extras import how_to_install
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.hints.extras import how_to_install
 
 if TYPE_CHECKING:  # they need Triton
     from pdserve.engine.cuda.attention.flash_attention import FlashAttention

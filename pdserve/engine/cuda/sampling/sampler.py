@@ -26,9 +26,9 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.sampling.limits import none_left, unusable
 from pdserve.engine.steps.batch import Cargo
-from pdserve.errors import RequestsFailed
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
+from pdserve.shared.errors import RequestsFailed
 
 
 class CudaSampler:

@@ -13,9 +13,9 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.policy import BACKLOG_S, HYSTERESIS, UNFORESEEN_S
 from coordinator.admission.presence import PRESENCE_S
 from coordinator.admission.slack import HIGHEST, HIGHEST_TPOT_MARGIN, LOWEST, Margin
-from pdserve.clock import ManualClock
-from pdserve.errors import SloUnreachable
 from pdserve.protocol import Slo
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import SloUnreachable
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
 STANDARD = Slo(name="standard", priority=1, ttft_s=10.0, tpot_s=0.25)

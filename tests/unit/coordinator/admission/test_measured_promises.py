@@ -11,7 +11,7 @@ import pytest
 from coordinator.admission.measured_promises import MULTIPLES, MeasuredPromises
 from coordinator.nodes.registry import Registry
 from pdserve.protocol import NodeRole, NodeState, PerfReport, StepCosts
-from pdserve.slo import AUTO, DEFAULT_CLASS, parse_slo_classes
+from pdserve.shared.slo import AUTO, DEFAULT_CLASS, parse_slo_classes
 from tests.fakes.members import join, report
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

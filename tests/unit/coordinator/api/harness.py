@@ -22,7 +22,7 @@ from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Readers, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
-from pdserve.slo import ServiceClasses
+from pdserve.shared.slo import ServiceClasses
 from tests.fakes.generator import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
 
 

@@ -14,8 +14,8 @@ from coordinator.api.answer.choice import ScoredToken
 from coordinator.api.answer.logprobs import TokenNames, completion_logprobs
 from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
-from pdserve.errors import Overloaded
 from pdserve.protocol import TokenLogprobs
+from pdserve.shared.errors import Overloaded
 from tests.fakes.generator import (
     MODEL,
     FakeGeneration,

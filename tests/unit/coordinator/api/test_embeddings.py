@@ -13,8 +13,8 @@ import pytest
 from coordinator.api.embeddings.places import AT_ONCE
 from coordinator.generation import GenerationRequest
 from coordinator.models.embedding import EmbeddingModel
-from pdserve.errors import NodeLost, Overloaded
-from pdserve.pooling import Pooling
+from pdserve.shared.errors import NodeLost, Overloaded
+from pdserve.shared.pooling import Pooling
 from tests.fakes.generator import (
     MODEL,
     FakeGeneration,

@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 
 from coordinator.text import ChatTemplate, Tokenizer
-from pdserve import errors
-from pdserve.errors import PdserveError
+from pdserve.shared import errors
+from pdserve.shared.errors import PdserveError
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served
 from tests.unit.coordinator.text import made_tokenizers as made

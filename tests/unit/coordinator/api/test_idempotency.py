@@ -10,9 +10,9 @@ import pytest
 
 from coordinator.api.read import idempotency
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
-from pdserve.clock import ManualClock
-from pdserve.errors import IdempotencyKeyReused
 from pdserve.protocol import FinishReason
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import IdempotencyKeyReused
 from tests.fakes.generator import (
     EOS,
     FakeGenerator,

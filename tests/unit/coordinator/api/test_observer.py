@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.errors import Overloaded
 from pdserve.protocol import FinishReason
+from pdserve.shared.errors import Overloaded
 from tests.fakes.generator import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import served
 

@@ -15,10 +15,10 @@ from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
-from pdserve.clock import ManualClock
-from pdserve.errors import ConfigError, NodeLost, Overloaded
 from pdserve.settings.access import hash_key
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, NodeLost, Overloaded
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, Tokens, says
 from tests.unit.coordinator.api.harness import Harness, is_error_body, served
 from tests.unit.coordinator.api.raw_client import connected

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
-from pdserve.errors import InvalidRequest, ModelError
 from pdserve.model_files.checkpoint import Checkpoint
-from pdserve.pooling import Pooling
 from pdserve.settings.answers import PoolingName
+from pdserve.shared.errors import InvalidRequest, ModelError
+from pdserve.shared.pooling import Pooling
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

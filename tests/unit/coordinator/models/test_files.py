@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from coordinator.models.files import ModelFiles, read_model_files
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.errors import InvalidRequest, TokenizerError
 from pdserve.settings.config import CheckpointConfig
+from pdserve.shared.errors import InvalidRequest, TokenizerError
 from tests.checkpoints import edit_config
 
 NUM_IDS = 2048  # of the demo model, all of them used

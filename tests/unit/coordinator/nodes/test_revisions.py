@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
-from pdserve.errors import ConfigError, InvalidRequest
 from pdserve.kv import KvDtype
 from pdserve.protocol import NodeRole, Prompt, SamplingParams
+from pdserve.shared.errors import ConfigError, InvalidRequest
 from tests.fakes.hellos import LAYOUT, node_hello
 from tests.fakes.members import join
 

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.api.observer import RequestSummary
 from coordinator.observers.costs import WINDOW_S, Costs
-from pdserve.clock import ManualClock
-from pdserve.costs import Prices
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.costs import Prices
 
 PRICES = Prices(prefill=7.2, decode=3.6)
 

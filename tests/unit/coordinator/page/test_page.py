@@ -25,10 +25,10 @@ from coordinator.page.told import Kept, News
 from coordinator.requests.journey import Journey
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
-from pdserve.clock import ManualClock
 from pdserve.protocol import Slo
 from pdserve.protocol.status import ClusterStatus
 from pdserve.settings.access import hash_key
+from pdserve.shared.clock import ManualClock
 from tests.fakes.generator import (
     MODEL,
     node_status,

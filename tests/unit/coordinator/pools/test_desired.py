@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from coordinator.pools.desired import BUSY, GROWTH, IDLE_S, SUSTAINED_S, Demand, DesiredNodes
-from pdserve.clock import ManualClock
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import ManualClock
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 TICK_S = 0.5

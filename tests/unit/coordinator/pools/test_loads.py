@@ -12,9 +12,9 @@ from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.loads import KV_SHARE, PoolLoads, decode_load
 from coordinator.pools.rebalancer import LATE
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
-from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransportReach
+from pdserve.shared.clock import ManualClock
 from tests.fakes.members import NUM_BLOCKS, join, report
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

@@ -21,8 +21,8 @@ from coordinator.pools.rebalancer import (
     Turn,
     pool_load,
 )
-from pdserve.clock import ManualClock
 from pdserve.protocol import NodeRole
+from pdserve.shared.clock import ManualClock
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 TICK_S = 0.5

@@ -13,11 +13,11 @@ from coordinator.pools.desired import Demand, DesiredNodes
 from coordinator.pools.rebalancer import Turn
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.routing import Router
-from pdserve.clock import ManualClock
-from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import CoordinatorConfig, Mode, RoutingConfig
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused
 from tests.fakes.members import join, report, said_to
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE

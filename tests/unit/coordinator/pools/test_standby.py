@@ -11,10 +11,10 @@ from coordinator.pools.desired import Demand, DesiredNodes
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.pools.standby import Standby
-from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
+from pdserve.shared.clock import ManualClock
 from tests.fakes.members import join, report, said_to
 from tests.unit.coordinator.pools.test_loads import Promises
 

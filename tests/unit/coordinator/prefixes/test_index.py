@@ -12,8 +12,6 @@ from msgspec.structs import replace
 
 from coordinator.nodes.registry import Member
 from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex, PromptHashes
-from pdserve.errors import MalformedMessage
-from pdserve.introduction import is_introduced
 from pdserve.protocol import (
     KvEvents,
     KvTier,
@@ -23,6 +21,8 @@ from pdserve.protocol import (
     PrefixSource,
     Prompt,
 )
+from pdserve.shared.errors import MalformedMessage
+from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import LAYOUT, node_hello
 
 PROMPT = list(range(40))

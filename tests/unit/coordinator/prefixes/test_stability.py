@@ -17,9 +17,9 @@ from coordinator.prefixes.stability import (
     PrefixWatch,
     _Recent,
 )
-from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prompt
+from pdserve.shared.clock import ManualClock
 
 SIZE = 16
 NUM_PROMPTS = 64

@@ -13,8 +13,6 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.clock import ManualClock
-from pdserve.errors import NoNodeAvailable, Overloaded, RequestQuarantined
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -31,6 +29,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import NoNodeAvailable, Overloaded, RequestQuarantined
 from tests.fakes.hellos import node_hello
 from tests.fakes.members import made_flow
 from tests.unit.coordinator.routing.nodes import PERF

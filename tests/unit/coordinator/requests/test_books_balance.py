@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coordinator.requests import line_keeper
-from pdserve.errors import PdserveError
 from pdserve.protocol import TokenEvent
 from pdserve.settings.config import Mode
+from pdserve.shared.errors import PdserveError
 from tests.unit.coordinator.requests.played_cluster import PlayedCluster
 
 

@@ -12,7 +12,6 @@ from coordinator.requests import claims as claims_module
 from coordinator.requests import running as running_module
 from coordinator.requests.resumes import MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import Overloaded
 from pdserve.protocol import (
     Claim,
     Claimed,
@@ -26,6 +25,7 @@ from pdserve.protocol import (
     Slo,
     TokenLogprobs,
 )
+from pdserve.shared.errors import Overloaded
 from tests.fakes.members import output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, legs, settle

@@ -19,17 +19,6 @@ from coordinator.requests.journey import Journey
 from coordinator.requests.line_keeper import LINE_GAP_S
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.clock import ManualClock
-from pdserve.errors import (
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    GrammarFailed,
-    MalformedMessage,
-    NoNodeAvailable,
-    Overloaded,
-    RequestCancelled,
-)
-from pdserve.introduction import is_introduced
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     CancelLeg,
@@ -49,6 +38,17 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode, RouterName
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    GrammarFailed,
+    MalformedMessage,
+    NoNodeAvailable,
+    Overloaded,
+    RequestCancelled,
+)
+from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import node_hello
 from tests.fakes.members import made_flow, output
 from tests.fakes.outbox import RecordingOutbox

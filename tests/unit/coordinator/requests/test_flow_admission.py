@@ -15,8 +15,6 @@ from coordinator.prefixes.index import PromptHashes
 from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Placement, Router
-from pdserve.clock import ManualClock
-from pdserve.errors import DeadlineExceeded, Overloaded, RequestCancelled, SloUnreachable
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     CancelLeg,
@@ -32,6 +30,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.protocol.status import PrefixStatus, WaitingClass
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import DeadlineExceeded, Overloaded, RequestCancelled, SloUnreachable
 from tests.fakes.members import join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)

@@ -8,7 +8,6 @@ import pytest
 
 from coordinator.generation import GenerationRequest
 from coordinator.requests.running import RunningRequest
-from pdserve.pooling import Pooling
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
@@ -18,6 +17,7 @@ from pdserve.protocol import (
     SamplingParams,
     TokenEvent,
 )
+from pdserve.shared.pooling import Pooling
 from tests.fakes.members import heard
 from tests.unit.coordinator.requests.test_flow import Nodes, sent
 

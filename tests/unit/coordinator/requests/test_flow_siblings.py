@@ -10,7 +10,6 @@ import pytest
 from coordinator.generation import GenerationRequest
 from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import GrammarFailed, Overloaded
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -21,6 +20,7 @@ from pdserve.protocol import (
     SamplingParams,
     Slo,
 )
+from pdserve.shared.errors import GrammarFailed, Overloaded
 from tests.fakes.members import output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 

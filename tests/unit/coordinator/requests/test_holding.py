@@ -12,8 +12,6 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from pdserve.clock import ManualClock
-from pdserve.errors import DeadlineExceeded, RequestCancelled
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     DecodeLeg,
@@ -26,6 +24,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import DeadlineExceeded, RequestCancelled
 from tests.fakes.members import join, made_flow, said_to
 
 # What nobody reaches but by the manual clock: a timer of the event loop's never ends within a test.

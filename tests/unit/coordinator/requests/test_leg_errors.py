@@ -6,9 +6,9 @@ import pytest
 
 from coordinator.api.server.errors import describe
 from coordinator.requests.legs import error_of
-from pdserve import errors
-from pdserve.errors import PdserveError
 from pdserve.protocol import LegFailed
+from pdserve.shared import errors
+from pdserve.shared.errors import PdserveError
 
 INNER = "prefill-0 at ipv4:10.1.2.3:7001: no transport to 'decode-1@f00d'"
 ABOUT_THE_REQUEST = (

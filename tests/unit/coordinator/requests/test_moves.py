@@ -10,7 +10,6 @@ from coordinator.nodes.registry import Member
 from coordinator.requests import moves as moves_module
 from coordinator.requests.moves import MOST_PREFETCHES
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import RequestCancelled
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -23,6 +22,7 @@ from pdserve.protocol import (
     StepCosts,
 )
 from pdserve.protocol.version import TAKES_OVER
+from pdserve.shared.errors import RequestCancelled
 from tests.fakes.members import output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle

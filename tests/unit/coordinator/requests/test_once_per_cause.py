@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from coordinator.requests.once_per_cause import AGAIN_S, MOST, OncePerCause
-from pdserve.clock import ManualClock
+from pdserve.shared.clock import ManualClock
 
 
 def test_a_cause_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

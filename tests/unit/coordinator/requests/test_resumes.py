@@ -12,9 +12,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.requests.resumes import BACK_OFF_S, MOST_ATTEMPTS, MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket
 from pdserve.node.legs import request_of
-from pdserve.pooling import Pooling
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -29,6 +27,8 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from pdserve.settings.config import Mode
+from pdserve.shared.errors import NodeLost, PeerLost, RequestQuarantined, StaleTicket
+from pdserve.shared.pooling import Pooling
 from tests.fakes.members import heard, join, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 

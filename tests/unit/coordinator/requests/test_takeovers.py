@@ -11,7 +11,6 @@ from coordinator.nodes.registry import Member
 from coordinator.requests import moves as moves_module
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.requests.running import RunningRequest
-from pdserve.errors import PeerLost, RequestCancelled
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -24,6 +23,7 @@ from pdserve.protocol import (
     TransportReach,
 )
 from pdserve.protocol.version import TAKES_OVER
+from pdserve.shared.errors import PeerLost, RequestCancelled
 from tests.fakes.members import output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_moves import drain, flowing_pair, stream

@@ -10,7 +10,6 @@ import msgspec
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
-from pdserve.clock import ManualClock
 from pdserve.protocol import (
     KvEvents,
     KvTier,
@@ -26,6 +25,7 @@ from pdserve.protocol import (
     TransportReach,
 )
 from pdserve.settings.config import Mode, RouterName
+from pdserve.shared.clock import ManualClock
 from tests.fakes.hellos import LAYOUT, node_hello
 from tests.fakes.outbox import RecordingOutbox
 

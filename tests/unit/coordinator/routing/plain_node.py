@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
-from pdserve.perf_model import PerfModel, StepShape
+from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
 from pdserve.rules.batch import has_place
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from coordinator.routing.waiting import Newcomer
 from decode_node.policies import DecodePolicy
-from pdserve.clock import ManualClock
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts
 from pdserve.rules.batch import aimed_s, has_place
+from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import decode_policy
 from tests.requests import make_request
 from tests.unit.coordinator.routing.nodes import BLOCK_SIZE, NUM_BLOCKS, Nodes

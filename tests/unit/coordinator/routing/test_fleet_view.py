@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView, cheapest, least
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
 from pdserve.rules.batch import aimed_s
 from tests.fakes.hellos import LAYOUT

@@ -10,9 +10,9 @@ import pytest
 from coordinator.nodes.registry import Member
 from coordinator.routing.pairs.health import FIRST_S, LONGEST_S, PROBE_S
 from coordinator.status import describe_nodes
-from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
 from pdserve.protocol.status import FailingPeer
 from pdserve.settings.config import RouterName
+from pdserve.shared.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
 from tests.unit.coordinator.routing.nodes import Nodes, names
 
 LOST = PeerLost("d0: lost p0: UNAVAILABLE")

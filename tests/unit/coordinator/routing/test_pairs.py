@@ -9,9 +9,9 @@ import pytest
 from coordinator.nodes.registry import Member
 from coordinator.routing.pairs.reach import ALONE_S
 from coordinator.status import describe_nodes
-from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, NodeState, TransportReach
 from pdserve.settings.config import Mode, RouterName
+from pdserve.shared.errors import NoNodeAvailable
 from tests.unit.coordinator.routing.nodes import Nodes, names
 
 TCP = TransportReach(name="tcp")

@@ -10,9 +10,9 @@ import pytest
 
 from coordinator.nodes.registry import Member
 from coordinator.routing import Booking
-from pdserve.errors import NoNodeAvailable
-from pdserve.perf_model import PerfModel
+from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import KvTier, NodeRole, NodeState, PerfReport, Slo, TransferCosts
+from pdserve.shared.errors import NoNodeAvailable
 from tests.fakes.hellos import LAYOUT
 from tests.unit.coordinator.routing.nodes import (
     COSTS,

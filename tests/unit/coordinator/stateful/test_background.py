@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from coordinator.stateful.storage.store import ResponseStore
-from pdserve.errors import NodeLost, Overloaded
+from pdserve.shared.errors import NodeLost, Overloaded
 from tests.fakes.generator import (
     MODEL,
     FakeGenerator,

@@ -11,7 +11,7 @@ import pytest
 from coordinator.api.responses.items import MessageItem
 from coordinator.stateful.storage.packed_items import pack
 from coordinator.stateful.storage.stored import MAX_ITEMS, StoredConversation
-from pdserve.errors import InvalidRequest
+from pdserve.shared.errors import InvalidRequest
 from tests.fakes.generator import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
 from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt

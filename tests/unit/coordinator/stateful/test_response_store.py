@@ -12,7 +12,7 @@ from coordinator.api.responses.items import CallItem, CallOutputItem
 from coordinator.stateful.storage.packed_items import pack
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import EventLog, StoredConversation, StoredResponse
-from pdserve.errors import ResponseNotFound
+from pdserve.shared.errors import ResponseNotFound
 
 
 def contents(num_units: int) -> bytes:

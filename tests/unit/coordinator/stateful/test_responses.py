@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from coordinator.stateful.storage.store import ResponseStore
-from pdserve.errors import NodeLost, Overloaded
+from pdserve.shared.errors import NodeLost, Overloaded
 from tests.fakes.generator import (
     MODEL,
     FakeGenerator,

@@ -12,9 +12,9 @@ import pytest
 from coordinator.stateful import websocket
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import LOOK_S
-from pdserve.clock import ManualClock
-from pdserve.errors import NodeLost, Overloaded
 from pdserve.settings.access import hash_key
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import NodeLost, Overloaded
 from tests.fakes.generator import (
     MODEL,
     FakeGenerator,

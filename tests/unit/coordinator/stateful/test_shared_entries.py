@@ -16,7 +16,7 @@ from coordinator.stateful.storage.shared import tables
 from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import StoredConversation
-from pdserve.errors import (
+from pdserve.shared.errors import (
     ConfigError,
     ConversationNotFound,
     ItemNotFound,

@@ -19,7 +19,7 @@ from coordinator.stateful.storage.saved_entries import encoder_of
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.store_file import VERSION, StoreFile
 from coordinator.stateful.storage.stored import StoredConversation, StoredResponse
-from pdserve.errors import ConfigError, ResponseNotFound, StoreUnavailable
+from pdserve.shared.errors import ConfigError, ResponseNotFound, StoreUnavailable
 from tests.full_disk import full_disk
 from tests.unit.coordinator.stateful.test_response_store import has
 

@@ -10,9 +10,9 @@ import pytest
 from coordinator.tenants.identity import Tenant
 from coordinator.tenants.key_book import LOOK_S, KeyBook, parse_key_file
 from coordinator.tenants.keys import PREFIX, key_id, new_key
-from pdserve.clock import ManualClock
-from pdserve.errors import ConfigError
 from pdserve.settings.access import hash_key
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError
 
 CLASSES = ("interactive", "standard", "batch")
 A, B = hash_key("a"), hash_key("b")

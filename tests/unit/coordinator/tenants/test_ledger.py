@@ -12,8 +12,8 @@ import pytest
 
 from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger
 from coordinator.tenants.report import UsageRow, read_usage
-from pdserve.cli.main import main
-from pdserve.errors import ConfigError
+from pdserve.commands.cli.main import main
+from pdserve.shared.errors import ConfigError
 from tests.full_disk import full_disk
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) // HOUR_S

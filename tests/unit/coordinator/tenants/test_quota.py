@@ -16,10 +16,10 @@ from coordinator.tenants.ledger import Amounts, Ledger
 from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.quota import Quota, format_wait
 from coordinator.tenants.tenants import Admitted, Tenants
-from pdserve.clock import ManualClock
-from pdserve.errors import RateLimited
 from pdserve.settings.access import AccessConfig, hash_key
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import RateLimited
 
 
 def test_a_minutes_worth_and_then_as_it_flows() -> None:

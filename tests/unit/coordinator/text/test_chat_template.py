@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
-from pdserve.errors import InvalidRequest, TokenizerError
+from pdserve.shared.errors import InvalidRequest, TokenizerError
 from tests.unit.coordinator.text import made_tokenizers as made
 
 MESSAGES = [

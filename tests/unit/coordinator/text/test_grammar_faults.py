@@ -10,10 +10,10 @@ import llguidance
 import pytest
 
 from coordinator.text.grammars.outputs import json_part
-from pdserve.errors import PdserveError
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 from pdserve.grammar.explaining import explain
 from pdserve.grammar.preparing import GBNF, prepare
+from pdserve.shared.errors import PdserveError
 from tests.unit.coordinator.text.enforced import Enforced, vocabulary
 
 INNER = re.compile(

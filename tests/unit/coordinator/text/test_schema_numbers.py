@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from coordinator.api.read.json_text import check_exact, check_request
-from pdserve.errors import GrammarFailed, InvalidRequest
+from pdserve.shared.errors import GrammarFailed, InvalidRequest
 from tests.unit.coordinator.text.enforced import Enforced
 
 # fmt: off

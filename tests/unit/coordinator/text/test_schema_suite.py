@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.errors import GrammarFailed, InvalidRequest
+from pdserve.shared.errors import GrammarFailed, InvalidRequest
 from tests.unit.coordinator.text.enforced import Enforced
 
 FILES: dict[str, list[Any]] = json.loads(

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.text.grammars.numbers import MAX_INTEGER
 from coordinator.text.grammars.schemas import enforceable
-from pdserve.errors import GrammarFailed, InvalidRequest
+from pdserve.shared.errors import GrammarFailed, InvalidRequest
 from tests.unit.coordinator.text.enforced import Enforced
 
 CLOSED = {"additionalProperties": False}

@@ -13,7 +13,7 @@ from jinja2.defaults import DEFAULT_FILTERS
 from coordinator.text import ChatTemplate, TemplateInput
 from coordinator.text.chat_template import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker
-from pdserve.errors import DeadlineExceeded, InvalidRequest
+from pdserve.shared.errors import DeadlineExceeded, InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = TemplateInput(messages=MESSAGES)

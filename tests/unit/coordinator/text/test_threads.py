@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.text import threads
 from coordinator.text.threads import NUM_THREADS, Asker, TextThreads
-from pdserve.errors import DeadlineExceeded, Overloaded
+from pdserve.shared.errors import DeadlineExceeded, Overloaded
 
 
 class Work:

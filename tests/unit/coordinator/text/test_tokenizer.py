@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
-from pdserve.errors import InvalidRequest, TokenizerError
+from pdserve.shared.errors import InvalidRequest, TokenizerError
 from tests.fakes.generator import tiny_tokenizer
 from tests.unit.coordinator.text import made_tokenizers as made
 

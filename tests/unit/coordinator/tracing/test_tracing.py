@@ -15,9 +15,9 @@ from coordinator.tracing.call_histograms import BUCKETS, CallHistograms
 from coordinator.tracing.call_span import CallSpan, begun
 from coordinator.tracing.otlp import OtlpTracing, make_tracing
 from coordinator.tracing.spans import of_call, operation_of
-from pdserve.clock import ManualClock
 from pdserve.protocol import PhaseTimes, Slo
 from pdserve.settings.tracing import TracingConfig
+from pdserve.shared.clock import ManualClock
 from tests.otlp_receiver import attributes_of, receiving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

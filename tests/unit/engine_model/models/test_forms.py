@@ -17,9 +17,9 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.plan.forms import INT8, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.load import load_decoder
-from pdserve.errors import ModelError
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import ModelError
 from tests.checkpoints import make_checkpoint
 from tests.native_attention import writing_attention
 from tests.unit.engine_model.harness import load_torch_decoder

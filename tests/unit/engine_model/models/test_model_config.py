@@ -16,10 +16,10 @@ from pdserve.engine.models.config import (
 )
 from pdserve.engine.models.families import FAMILIES
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.errors import ModelError, UnknownArchitecture
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
+from pdserve.shared.errors import ModelError, UnknownArchitecture
 from tests.checkpoints import edit_config, make_checkpoint, to_transformers_4_style
 
 LLAMA_2 = {

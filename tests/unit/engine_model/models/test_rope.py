@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
 from pdserve.engine.rope import Rope, inverse_frequencies
-from pdserve.errors import ModelError, UnsupportedRope
+from pdserve.shared.errors import ModelError, UnsupportedRope
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.bench.step.neighbours import BusyProcesses
+from pdserve.commands.bench.step.neighbours import BusyProcesses
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
 from tests.unit.engine_model.small_models import (

@@ -12,9 +12,9 @@ import torch
 
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import UnusableLogits
 from pdserve.kv import KvDtype
-from pdserve.pooling import Pooling
+from pdserve.shared.errors import UnusableLogits
+from pdserve.shared.pooling import Pooling
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt

@@ -12,8 +12,8 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.prompt_results.scores import scored_positions
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import UnusableLogits
 from pdserve.protocol import TokenLogprobs
+from pdserve.shared.errors import UnusableLogits
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 

@@ -23,10 +23,10 @@ from pdserve.engine.ranks.processes import RankProcesses
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.ranks.sizes import Parallelism, memory_bytes
 from pdserve.engine.request import Scheduled
-from pdserve.errors import ConfigError, NodeSick
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.pooling import Pooling
+from pdserve.shared.errors import ConfigError, NodeSick
+from pdserve.shared.pooling import Pooling
 from tests.forked_rank import ForkedRank
 from tests.matrix import matrix
 from tests.reference import Reference

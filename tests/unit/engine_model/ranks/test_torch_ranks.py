@@ -20,10 +20,10 @@ from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.request import Scheduled
 from pdserve.engine.weights.load import load_torch_weights
-from pdserve.errors import NodeSick
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.pooling import Pooling
+from pdserve.shared.errors import NodeSick
+from pdserve.shared.pooling import Pooling
 from tests.matrix import matrix
 from tests.native_attention import writing_attention
 from tests.plans import plan_in

@@ -17,8 +17,8 @@ from pdserve.engine.request import Request
 from pdserve.engine.sampling import sample
 from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
-from pdserve.errors import NoTokenLeft, UnusableLogits
 from pdserve.protocol import BadWord
+from pdserve.shared.errors import NoTokenLeft, UnusableLogits
 from tests.requests import make_request
 
 EOS = frozenset({2})

@@ -11,12 +11,12 @@ import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
+from pdserve.commands.bench.checkpoints.gguf_checkpoint import write_gguf
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config
-from pdserve.errors import ConfigError, ModelError
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.tokenizer import read_tokenizer
+from pdserve.shared.errors import ConfigError, ModelError
 from tests.checkpoints import edit_config, make_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -15,8 +15,8 @@ from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.load import load_decoder, load_torch_weights
-from pdserve.errors import ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import ModelError
 from tests.checkpoints import make_checkpoint
 
 PLACES = [

@@ -13,9 +13,9 @@ import torch
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.stored import open_tensors
-from pdserve.errors import MissingTensor, ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.container import read_gguf
+from pdserve.shared.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import as_gguf, gguf
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.errors import ConfigError, ModelError
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.recognise import Kind, recognise
+from pdserve.shared.errors import ConfigError, ModelError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"]}
 GPTQ = {"quant_method": "gptq", "bits": 4}

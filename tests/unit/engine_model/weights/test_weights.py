@@ -14,8 +14,8 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.plan.forms import BFLOAT16, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.load import load_decoder
-from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 from tests.checkpoints import edit_config, make_checkpoint
 from tests.unit.engine_model.harness import load_torch_decoder
 

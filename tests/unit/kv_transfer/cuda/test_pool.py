@@ -12,7 +12,7 @@ import pytest
 from kv_transfer.cuda.pool import DevicePool, PrivatePool, device_pool
 from kv_transfer.memory import ExportedPool, map_sealed
 from kv_transfer.transports.catalog import KINDS, choose_kinds
-from pdserve.errors import ConfigError, PeerLost
+from pdserve.shared.errors import ConfigError, PeerLost
 from tests.fakes.gpus import FakeHost
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kv_transfer.links.in_flight import Pulling, PullsInFlight
-from pdserve.errors import TransferCancelled, TransferTimeout
+from pdserve.shared.errors import TransferCancelled, TransferTimeout
 
 
 @pytest.fixture

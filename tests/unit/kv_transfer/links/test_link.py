@@ -19,10 +19,10 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import ManualClock
-from pdserve.errors import LayoutMismatch, PeerLost, TransferTimeout
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import LayoutMismatch, PeerLost, TransferTimeout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool
 
 

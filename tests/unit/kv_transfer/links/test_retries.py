@@ -15,7 +15,8 @@ from kv_transfer.links.link import Link, open_link
 from kv_transfer.spans.box import KvBox
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Read
-from pdserve.errors import (
+from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import (
     AccessDenied,
     PdserveError,
     PeerLost,
@@ -26,7 +27,6 @@ from pdserve.errors import (
     TransferTimeout,
     TransportUnavailable,
 )
-from pdserve.protocol import ExporterWelcome, TransportOffer
 from tests.unit.kv_transfer.pairs import SMALL
 
 NOTHING = np.empty(0, dtype=np.int64)

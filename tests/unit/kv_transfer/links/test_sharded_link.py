@@ -19,13 +19,13 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.catalog import PORTS_OF_A_PART, TransportKind, choose_kinds
-from pdserve.clock import ManualClock
-from pdserve.cluster.ports import ReservedPort
-from pdserve.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
-from pdserve.introduction import introduce
+from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PullerHello, TransportOffer
 from pdserve.protocol.version import PROTOCOL, READS_PARTS
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
+from pdserve.shared.introduction import introduce
 from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks, nccl, until
 from tests.unit.kv_transfer.pairs import make_pool

@@ -18,8 +18,8 @@ from kv_transfer.spans.plan import (
     source_ranges,
     split_box,
 )
-from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.errors import LayoutMismatch
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
 from tests.unit.kv_transfer.random_plans import NUM_BLOCKS, Plan, copied, in_box, plans
 

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kv_transfer.spans.box import check_compatible, choose_shards, common_layers
-from pdserve.errors import LayoutMismatch
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.errors import LayoutMismatch
 
 
 def model_of(num_heads: int, block_size: int = 4) -> KvLayout:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from kv_transfer.handshake import ACCESS_BYTES, AccessTokens
 from kv_transfer.transports.frames import MAX_REQUEST_BYTES, PullRequest
-from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import ExporterWelcome
+from pdserve.shared.errors import AccessDenied, PeerLost
 from tests.unit.kv_transfer.pairs import TRANSPORTS, Pair, open_pair
 
 OTHER = bytes(range(ACCESS_BYTES))

@@ -11,8 +11,8 @@ import uvloop
 
 from kv_transfer.memory import GENERATION_BYTES
 from kv_transfer.ticket import read_ticket
-from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
-from pdserve.process.shared_memory import sealed_memory
+from pdserve.shared.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
+from pdserve.shared.process.shared_memory import sealed_memory
 from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import (
     CUDA_IPC,

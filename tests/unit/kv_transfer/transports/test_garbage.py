@@ -27,8 +27,8 @@ from kv_transfer.transports.frames import PullRequest, Verdict
 from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
-from pdserve.clock import ManualClock
-from pdserve.errors import (
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import (
     StaleIncarnation,
     TicketInvalid,
 )

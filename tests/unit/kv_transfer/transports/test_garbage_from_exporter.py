@@ -19,8 +19,8 @@ from kv_transfer.spans.box import KvBox
 from kv_transfer.transports.frames import GarbledFrame, Verdict
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.pull_client import Unanswered, ask
-from pdserve.errors import PeerLost, TransferError, TransferTimeout
 from pdserve.protocol import TransportOffer
+from pdserve.shared.errors import PeerLost, TransferError, TransferTimeout
 from tests.unit.kv_transfer.pairs import SMALL, open_pair
 
 

@@ -12,7 +12,8 @@ import uvloop
 
 from kv_transfer.cuda.driver import DeviceError, Region
 from kv_transfer.transports.nccl.peer import Invitation
-from pdserve.errors import (
+from pdserve.protocol import TransportOffer
+from pdserve.shared.errors import (
     PeerLost,
     StaleTicket,
     TicketInvalid,
@@ -20,7 +21,6 @@ from pdserve.errors import (
     TransferError,
     TransferTimeout,
 )
-from pdserve.protocol import TransportOffer
 from tests.fakes.gpus import FakeCommunicator
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,

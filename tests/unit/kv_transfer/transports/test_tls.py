@@ -28,9 +28,9 @@ from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
 from kv_transfer.transports.tls import NodeTls
-from pdserve.clock import ManualClock
-from pdserve.errors import ConfigError, TransferError
 from pdserve.kv import KvLayout
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, TransferError
 from tests.unit.kv_transfer.gpu_pairs import nccl, open_gpu_pair
 from tests.unit.kv_transfer.pairs import (
     LARGE,
@@ -43,7 +43,7 @@ from tests.unit.kv_transfer.pairs import (
 )
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
-from pdserve.cli.certs import make
+from pdserve.commands.cli.certs import make
 
 DAY = datetime.timedelta(days=1)
 IDENTITY = KvIdentity("a-model", "main", LARGE)

@@ -30,8 +30,8 @@ from kv_transfer.transports.ucx.offer import UcxOffer
 from kv_transfer.transports.ucx.puller import UcxChannel, UcxTransport
 from kv_transfer.transports.ucx.server import UcxServer
 from kv_transfer.transports.ucx.transfer import Peer
-from pdserve.errors import PeerLost, StaleTicket
 from pdserve.protocol import ExporterWelcome, TransportOffer
+from pdserve.shared.errors import PeerLost, StaleTicket
 from tests.unit.kv_transfer.pairs import (
     NEEDS_NIXL,
     SMALL,

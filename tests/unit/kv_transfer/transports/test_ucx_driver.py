@@ -15,7 +15,7 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.ucx.agent import Descriptors, NothingPosted, Region, Segment
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.transfer import Peer, cut_slices
-from pdserve.errors import PeerLost, TransportUnavailable
+from pdserve.shared.errors import PeerLost, TransportUnavailable
 
 POOL = Region(0, 1 << 40)
 PEERS = Region(0, 1 << 40)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pdserve.bench.checkpoints.random_checkpoint import config_of
-from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
+from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.families import PRE_NORMS
 from pdserve.engine.models.json_fields import JsonFields
@@ -19,10 +19,10 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.worst import WorstStep
-from pdserve.errors import ConfigError
 from pdserve.node.memory.device_budget import GRAPH_BYTES, gpu_kv_bytes, step_bytes
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.shared.errors import ConfigError
 from tests.fakes.cards import show_cards
 
 GIB = 1 << 30

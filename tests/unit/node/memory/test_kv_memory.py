@@ -22,15 +22,15 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.errors import ConfigError
 from pdserve.node.memory import kv_memory
 from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
 from pdserve.node.prefixes import host_tier
 from pdserve.node.prefixes.host_tier import make_tier, make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
-from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.user_cache import cache_folder
 from tests.fakes.gpus import FakeHost
 
 ROLES = [NodeRole.PREFILL, NodeRole.DECODE]

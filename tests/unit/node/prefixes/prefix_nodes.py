@@ -17,10 +17,9 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import KINDS
-from pdserve.clock import SystemClock
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.introduction import introduce
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.measured.perf_model import PerfModel
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher
@@ -29,10 +28,11 @@ from pdserve.node.prefixes.host_tier import NodeTier, TierBlocks, make_tier
 from pdserve.node.prefixes.offers import FetchParts, Prefix, PrefixOffers
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, Prompt, StepCosts
 from pdserve.settings.config import PrefixPull
 from pdserve.settings.timeouts import Timeouts
+from pdserve.shared.clock import SystemClock
+from pdserve.shared.introduction import introduce
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 from tests.fakes.gpus import FakeHost

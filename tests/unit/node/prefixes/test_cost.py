@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.measured.perf_model import PerfModel
 from pdserve.node.prefixes.cost import (
     PULL_BYTES_PER_S,
     PULL_FIXED_S,
@@ -14,7 +15,6 @@ from pdserve.node.prefixes.cost import (
     PullCosts,
     is_worth_pulling,
 )
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.ticket import read_ticket
-from pdserve.errors import MalformedMessage
 from pdserve.node.prefixes.exports import MAX_HASHES, MAX_QUERIES, MAX_SHARE, PrefixHolds
 from pdserve.protocol import PrefixAnswer, PrefixQuery
+from pdserve.shared.errors import MalformedMessage
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,

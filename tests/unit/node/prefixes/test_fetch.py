@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from pdserve.errors import PeerLost
 from pdserve.node.prefixes.cost import patience_s
 from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from pdserve.settings.config import PrefixPull
+from pdserve.shared.errors import PeerLost
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pdserve.clock import ManualClock
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
+from pdserve.shared.clock import ManualClock
 from tests.requests import make_request
 
 BLOCK = 4

@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from pdserve import _native
+from pdserve.measured.perf_model import GUESS
 from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
@@ -27,10 +28,9 @@ from pdserve.node.profiling.costs import (
     step_costs,
 )
 from pdserve.node.start.model import load_runner, plan_model
-from pdserve.perf_model import GUESS
-from pdserve.process.user_cache import cache_folder
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig
+from pdserve.shared.process.user_cache import cache_folder
 
 KEY = ProfileKey(
     model_id="m",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.node.profiling.fit import (
     Sample,
     fit_costs,
@@ -17,7 +18,6 @@ from pdserve.node.profiling.fit import (
     token_ladder,
 )
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile
-from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
 
 LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=16, vocab_size=320)

@@ -9,10 +9,10 @@ import pytest
 from pdserve import _native
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
-from pdserve.errors import RequestCancelled
 from pdserve.node.profiling import slowdowns as measuring
 from pdserve.node.profiling.slowdowns import core_ladder, measure_slowdowns, slowdowns_of
 from pdserve.node.profiling.steps import StepLimits
+from pdserve.shared.errors import RequestCancelled
 
 LIMITS = StepLimits(
     token_budget=64,

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.clock import ManualClock
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.shape import shape_of
-from pdserve.errors import RequestCancelled
+from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.node.profiling.fit import fit_costs
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work
 from pdserve.node.profiling.timer import MOST_ROUNDS, StepTimer, core_waits
-from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import RequestCancelled
 from tests.fakes.runner import FakeRunner
 from tests.plain_batch import build_batch
 from tests.unit.engine.batches import CPU, assert_same

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdserve.engine.interface import StepReport
+from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.node.reports.gauges import MEMORY_S, BusyShare
-from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
-from pdserve.cli.node import SERVICES
+from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node import runtime
 from pdserve.node.reports.kv_events import MAX_HASHES, KvEventFeed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import aiohttp
 
-from pdserve.clock import ManualClock
 from pdserve.node.reports.metrics_server import MetricsServer
 from pdserve.node.reports.readers import KEPT_S, Readers
 from pdserve.protocol import NodeState
 from pdserve.settings.access import hash_key
+from pdserve.shared.clock import ManualClock
 
 STATES = ["standby", *(state.name.lower() for state in NodeState)]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pdserve.errors import ClusterError
+from pdserve.commands.simulation.calibrate.samples import NodeReader
 from pdserve.node.reports.metrics_server import MetricsServer
-from pdserve.process.certificates import CA_FILE, mutual_context, role_name
-from pdserve.simulation.calibrate.samples import NodeReader
-from tests.unit.simulation.test_reader import log_of
+from pdserve.shared.errors import ClusterError
+from pdserve.shared.process.certificates import CA_FILE, mutual_context, role_name
+from tests.unit.commands.simulation.test_reader import log_of
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
-from pdserve.cli.certs import make
+from pdserve.commands.cli.certs import make
 
 DAY = datetime.timedelta(days=1)
 ALL = ["/health", "/metrics", "/samples"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pdserve.measured.perf_model import PerfModel
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.reports.perf_feed import PerfFeed
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
 from pdserve.settings.config import EngineConfig
 from tests.fakes.outbox import RecordingOutbox

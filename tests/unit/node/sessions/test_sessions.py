@@ -14,17 +14,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from pdserve.bench.chaos.relay import Relay
-from pdserve.clock import ManualClock, SystemClock
-from pdserve.errors import (
-    AccessDenied,
-    LayoutMismatch,
-    PdserveError,
-    PeerLost,
-    RequestCancelled,
-    StaleIncarnation,
-)
-from pdserve.introduction import introduce, new_key
+from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.node.sessions.client import Session, Sessions
 from pdserve.node.sessions.server import SessionServer, Subscriber
 from pdserve.node.sessions.subscription import Notice
@@ -38,7 +28,17 @@ from pdserve.protocol import (
     Subscribe,
 )
 from pdserve.settings.timeouts import Timeouts
-from pdserve.simulated_link import SimulatedLink
+from pdserve.shared.clock import ManualClock, SystemClock
+from pdserve.shared.errors import (
+    AccessDenied,
+    LayoutMismatch,
+    PdserveError,
+    PeerLost,
+    RequestCancelled,
+    StaleIncarnation,
+)
+from pdserve.shared.introduction import introduce, new_key
+from pdserve.shared.simulated_link import SimulatedLink
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.errors import ConfigError
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import format_cpus
+from pdserve.shared.errors import ConfigError
 
 
 @pytest.mark.parametrize(

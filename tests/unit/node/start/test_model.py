@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.handshake import KvIdentity
-from pdserve.errors import ConfigError, LayoutMismatch
 from pdserve.kv import KvDtype
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.timeouts import Timeouts
+from pdserve.shared.errors import ConfigError, LayoutMismatch
 from tests.fakes.cards import show_cards
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.api.answer.arrivals import Arrivals, WriteTurns
 from coordinator.generation import GenerationRequest
-from pdserve.clock import Clock, ManualClock
-from pdserve.errors import NodeLost
 from pdserve.protocol import FinishReason, Prompt, SamplingParams
+from pdserve.shared.clock import Clock, ManualClock
+from pdserve.shared.errors import NodeLost
 from tests.fakes.generator import FakeGeneration, Pause, Step, Tokens
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from coordinator.generation import GenerationRequest
-from pdserve.errors import NodeLost, Overloaded
 from pdserve.protocol import FinishReason
+from pdserve.shared.errors import NodeLost, Overloaded
 from tests.fakes.generator import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served
 

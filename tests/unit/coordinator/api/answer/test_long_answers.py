@@ -13,8 +13,8 @@ from coordinator.api.answer.arrivals import PIECE, LongWork, WriteTurns
 from coordinator.api.answer.choice import MAX_SCORED, Choice, ChoiceDelta
 from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
-from pdserve.clock import SystemClock
 from pdserve.protocol import FinishReason
+from pdserve.shared.clock import SystemClock
 from tests.fakes.generator import FakeGenerator, Step, Tokens, tiny_tokenizer
 from tests.unit.coordinator.api.harness import served
 

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from coordinator.api.answer.arrivals import WriteTurns
-from pdserve.clock import ManualClock
+from pdserve.shared.clock import ManualClock
 
 A_FEW = 8
 

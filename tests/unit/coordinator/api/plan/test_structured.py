@@ -19,14 +19,14 @@ from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars import checker as checker_module
 from coordinator.text.parts import ToolFormat
-from pdserve.errors import (
+from pdserve.grammar import Prepared, make_vocabulary, new_matcher
+from pdserve.shared.errors import (
     GrammarFailed,
     InvalidRequest,
     NoTokenLeft,
     Overloaded,
     PdserveError,
 )
-from pdserve.grammar import Prepared, make_vocabulary, new_matcher
 from tests.fakes.generator import (
     EOS,
     TOOL_TEMPLATE,

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.api.prompt.parameter import PromptParameter
 from coordinator.text import Tokenizer
-from pdserve.errors import ContextLengthExceeded
+from pdserve.shared.errors import ContextLengthExceeded
 from tests.fakes.generator import FakeGenerator, tiny_tokenizer
 from tests.unit.coordinator.api.harness import served
 

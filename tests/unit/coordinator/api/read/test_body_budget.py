@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.api.read import body_budget
 from coordinator.api.read.body_budget import Body, BodyBudget
-from pdserve.clock import ManualClock
-from pdserve.errors import BuffersFull
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import BuffersFull
 
 
 @pytest.fixture

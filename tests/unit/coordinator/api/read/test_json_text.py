@@ -19,8 +19,8 @@ from coordinator.api.read.json_text import (
     MAX_NESTING,
     JsonReader,
 )
-from pdserve.clock import ManualClock
-from pdserve.errors import InvalidRequest
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import InvalidRequest
 from tests.fakes.generator import MODEL, FakeGenerator
 from tests.unit.coordinator.api.harness import is_error_body, served
 

@@ -15,9 +15,9 @@ from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.terms import ServiceTerms, service_terms
 from coordinator.tenants import Admitted
 from coordinator.tenants.identity import Tenant
-from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
-from pdserve.slo import parse_slo_classes
+from pdserve.shared.errors import DeadlineExceeded, SloUnreachable
+from pdserve.shared.slo import parse_slo_classes
 from tests.fakes.generator import MODEL, FakeGenerator, says
 from tests.unit.coordinator.api.harness import is_error_body, served
 

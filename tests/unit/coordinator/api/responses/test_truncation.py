@@ -19,7 +19,7 @@ from coordinator.api.responses.items import (
     MessageItem,
 )
 from coordinator.api.responses.truncation import droppable, fitted
-from pdserve.errors import ContextLengthExceeded
+from pdserve.shared.errors import ContextLengthExceeded
 from tests.fakes.generator import MODEL, tool_tokenizer
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
 

@@ -8,9 +8,9 @@ import pytest
 
 from coordinator.api.config import parse_origins
 from coordinator.tenants.opening import open_tenants
-from pdserve.clock import ManualClock
-from pdserve.errors import ConfigError
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError
 from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.api.raw_client import connected

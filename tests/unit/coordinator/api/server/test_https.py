@@ -19,16 +19,16 @@ import uvloop
 
 from coordinator.api.server import https
 from coordinator.tenants import Tenants
-from pdserve.cluster.coordinator_http import Trust, request, trust_in
-from pdserve.cluster.supervisor import OWN_COMMAND
-from pdserve.errors import ClusterError, ConfigError
+from pdserve.commands.cluster.coordinator_http import Trust, request, trust_in
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
+from pdserve.shared.errors import ClusterError, ConfigError
 from tests.fakes.generator import MODEL, FakeGenerator, says
 from tests.unit.coordinator.api.harness import Harness, events_of, served
 from tests.unit.coordinator.api.raw_client import connected
 from tests.unit.coordinator.api.test_tenants import clock, tenants, usage
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
-from pdserve.cli.certs import make
+from pdserve.commands.cli.certs import make
 
 __all__ = ["clock", "tenants", "usage"]  # fixtures
 DAY = datetime.timedelta(days=1)

@@ -14,8 +14,8 @@ from coordinator.api.read.body_budget import SLOW_S, WAIT_S, BodyBudget
 from coordinator.api.server.outbox import FULL, PIECE_BYTES, Outbox
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import EventLog, StoredResponse
-from pdserve.clock import ManualClock
-from pdserve.errors import BuffersFull
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import BuffersFull
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.api.raw_client import connected
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.api.server.places import Places
 from coordinator.tenants import Tenants
-from pdserve.errors import Overloaded
+from pdserve.shared.errors import Overloaded
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.api.raw_client import RawClient, connected
 from tests.unit.coordinator.api.test_tenants import clock, tenants, usage

@@ -12,7 +12,7 @@ import pytest
 from coordinator.api import HttpServer, create_app
 from coordinator.api.server import server
 from coordinator.models.model import make_model
-from pdserve.errors import ConfigError
+from pdserve.shared.errors import ConfigError
 from tests.fakes.generator import (
     FakeGenerator,
     says,

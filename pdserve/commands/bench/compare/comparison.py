@@ -1,0 +1,214 @@
+"""Goodput of several serving modes for one model, on the same cores with the same requests.
+
+1. Each mode is started without latency targets, and is sent requests one at a time, then all at
+   once. This gives its latencies when idle, and roughly its capacity.
+2. A scenario's targets are multiples of the best idle latencies of all modes, so they are the same
+   for all modes.
+3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
+   the other modes, or one node with all cores, each with several sizes of local chunks. The setup
+   that would have met the tightest targets is kept.
+4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
+   at every rate with the same requests, the first one once more with others, forwards and
+   backwards in turns, so that other load on the machine affects all modes alike.
+5. What the runs leave possible of each goodput decides what can be said of two (`verdict.py`).
+
+Modes that wait for their turn are idle; only their heartbeats cost the others anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from pdserve.commands.bench.compare.cases import CompareCase
+from pdserve.commands.bench.compare.config import COLOCATED, ComparePlan
+from pdserve.commands.bench.compare.goodput import Draws, RatePoint, drawn, goodput
+from pdserve.commands.bench.compare.report import (
+    CompareReport,
+    ModeReport,
+    ScenarioReport,
+    Unloaded,
+)
+from pdserve.commands.bench.compare.runner import Candidate, Experiment
+from pdserve.commands.bench.compare.sweep import Sweep, SweepResult
+from pdserve.commands.bench.compare.verdict import Noise, Ratio, dispersion, verdicts
+from pdserve.commands.bench.load.outcome import Promise
+from pdserve.shared.errors import ClusterError, ConfigError
+
+_BURST = 20  # least number of requests sent at once: enough to fill batches
+
+MakeCases = Callable[[int], Sequence[CompareCase]]  # argument: the model's maximum length in tokens
+
+
+async def compare(experiment: Experiment, make_cases: MakeCases, report: CompareReport) -> None:
+    """Measure everything, into `report`; when cancelled, it has what was measured until then.
+
+    `experiment.failures` records which modes are missing, and why.
+
+    Raises:
+        ClusterError: no mode could be measured at all.
+        ConfigError: as `promise_of`.
+    """
+    end_s = experiment.clock.now() + experiment.plan.budget_s
+    cases, idle = await _measure_idle(experiment, make_cases)
+    for number, case in enumerate(cases):
+        started_s = experiment.clock.now()
+        shares = [later.share for later in cases[number:]]
+        until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
+        promise, promise_is = promise_of(experiment.plan, case, idle[case.name].values())
+        result = SweepResult(experiment.plan.tunings[0])
+        try:
+            await Sweep(experiment, case, promise, idle[case.name]).run(result, until_s)
+        finally:
+            found = Found(experiment.plan.target, experiment.plan.seed, result)
+            report.modes.extend(mode_reports(found, case.name, idle[case.name], result))
+            took_s = experiment.clock.now() - started_s
+            report.scenarios.append(
+                _scenario_report(experiment, case, promise, promise_is, found, result, took_s)
+            )
+
+
+def promise_of(
+    plan: ComparePlan, case: CompareCase, idle: Iterable[Unloaded]
+) -> tuple[Promise, str]:
+    """Return the targets for every mode, and how they were derived.
+
+    Raises:
+        ConfigError: no TPOT was given, and answers are too short to have one.
+    """
+    best = list(idle)
+    parts = []
+    ttft_s, tpot_s = plan.ttft_s, plan.tpot_s
+    if not ttft_s:
+        scale = plan.ttft_scale or case.ttft_scale
+        ttft_s = scale * min(unloaded.slowest_ttft_s for unloaded in best)
+        parts.append(f"TTFT {scale:g} times the slowest of an idle cluster")
+    if not tpot_s:
+        scale = plan.tpot_scale or case.tpot_scale
+        tpot_s = scale * min(unloaded.median_tpot_s for unloaded in best)
+        if not tpot_s:
+            raise ConfigError(
+                f"{case.name}: TPOT cannot be measured, as most answers are one token long; "
+                "give --tpot-s, or a larger length_scale"
+            )
+        parts.append(f"TPOT {scale:g} times the median of an idle cluster")
+    return Promise(ttft_s, tpot_s), "; ".join(parts) or "as given"
+
+
+async def _measure_idle(
+    experiment: Experiment, make_cases: MakeCases
+) -> tuple[Sequence[CompareCase], dict[str, dict[str, Unloaded]]]:
+    """Return the cases, and case name |-> mode |-> latencies when idle."""
+    cases: Sequence[CompareCase] = []
+    found: dict[str, dict[str, Unloaded]] = {}
+    for mode in experiment.plan.modes:
+        candidate = Candidate(mode)
+        measured: dict[str, Unloaded] = {}
+        try:
+            async with experiment.launch(candidate, None) as server:
+                cases = cases or make_cases(server.max_model_len)
+                for case in cases:
+                    experiment.tell(f"{case.name}: {mode}, idle")
+                    runner = await experiment.begin(server, candidate, case)
+                    alone, together = (
+                        case.workload.first(case.whole_decks(count))
+                        for count in (experiment.plan.idle_requests, _BURST)
+                    )
+                    measured[case.name] = await runner.unloaded(alone, together)
+        except ClusterError as error:
+            experiment.fail(mode, error)
+        else:
+            for name, unloaded in measured.items():
+                found.setdefault(name, {})[mode] = unloaded
+    if not found:
+        reasons = "; ".join(f"{mode}: {why}" for mode, why in experiment.failures.items())
+        raise ClusterError(f"no mode could be measured: {reasons}")
+    return cases, found
+
+
+class Found:
+    """What the runs at the rates have shown."""
+
+    def __init__(self, target: float, seed: int, result: SweepResult) -> None:
+        """`seed`: of the numbers that are drawn for intervals."""
+        self._target, self._seed = target, seed
+        points = {mode: [row.point for row in rows] for mode, rows in result.rows.items() if rows}
+        again = {mode: [row.point for row in rows] for mode, rows in result.again.items() if rows}
+        self._dispersion = dispersion(result.points)
+        self.goodputs = {
+            mode: goodput(runs + again.get(mode, []), target, seed, self._dispersion)
+            for mode, runs in points.items()
+        }
+        noises = [
+            Noise(
+                mode,
+                Ratio.of(self._drawn(points[mode]), self._drawn(runs, 1)),
+                max(self._dispersion.values(), default=1.0),
+            )
+            for mode, runs in again.items()
+            if mode in points
+        ]
+        self.noise = noises[0] if noises else None
+        draws = {
+            mode: self._drawn(runs + again.get(mode, []), number)
+            for number, (mode, runs) in enumerate(points.items())
+        }
+        rates = {mode: [run.rate for run in runs] for mode, runs in points.items()}
+        self.verdicts = verdicts(draws, self.noise, rates) if draws else []
+
+    def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
+        """As `goodput.drawn`; each `number` has random numbers of its own."""
+        return drawn(points, self._target, self._seed + number, self._dispersion)
+
+
+def mode_reports(
+    found: Found, scenario: str, idle: Mapping[str, Unloaded], result: SweepResult
+) -> list[ModeReport]:
+    """Return the reports of the modes of a scenario."""
+    return [
+        ModeReport.of(
+            scenario,
+            mode,
+            found.goodputs[mode],
+            tuning=result.tuning if mode == COLOCATED else None,
+            unloaded=idle[mode],
+            interference=result.interference.get(mode),
+            trials=result.trials if mode == COLOCATED else [],
+            rows=sorted(rows + result.again.get(mode, []), key=lambda row: row.rate),
+        )
+        for mode, rows in result.rows.items()
+        if rows
+    ]
+
+
+def _scenario_report(
+    experiment: Experiment,
+    case: CompareCase,
+    promise: Promise,
+    promise_is: str,
+    found: Found,
+    result: SweepResult,
+    took_s: float,
+) -> ScenarioReport:
+    rates = sorted({row.rate for rows in result.rows.values() for row in rows})
+    sent = experiment.requests_at(case, rates[-1], result.turns[rates[-1]])[0] if rates else []
+    return ScenarioReport(
+        name=case.name,
+        shows=case.shows,
+        promise=promise,
+        promise_is=promise_is,
+        target=experiment.plan.target,
+        seed=experiment.plan.seed,
+        mean_prompt_tokens=float(np.mean([len(r.prompt) for r in sent])) if sent else 0.0,
+        mean_output_tokens=float(np.mean([r.num_output for r in sent])) if sent else 0.0,
+        num_cut=case.num_cut,
+        length_factor=case.length_factor,
+        rates=rates,
+        verdicts=found.verdicts,
+        noise=found.noise,
+        cores=len(os.sched_getaffinity(0)),
+        stopped=result.stopped,
+        seconds=took_s,
+    )

@@ -1,0 +1,42 @@
+"""CPU time that a process has used, and time that it waited for a core.
+
+On a busy machine CPU seconds are a better measure of cost than elapsed time, and latencies of a
+starved process say little about it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pdserve.shared.errors import ClusterError
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_UTIME, _STIME = 11, 12  # fields after the name, which may contain blanks
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process, including ended ones and kernel time.
+
+    Raises:
+        ClusterError: there is no such process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError as error:
+        raise ClusterError(f"there is no process {pid}: {error.strerror}") from error
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
+
+
+def starved_seconds(pid: int) -> float:
+    """Return how long the main thread waited for a core; 0 if the kernel does not count it.
+
+    Raises:
+        ClusterError: there is no such process.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except FileNotFoundError:
+        if Path(f"/proc/{pid}").exists():
+            return 0.0
+        raise ClusterError(f"there is no process {pid}") from None

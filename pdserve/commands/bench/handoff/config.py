@@ -1,0 +1,52 @@
+"""Config of `pdserve bench handoff`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.settings.config import CheckpointConfig, EngineConfig, Transports
+from pdserve.settings.struct import ConfigStruct, Count, Seconds
+from pdserve.shared.errors import ConfigError
+
+
+class HandoffBenchConfig(ConfigStruct, frozen=True):
+    """Config of `pdserve bench handoff`."""
+
+    concurrency: Annotated[Count, Meta(description="requests in flight at a time")] = 16
+    requests: Annotated[
+        Count, Meta(description="requests in total, rounded up to whole rounds")
+    ] = 320
+    prompt_tokens: Annotated[
+        list[Count], Meta(description="shortest and longest prompt length")
+    ] = msgspec.field(default_factory=lambda: [64, 512])
+    output_tokens: Annotated[Count, Meta(description="output tokens per request")] = 32
+    links: Annotated[
+        list[str], Meta(description="networks to simulate between nodes, as handoff.links")
+    ] = msgspec.field(default_factory=list)
+    transports: Transports = msgspec.field(default_factory=list)
+    deadline_s: Annotated[Seconds, Meta(description="deadline for each round")] = 120.0
+    json: Annotated[bool, Meta(description="print JSON")] = False
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def rounds(self) -> int:
+        """How often `concurrency` requests are sent together."""
+        return -(-self.requests // self.concurrency)
+
+    @property
+    def prompt_range(self) -> tuple[int, int]:
+        """(shortest, longest), tokens.
+
+        Raises:
+            ConfigError: these are not two numbers, the smaller one first.
+        """
+        if len(self.prompt_tokens) != 2 or self.prompt_tokens[0] > self.prompt_tokens[1]:
+            raise ConfigError(
+                f"--prompt-tokens {','.join(map(str, self.prompt_tokens))}: give the shortest and "
+                "the longest, as in 64,512"
+            )
+        return self.prompt_tokens[0], self.prompt_tokens[1]

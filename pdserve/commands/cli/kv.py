@@ -1,0 +1,69 @@
+"""`pdserve kv`: how many requests fit on given devices, beside a model's weights."""
+
+from __future__ import annotations
+
+from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
+from pdserve.commands.bench.checkpoints.shapes import SHAPES
+from pdserve.commands.bench.output import print_json
+from pdserve.commands.cli.kv_config import KvConfig
+from pdserve.settings.values import parse_bytes
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.exit_codes import OK
+
+
+def run(config: KvConfig, setup: dict[str, object]) -> int:
+    """Print what fits.
+
+    Raises:
+        ConfigError: the model cannot be divided among the devices, or does not fit, or does not
+            take requests of that length.
+        ModelError: it cannot be served.
+    """
+    from pdserve.engine.models.config import load_model_config, parse_model_config
+    from pdserve.engine.models.json_fields import JsonFields
+    from pdserve.engine.plan.forms import ActivationDtype
+    from pdserve.engine.steps.worst import WorstStep
+    from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.node.memory.capacity import Devices, capacity
+
+    if (shape := SHAPES.get(config.model)) is not None:
+        model = parse_model_config(JsonFields(config_of(shape), config.model))
+    else:
+        model = load_model_config(resolve_checkpoint(config.model, with_weights=False))
+    if config.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the model's own "
+            f"{model.max_model_len}"
+        )
+    longest = config.max_model_len or model.max_model_len
+    found = capacity(
+        model,
+        ActivationDtype(config.dtype),
+        Devices(
+            memory_bytes=parse_bytes(config.device_memory),
+            number=config.devices,
+            stages=config.pipeline_parallel,
+            utilization=config.kv_utilization,
+        ),
+        WorstStep(config.token_budget, config.max_batch_size),
+        block_size=config.block_size,
+        context=min(config.context, longest),
+        longest=longest,
+    )
+    if config.json:
+        print_json(found, setup)
+        return OK
+    of_each = "of each device" if config.devices > 1 else "of the device"
+    for what, num_bytes in (
+        ("weights", found.weight_bytes),
+        ("largest step", found.step_bytes),
+        ("left for KV", found.kv_bytes),
+    ):
+        print(f"{what:13} {num_bytes / 1e9:8.2f} GB {of_each}")
+    print(f"KV            {found.token_bytes:8} bytes a token {of_each}: {found.num_tokens} tokens")
+    print(f"requests of {min(config.context, longest)} tokens: {found.num_paged}")
+    print(
+        f"  with room for {longest} each from the start on, as without blocks: "
+        f"{found.num_preallocated}"
+    )
+    return OK

@@ -1,0 +1,83 @@
+"""What `pdserve up` checks before it starts anything: all that is known without loading the model.
+
+A node would say the same, but after it has loaded its modules, and beside the others' lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.placement import gpus_of_node
+from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_coordinator
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.settings.config import EngineConfig
+from pdserve.shared.addresses import loopback
+from pdserve.shared.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
+    """Check settings, files, devices, the model and its memory. It may ask the hub, and says so.
+
+    Raises:
+        PdserveError: the cluster would not start; says why.
+    """
+    from coordinator.front_check import check_front
+
+    cluster_nodes(config)
+    check_front(plan_coordinator(config, config.port, loopback(config.host), 0))
+    if not config.on:  # else the model and the devices are on other machines
+        _check_device(config.engine, machine.num_gpus)
+        _check_model(config, machine.num_gpus, say)
+
+
+def _check_device(engine: EngineConfig, num_gpus: int) -> None:
+    """Raises ConfigError: there is no such device here, or too few of them."""
+    device = engine.device
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", device)
+    if match is None:
+        raise ConfigError(f'device "{device}" is none of auto, cpu, cuda, cuda:N')
+    if device.startswith("cuda") and not num_gpus:
+        raise ConfigError(f'device "{device}": this machine has no usable GPU: leave it out')
+    if match[1] and int(match[1]) >= num_gpus:
+        raise ConfigError(f'device "{device}": there are {num_gpus} GPUs, the first is cuda:0')
+    needed = gpus_of_node(engine)
+    if _is_gpu(engine, num_gpus) and needed > num_gpus:
+        raise ConfigError(
+            f"each node takes {needed} GPUs, and there are {num_gpus}: lower "
+            "engine.tensor_parallel or engine.pipeline_parallel"
+        )
+
+
+def _is_gpu(engine: EngineConfig, num_gpus: int) -> bool:
+    return num_gpus > 0 and engine.device != "cpu"
+
+
+def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
+    """Raises PdserveError: it cannot be served, or not with these settings or this memory."""
+    from pdserve.engine.models.config import load_model_config
+    from pdserve.engine.ranks.shard import check_ranks
+    from pdserve.engine.ranks.sizes import Parallelism
+    from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.model_files.tokenizer import read_tokenizer
+    from pdserve.node.start.sizing import check_memory, sizes_of
+
+    named, engine = config.checkpoint, config.engine
+    is_here = not named.model or Path(named.model).expanduser().exists()
+    if not is_here:
+        say(f"looking for {named.model} on the hub, or in its cache")
+    checkpoint = resolve_checkpoint(
+        named.model or str(CHECKPOINT_PATH), named.revision, with_weights=is_here
+    )
+    model = load_model_config(checkpoint)
+    read_tokenizer(checkpoint.path)
+    num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
+    check_ranks(model, Parallelism(engine.tensor_parallel, num_stages))
+    if _is_gpu(engine, num_gpus):
+        sizes_of(engine, model, "cuda")
+        return
+    check_memory(engine, model, checkpoint.weight_bytes() if is_here else 0)

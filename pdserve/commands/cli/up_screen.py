@@ -1,0 +1,120 @@
+"""The output of `pdserve up`: the processes' logs, progress bars, and an example request.
+
+Everything is written to stderr, except for the address and the example request (stdout).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from pdserve.commands.cli.waiting import state_text, waiting_text
+from pdserve.commands.cluster.child import reported_error
+from pdserve.protocol.status import ClusterStatus
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+_NAME_WIDTH = 12  # fits "coordinator"
+
+
+class UpScreen:
+    """Writes to the terminal, or to a log file."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._colours: dict[str, str] = {}
+
+    def line(self, name: str, text: str) -> None:
+        """Print a line of a child's output, but not its error, which is told with its end."""
+        if reported_error(text):
+            return
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._print(Text.assemble((f"{name:<{_NAME_WIDTH}}| ", colour), Text.from_ansi(text)))
+
+    def say(self, text: str) -> None:
+        """Print a line of `pdserve up` itself."""
+        self._print(Text.assemble((f"{'pdserve up':<{_NAME_WIDTH}}| ", "bold"), text))
+
+    def loading(self, names: list[str]) -> LoadingBars:
+        """Progress bars for loading these nodes, as a context manager."""
+        return LoadingBars(self._console, names)
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+class LoadingBars:
+    """One progress bar per node; without a terminal, one line when a node is ready."""
+
+    def __init__(self, console: Console, names: list[str]) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn(f"{{task.description:<{_NAME_WIDTH}}}|"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {
+            name: self._bars.add_task(name, total=1.0, state="starting") for name in names
+        }
+        self._ready: set[str] = set()
+        self._status: ClusterStatus | None = None
+
+    def __enter__(self) -> LoadingBars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, status: ClusterStatus) -> None:
+        """Update the bars from the cluster's status."""
+        self._status = status
+        for name, task in self._tasks.items():
+            node = status.node(name)
+            if node is None:
+                continue
+            self._bars.update(
+                task, completed=node.loading_progress, state=state_text(node, 0) or "ready"
+            )
+            if node.state == "ready" and name not in self._ready:
+                self._ready.add(name)
+                self._console.print(f"{name:<{_NAME_WIDTH}}| ready", highlight=False)
+
+    def tell(self, num_downloaded: int) -> None:
+        """Say what is awaited: in the bars, or without a terminal in a line.
+
+        `num_downloaded` are bytes of a model that is being downloaded; 0: none is.
+        """
+        for name, task in self._tasks.items():
+            node = None if self._status is None else self._status.node(name)
+            self._bars.update(task, state=state_text(node, num_downloaded) or "ready")
+        text = waiting_text(list(self._tasks), self._status, num_downloaded)
+        if text and not self._console.is_terminal:
+            self._console.print(
+                f"{'pdserve up':<{_NAME_WIDTH}}| {text}", soft_wrap=True, highlight=False
+            )
+
+
+def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> str:
+    """The cluster's address, that of its page, and an example request."""
+    body = json.dumps(
+        {
+            "model": status.model,
+            "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
+            "max_tokens": 64,
+            "stream": True,
+        }
+    )
+    page = f", watch it at {url}/" if has_page else ""
+    return (
+        f"{status.model} is served at {url} ({status.mode}){page}; try\n\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}\n"
+    )

@@ -1,0 +1,140 @@
+"""Starts and drains nodes of one machine, as the coordinator says that load asks for.
+
+A node of the other pool is the cheapest new node, and the coordinator moves it by itself
+(`coordinator/pools/rebalancer.py`). Next comes one on standby, which has its weights and waits:
+the coordinator has it begin (`coordinator/pools/standby.py`). So a node is started only if both
+pools together lack one and none is on standby, and drained only if neither lacks any. When neither
+lacks any, one is put on standby for the next time; while the cluster sleeps, none is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from pdserve.commands.cluster.config import Scale
+from pdserve.commands.cluster.supervisor import Cluster
+from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
+from pdserve.shared.errors import ClusterError
+from pdserve.shared.process.exit_codes import StartFailed
+
+LOOK_S: Final = 1.0
+_WHY: Final = "load asks for it"
+_WHY_STANDBY: Final = "it will wait on standby until load asks for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of the cluster."""
+
+    what: Literal["start", "start on standby", "retire"]
+    name: str
+
+
+def next_steps(
+    status: ClusterStatus, started: Sequence[str], spare: Sequence[str], scale: Scale
+) -> list[Step]:
+    """Return what to do now, if anything: one change, but of each pool if there are no nodes.
+
+    Args:
+        status: of the cluster.
+        started: nodes that run, or are to run.
+        spare: nodes that could be started, in the order in which to do so.
+        scale: least and most nodes of each pool. One that nodes have moved to may have more, as
+            long as load asks for them.
+    """
+    nodes = [status.node(name) for name in started]
+    known = [node for node in nodes if node is not None]
+    serving = [node for node in known if node.state == "ready"]
+    standby = [node for node in known if node.is_standby]
+    if len(serving) + len(standby) < len(started):
+        return []  # what the last change does has to be seen first
+    have: Mapping[RoleName, int] = Counter(node.role for node in serving)
+    desired = status.coordinator.desired_nodes
+    lacking = {
+        pool: min(max(number, scale.least), max(scale.most, have[pool])) - have[pool]
+        for pool, number in desired.items()
+    }
+    short = sorted((p for p in lacking if lacking[p] > 0), key=lambda pool: -lacking[pool])
+    if sum(lacking.values()) > 0:
+        if standby and any(_is_given_one(pool, desired, have) for pool in short):
+            return []  # the coordinator has it begin
+        steps = [Step("start", name) for pool in short for name in _first(spare, pool)]
+        return steps[:1] if started else steps
+    if lacking and not short:
+        return _less(lacking, serving, standby, spare)
+    return []
+
+
+def _is_given_one(
+    pool: RoleName, desired: Mapping[RoleName, int], have: Mapping[RoleName, int]
+) -> bool:
+    """Return whether the coordinator has a node on standby begin in this pool, and no other move.
+
+    It does not know of least and most numbers: by them both pools may lack a node that, by what is
+    desired, one can spare.
+    """
+    all_lack = sum(number - have[other] for other, number in desired.items()) > 0
+    return desired[pool] > have[pool] and (all_lack or not have[pool])
+
+
+def _first(names: Sequence[str], pool: RoleName) -> list[str]:
+    """Return the first of these nodes that is of a pool, if one is."""
+    return [name for name in names if name.startswith(pool)][:1]
+
+
+def _less(
+    lacking: Mapping[RoleName, int],
+    serving: Sequence[NodeStatus],
+    standby: Sequence[NodeStatus],
+    spare: Sequence[str],
+) -> list[Step]:
+    """Return what to do where no pool lacks a node."""
+    over = min(lacking, key=lambda pool: lacking[pool])
+    if lacking[over] < 0:
+        mine = [node for node in serving if node.role == over]
+        idlest = min(mine, key=lambda node: (node.running_requests, node.queued_tokens))
+        return [Step("retire", idlest.node_id)]
+    if not serving:  # it sleeps
+        return [Step("retire", node.node_id) for node in standby[:1]]
+    return [] if standby else [Step("start on standby", name) for name in spare[:1]]
+
+
+class Autoscaler:
+    """Follows the desired numbers of nodes of a ready cluster, while `run` does."""
+
+    def __init__(self, cluster: Cluster, scale: Scale, say: Callable[[str], None]) -> None:
+        """`say` is called with a sentence about each change."""
+        self._cluster = cluster
+        self._scale = scale
+        self._say = say
+
+    async def run(self) -> NoReturn:
+        """Look every second, since load changes with time; until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                status = await self._cluster.status()
+            except ClusterError:  # it is being started again
+                continue
+            started = self._cluster.started_nodes
+            spare = [name for name in self._cluster.node_names if name not in started]
+            steps = next_steps(status, started, spare, self._scale)
+            await asyncio.gather(*(self._make(step) for step in steps))
+
+    async def _make(self, step: Step) -> None:
+        if step.what == "retire":
+            self._say(f"{step.name} is not needed any more: it drains")
+            self._say((await self._cluster.retire_node(step.name)).told)
+            return
+        on_standby = step.what == "start on standby"
+        self._say(f"starting {step.name}: " + (_WHY_STANDBY if on_standby else _WHY))
+        try:
+            await self._cluster.start_node(step.name, on_standby=on_standby)
+        except StartFailed as error:  # whoever restarts processes has heard of it
+            self._say(str(error))
+        else:
+            self._say(f"{step.name} is {'on standby' if on_standby else 'ready'}")

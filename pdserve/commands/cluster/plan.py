@@ -1,0 +1,211 @@
+"""Plans a cluster's processes before any of them is started: names, configs, cores and devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from pdserve.commands.cluster.config import SLEEP_AFTER_S, ClusterConfig
+from pdserve.commands.cluster.placement import (
+    assign_cores,
+    assign_device,
+    check_splittable,
+    coordinator_cores,
+    gpus_of_node,
+)
+from pdserve.node.start.cores import plan_cores
+from pdserve.settings.access import AccessConfig
+from pdserve.settings.answers import AnswerConfig
+from pdserve.settings.config import (
+    ONE_POOL,
+    CoordinatorConfig,
+    EngineConfig,
+    NodeConfig,
+    RoutingConfig,
+    WeightsConfig,
+)
+from pdserve.settings.flags import as_flags
+from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
+from pdserve.settings.values import IN_MEMORY, format_cpus
+from pdserve.shared.addresses import format_address, loopback
+
+COORDINATOR: Final = "coordinator"
+
+Kind = Literal["coordinator", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources of this machine that a cluster may use."""
+
+    cores: Sequence[int]
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """One process of a cluster."""
+
+    name: str  # for a node, also its node id
+    kind: Kind
+    config: CoordinatorConfig | NodeConfig
+
+    @property
+    def arguments(self) -> list[str]:
+        """Its command line after `pdserve`."""
+        return [self.kind, *as_flags(self.config)]
+
+
+def plan_cluster(
+    config: ClusterConfig, http_port: int, grpc_port: int, machine: Machine
+) -> list[ProcessPlan]:
+    """The coordinator, then prefill-0, prefill-1, ..., decode-0, ...
+
+    Raises:
+        ConfigError: the numbers of nodes contradict the mode, or the machine does.
+    """
+    nodes = cluster_nodes(config)
+    shares = assign_cores(len(nodes), machine.cores)
+    engines = [
+        _placed(config.engine, number, cores, machine.num_gpus)
+        for number, cores in enumerate(shares)
+    ]
+    if config.mode == "multiplexed":
+        check_splittable(engines, len(machine.cores))
+    on_gpu = Counter(engine.device for engine in engines if engine.device.startswith("cuda"))
+    engines = [
+        replace(engine, kv_utilization=engine.kv_utilization / on_gpu.get(engine.device, 1))
+        for engine in engines
+    ]
+    core_plans = [plan_cores(engine, machine.cores) for engine in engines]
+    cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
+    grpc_host = loopback(config.host)  # all nodes are here, and nobody else may join
+    coordinator = plan_coordinator(config, http_port, grpc_host, grpc_port, cpus)
+    plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
+    address = format_address(grpc_host, grpc_port)
+    for (name, kind), engine in zip(nodes, engines, strict=True):
+        plans.append(ProcessPlan(name, kind, plan_node(config, name, address, engine)))
+    return plans
+
+
+def cluster_nodes(config: ClusterConfig) -> list[tuple[str, Kind]]:
+    """Name and kind of each node: prefill-0, prefill-1, ..., decode-0, ...
+
+    Raises:
+        ConfigError: the numbers of nodes contradict the mode.
+    """
+    pools: list[tuple[Kind, int]] = [
+        ("prefill", config.num_prefill),
+        ("decode", config.num_decode),
+    ]
+    return [(f"{kind}-{index}", kind) for kind, number in pools for index in range(number)]
+
+
+def plan_coordinator(
+    config: ClusterConfig, http_port: int, grpc_host: str, grpc_port: int, cpus: str = ""
+) -> CoordinatorConfig:
+    """The coordinator's config: where clients and nodes reach it, and the cores to run on."""
+    return CoordinatorConfig(
+        host=config.host,
+        port=http_port,
+        grpc_host=grpc_host,
+        grpc_port=grpc_port,
+        cpus=cpus,
+        mode=config.mode,
+        max_inflight=config.max_inflight,
+        checkpoint=config.checkpoint,
+        answers=_answer_config(config),
+        routing=_routing_config(config),
+        access=_access_config(config),
+        tracing=config.tracing,
+        timeouts=config.timeouts.part(CoordinatorTimeouts),
+    )
+
+
+def _routing_config(config: ClusterConfig) -> RoutingConfig:
+    """That of the coordinator: pools that scale help each other, and may have to be woken."""
+    routing, scale = config.routing, config.scale
+    if scale is None:
+        return routing
+    sleep_after_s = routing.sleep_after_s
+    if scale.least == 0:
+        sleep_after_s = sleep_after_s or SLEEP_AFTER_S
+    has_two_pools = config.mode not in ONE_POOL
+    return replace(routing, rebalance=has_two_pools, sleep_after_s=sleep_after_s)
+
+
+def _answer_config(config: ClusterConfig) -> AnswerConfig:
+    """Those of the coordinator: a free port is not what a file could be found again by."""
+    if config.port == 0 and not config.answers.store:
+        return replace(config.answers, store=IN_MEMORY)
+    return config.answers
+
+
+def _access_config(config: ClusterConfig) -> AccessConfig:
+    """Likewise."""
+    if config.port == 0 and not config.access.usage_db:
+        return replace(config.access, usage_db=IN_MEMORY)
+    return config.access
+
+
+def plan_node(
+    config: ClusterConfig, node_id: str, coordinator_address: str, engine: EngineConfig
+) -> NodeConfig:
+    """A node's config, but for the network that its machine has."""
+    return NodeConfig(
+        node_id=node_id,
+        coordinators=[coordinator_address],
+        transports=config.transports,
+        checksums=config.checksums,
+        multiplexed=config.mode == "multiplexed",
+        checkpoint=config.checkpoint.part(WeightsConfig),
+        engine=engine,
+        profile=config.profile,
+        policy=config.policy,
+        handoff=config.handoff,
+        prefix=config.prefix,
+        timeouts=config.timeouts.part(NodeTimeouts),
+    )
+
+
+def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: bool) -> str:
+    """A warning if nodes wait for each other; otherwise empty.
+
+    That is if there are more compute threads than cores, or a GPU has several nodes, whose steps
+    take turns unless CUDA's multi-process service (MPS) runs.
+    """
+    nodes = [plan.config for plan in plans if isinstance(plan.config, NodeConfig)]
+    devices = [node.engine.device for node in nodes]
+    gpus = Counter(device for device in devices if device.startswith("cuda"))
+    shared = [f"{number} nodes on {device}" for device, number in gpus.items() if number > 1]
+    if shared and not has_mps:
+        return (
+            f"{', '.join(shared)}, and no MPS: their steps take turns on it, so comparing modes "
+            "there says nothing; start nvidia-cuda-mps-control -d, or give each node a GPU"
+        )
+    shares = [
+        plan_cores(node.engine, cores)
+        for node in nodes
+        if not node.engine.device.startswith("cuda")
+    ]
+    num_threads = sum(share.num_threads for share in shares)
+    num_cores = len({core for share in shares for core in share.compute})
+    if num_threads <= num_cores:
+        return ""
+    return (
+        f"{len(shares)} nodes compute with {num_threads} threads on {num_cores} cores: their steps "
+        "will wait for each other; predictions of TTFT and TPOT hold for fewer nodes, or more cores"
+    )
+
+
+def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) -> EngineConfig:
+    """The engine config of node `number`, with its share of the machine."""
+    return replace(
+        engine,
+        cpus=format_cpus(cores),
+        device=assign_device(engine.device, number, num_gpus, gpus_of_node(engine)),
+    )

@@ -1,0 +1,156 @@
+"""What clients send to a cluster so that its nodes meet all kinds of steps.
+
+    prompts    one at a time, each a few tokens longer answered: prefill, pulls, idle latencies
+    streams    many at once, until each batch was seen with short and long contexts: decode
+    both       prompts beside streams: mixed steps, or what the nodes of a host cost each other
+
+KV in decodes is that of real prompts. No prompt shares a prefix with any other, but for those that
+extend the one before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pdserve.commands.bench.load.client import PLAIN_IDS
+from pdserve.commands.bench.load.open_loop import OpenLoopClient
+from pdserve.commands.bench.load.outcome import Outcome
+from pdserve.commands.bench.load.workload import TimedRequest
+from pdserve.kv import need
+from pdserve.measured.calibration import NodeLimits
+
+ANSWER = 6  # tokens after a measured prompt
+_STREAM = 48  # tokens of a measured stream
+_ROOM = 0.7  # share of a node's KV that streams may fill
+_DEADLINE_S = 120.0  # of one request
+_EXTENDED = 0.3  # share of the prompts that extend the one before
+_GROWTH = 1.6  # between two lengths of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """One request to an idle cluster."""
+
+    num_prompt: int
+    ttft_s: float
+    first_gap_s: float  # between tokens 1 and 2
+    later_gap_s: float  # the median of the others
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Idle:
+        """As its client saw it."""
+        gaps = [later - earlier for earlier, later in pairwise(outcome.arrivals_s)]
+        later = sorted(gaps[1:]) or [0.0]
+        return cls(outcome.num_prompt, outcome.ttft_s, gaps[0], later[len(later) // 2])
+
+
+class Driver:
+    """Sends requests of all sizes that the nodes take, until a phase's time is over."""
+
+    def __init__(
+        self, client: OpenLoopClient, limits: NodeLimits, block_size: int, seed: int
+    ) -> None:
+        self._client = client
+        self._limits = limits
+        self._tokens = need.tokens_in(limits.num_blocks, block_size)
+        self._random = random.Random(seed)
+        self._num_phases = 0
+        self.prompt_lengths: set[int] = set()  # of all requests that were served
+        self.contexts: set[int] = set()
+        self.num_requests = 0  # sent
+        self.num_tokens = 0  # received
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt that is sent."""
+        return min(self._limits.max_model_len, int(_ROOM * self._tokens)) - _STREAM
+
+    async def prompts(self, seconds: float) -> list[Idle]:
+        """Send prompts one at a time, from short ones to the longest that the time allows."""
+        salt, until_s = self._salt(), time.monotonic() + seconds
+        idle: list[Idle] = []
+        while time.monotonic() < until_s:
+            for length in self._lengths():
+                began_s = time.monotonic()
+                for request in self._prompt(length):
+                    [outcome] = await self._client.one_by_one([request], salt, _DEADLINE_S)
+                    self._served(outcome)
+                    if len(outcome.arrivals_s) > 1:
+                        idle.append(Idle.of(outcome))
+                now_s = time.monotonic()
+                if now_s + _GROWTH * (now_s - began_s) > until_s:
+                    break
+        return idle
+
+    async def streams(self, seconds: float) -> None:
+        """Run streams beside each other: batches of 1, 2, 4, ... up to the nodes' largest."""
+        batches = list(self._batches())
+        for batch in batches:
+            await self._streams(batch, seconds / len(batches))
+
+    async def both(self, seconds: float) -> None:
+        """Run streams, and prompts one at a time beside them."""
+        batches = [batch for batch in self._batches() if batch <= 16]
+        for batch in batches:
+            share_s = seconds / len(batches)
+            await asyncio.gather(self._streams(batch, share_s), self.prompts(share_s))
+
+    async def _streams(self, batch: int, seconds: float) -> None:
+        """Keep `batch` streams running for so long, or for one round of them."""
+        most = min(self.longest, int(_ROOM * self._tokens / batch) - _STREAM)
+        context = self._between(1, most)  # of one round they are alike, as in one kind of load
+        requests = [
+            TimedRequest(0.0, "stream", self._ids(self._between(max(1, context // 2), context)), n)
+            for n in [_STREAM] * (2 * batch)
+        ]
+        run = await self._client.run_closed(requests, self._salt(), batch, max(0.1, seconds))
+        for outcome in run.outcomes:
+            self._served(outcome)
+
+    def _served(self, outcome: Outcome) -> None:
+        self.num_requests += bool(outcome.num_received)  # others were only about to be sent
+        self.num_tokens += outcome.num_received
+        if outcome.end == "finished":
+            self.prompt_lengths.add(outcome.num_prompt)
+            self.contexts.add(outcome.num_prompt + outcome.num_output)
+
+    def _lengths(self) -> Iterator[int]:
+        """Yield lengths that grow, each drawn from around its step of the ladder."""
+        step = 1.0
+        while step < self.longest:
+            yield min(self.longest, max(1, round(step * self._random.uniform(1, _GROWTH))))
+            step *= _GROWTH
+        yield self.longest
+
+    def _prompt(self, length: int) -> Iterator[TimedRequest]:
+        """Yield a prompt of that length; sometimes after one that it extends."""
+        prompt = self._ids(length)
+        if length > 1 and self._random.random() < _EXTENDED:
+            first = prompt[: self._between(1, length - 1)]
+            yield TimedRequest(0.0, "prompt", first, ANSWER)
+        yield TimedRequest(0.0, "prompt", prompt, ANSWER)
+
+    def _batches(self) -> Iterator[int]:
+        batch, most = 1, min(self._limits.max_batch_size, self._tokens // (2 * _STREAM))
+        while batch < most:
+            yield batch
+            batch *= 2
+        yield max(1, most)
+
+    def _between(self, least: int, most: int) -> int:
+        """Draw a number whose logarithm is evenly distributed."""
+        ratio = max(1.0, most / least)
+        return max(1, round(least * math.pow(ratio, self._random.random())))
+
+    def _ids(self, count: int) -> list[int]:
+        return self._random.choices(PLAIN_IDS, k=count)
+
+    def _salt(self) -> str:
+        self._num_phases += 1
+        return f"calibrate-{self._random.random()}-{self._num_phases}"

@@ -1,0 +1,66 @@
+"""What a user saw of one call.
+
+TTFT is the time from arrival to token 1. TPOT is the mean gap after token 1. The transfer of the KV
+to the decode node and the wait for room there fall between tokens 1 and 2, and so into TPOT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+
+from pdserve.commands.simulation.call import Call
+from pdserve.lifecycle import Lifecycle
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """The outcome of one call."""
+
+    call: Call
+    was_refused: bool = False
+    token_times_s: list[float] = field(default_factory=list)
+    num_cached_tokens: int = 0  # of the prompt, on the node that prefilled it
+    at_prefill: Lifecycle | None = None  # on the node that computed token 1
+    at_decode: Lifecycle | None = None  # on the node that computed the last one
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its tokens are there."""
+        return len(self.token_times_s) == self.call.num_output
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds until token 1; infinite without one."""
+        return self.token_times_s[0] - self.call.at_s if self.token_times_s else inf
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap after token 1: 0 with a single token, infinite if the call did not end."""
+        if not self.has_ended:
+            return inf
+        times = self.token_times_s
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The gaps between its tokens (ITL)."""
+        return [after - before for before, after in pairwise(self.token_times_s)]
+
+    @property
+    def longest_stall_s(self) -> float:
+        """Longest gap in the middle of the answer; the first gap belongs to the handoff."""
+        return max(self.gaps_s[1:], default=0.0)
+
+    @property
+    def keeps_ttft(self) -> bool:
+        """Whether it has ended and met the promised TTFT."""
+        promised_s = self.call.slo.ttft_s
+        return self.has_ended and (not promised_s or self.ttft_s <= promised_s)
+
+    @property
+    def keeps_tpot(self) -> bool:
+        """Whether it has ended and met the promised TPOT."""
+        promised_s = self.call.slo.tpot_s
+        return self.has_ended and (not promised_s or self.tpot_s <= promised_s)

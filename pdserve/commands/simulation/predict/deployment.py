@@ -1,0 +1,227 @@
+"""A deployment: how many nodes of each kind in which mode, run under a load."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+import msgspec
+
+from pdserve.commands.bench.compare.cases import CompareCase
+from pdserve.commands.bench.compare.goodput import RatePoint
+from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.bench.load.slo_score import Score
+from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.cluster import Cluster
+from pdserve.commands.simulation.coordinator import Coordinator
+from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.host import Host
+from pdserve.commands.simulation.machine import Machine, scaled
+from pdserve.commands.simulation.node import Node
+from pdserve.commands.simulation.outcome import Outcome
+from pdserve.commands.simulation.predict.load import Question, Ranged, call_of, calls_of
+from pdserve.commands.simulation.predict.parts import Parts
+from pdserve.commands.simulation.predict.tally import Tally
+from pdserve.commands.simulation.split import SplitCores
+from pdserve.commands.simulation.step_times import ResidualScatter
+from pdserve.measured.calibration import Calibration
+from pdserve.protocol import NodeRole, Slo
+from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig
+
+_APART_S = 1.0  # between two requests to an idle cluster
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """Nodes of each role, and the mode; co-located, all decode; multiplexed, two are one."""
+
+    mode: Mode
+    prefill: int
+    decode: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of both roles."""
+        return self.prefill + self.decode
+
+    @property
+    def text(self) -> str:
+        """For people: "disaggregated 1P2D", "colocated 3"."""
+        if self.mode == "colocated":
+            return f"colocated {self.num_nodes}"
+        return f"{self.mode} {self.prefill}P{self.decode}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """What all simulations of an answer have in common."""
+
+    calibration: Calibration
+    policy: PolicyConfig
+    ranges: Ranged
+    one_host: bool  # all nodes share one memory bus
+    admission: bool
+    target: float
+    slower: float = 1.0  # factor on the times of steps
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: the score of `pdserve bench compare`, and what the nodes did."""
+
+    rate: float
+    score: Score
+    seconds: float  # simulated
+    cpu_s: float  # that the simulation took
+    busy: dict[str, float]  # node |-> share of the time that it computed
+    prompt_busy: dict[str, float]  # node |-> the part of this that was for prompts
+    parts: Parts
+    largest_batch: int
+    in_flight: float  # requests that an arriving one found in the cluster, on average
+    mean_e2e_s: float
+    prompt_tokens: int  # of prompts that were computed: of calls that have a token
+    cached_tokens: int  # of these, in the prefix cache
+    output_tokens: int
+    stopped_early: bool  # the target was out of reach: the rest was not simulated
+
+    @property
+    def point(self) -> RatePoint:
+        """The point of the attainment curve."""
+        return RatePoint(self.rate, self.score.counts)
+
+
+def run(
+    rig: Rig, deployment: Deployment, case: CompareCase, rate: float, count: int,
+    promise: Promise, seed: int, until_s: float = inf,
+) -> Result:  # fmt: skip
+    """Simulate `count` requests of a workload at this rate, as far as they end by `until_s`.
+
+    Raises:
+        CalibrationError: something lies outside of what was calibrated, and must not.
+    """
+    began_s = time.process_time()
+    cluster, front = _cluster(rig, deployment, seed)
+    tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
+    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally, until_s)
+    for outcome in cluster.unfinished():
+        tally.note(outcome)
+    seconds = cluster.events.now_s
+    rig.ranges.check_batches([node.largest_batch for node in cluster.nodes])
+    scored = tally.score(rig.target)
+    return Result(
+        rate=rate,
+        score=scored,
+        seconds=seconds,
+        cpu_s=time.process_time() - began_s,
+        busy={node.name: node.busy_s / seconds for node in cluster.nodes},
+        prompt_busy={node.name: node.prompt_s / seconds for node in cluster.nodes},
+        parts=tally.phases.parts(node.steps for node in cluster.nodes),
+        largest_batch=max(node.largest_batch for node in cluster.nodes),
+        in_flight=cluster.num_met / cluster.num_arrived,
+        mean_e2e_s=cluster.call_seconds / max(1, scored.finished),
+        prompt_tokens=tally.num_prompt_tokens,
+        cached_tokens=tally.num_cached_tokens,
+        output_tokens=tally.num_output_tokens,
+        stopped_early=tally.stopped_early,
+    )
+
+
+def runs_of(
+    rig: Rig, deployment: Deployment, question: Question, rate: float, promise: Promise,
+    num_seeds: int, longer: float = 1.0,
+) -> list[Result]:  # fmt: skip
+    """Simulate a rate with several seeds, whose requests differ. Raises as `run`."""
+    results = []
+    for seed in range(num_seeds):
+        case = question.case(rig.calibration, seed, longer)
+        count = case.count_at(rate, question.count)
+        results.append(run(rig, deployment, case, rate, count, promise, seed))
+    return results
+
+
+def idle_latencies(
+    rig: Rig, deployment: Deployment, case: CompareCase, count: int, seed: int
+) -> tuple[float, float]:
+    """Return (the slowest TTFT, the median TPOT), in seconds, of requests sent one at a time."""
+    cluster, front = _cluster(rig, deployment, seed)
+    outcomes: list[Outcome] = []
+    cluster.run(front, _one_by_one(rig, case, count), outcomes.append)
+    tpots_s = sorted(outcome.tpot_s for outcome in outcomes)
+    return max(outcome.ttft_s for outcome in outcomes), tpots_s[len(tpots_s) // 2]
+
+
+def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
+    perf, budget, at_s = (
+        Machine.of(rig.calibration).perf(),
+        rig.calibration.limits.token_budget,
+        0.0,
+    )
+    for sketch in case.workload.sketched(1.0, count):
+        rig.ranges.check(sketch)
+        alone = replace(sketch, after=None)
+        yield call_of(alone, at_s, case.workload.block_tokens, Slo())
+        num_tokens = sketch.num_prompt + sketch.num_output
+        alone_s = perf.prefill_s(sketch.num_prompt, 0, budget)
+        alone_s += sketch.num_output * perf.decode_s(1, num_tokens)
+        at_s += 2 * rig.slower * alone_s + _APART_S
+
+
+def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
+    calibration, events = rig.calibration, Events()
+    machine, places = _machine(rig), _places(rig, deployment, events)
+    num_prefill = 0 if deployment.mode in ONE_POOL else deployment.prefill
+    roles = [NodeRole.PREFILL] * num_prefill
+    roles += [NodeRole.DECODE] * (len(places) - num_prefill)
+    if deployment.mode == "multiplexed":  # each node has the memory of two
+        machine = replace(machine, num_kv_tokens=2 * machine.num_kv_tokens)
+    nodes = [
+        Node(
+            f"{role.name.lower()}-{number}",
+            role,
+            machine,
+            events,
+            rig.policy,
+            host=host,
+            cores=cores,
+            scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
+        )
+        for number, (role, (host, cores)) in enumerate(zip(roles, places, strict=True))
+    ]
+    cluster = Cluster(events, nodes)
+    return cluster, Coordinator(cluster, deployment.mode, admission=rig.admission)
+
+
+def _places(
+    rig: Rig, deployment: Deployment, events: Events
+) -> list[tuple[Host | None, SplitCores | None]]:
+    """Return the host of each node, and its cores if it splits them."""
+    bus, threads, num_nodes = rig.calibration.host, rig.calibration.cpus, deployment.num_nodes
+    host = Host("shared", bus, threads) if rig.one_host and num_nodes > 1 else None
+    if deployment.mode != "multiplexed":
+        return [(host, None)] * num_nodes
+    return [
+        (
+            host or Host(f"host-{number}", bus, threads),
+            SplitCores(events, _machine(rig), threads, bus, rig.policy),
+        )
+        for number in range(deployment.decode)
+    ]
+
+
+def _machine(rig: Rig) -> Machine:
+    machine = Machine.of(rig.calibration)
+    if rig.slower == 1.0:
+        return machine
+    costs = {region: scaled(of, rig.slower) for region, of in machine.step_costs.items()}
+    return replace(machine, costs=scaled(machine.costs, rig.slower), true_costs=costs)
+
+
+def _most_late(case: CompareCase, count: int, target: float) -> Mapping[str, float]:
+    """Return kind |-> how many may be late at most, of all that are sent.
+
+    Nobody knows how many of each kind a trace has, so there it is as many as if all were alike.
+    """
+    kinds = case.scenario.kinds if case.scenario else ()
+    late = {kind.name: (1 - target) * count * kind.cards / case.deck for kind in kinds}
+    return late if kinds else defaultdict(lambda: (1 - target) * count)

@@ -1,0 +1,316 @@
+"""`pdserve bench prediction`: how far predictions are from what clusters do.
+
+Both get the same requests at the same times, and are scored by the same code. Rates are shares of
+the *predicted* goodput, so a prediction that is far off shows as attainments far apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import aiohttp
+
+from pdserve.commands.bench.checkpoints.named import checkpoint_of
+from pdserve.commands.bench.compare.cases import CompareCase
+from pdserve.commands.bench.compare.clusters import RunningServer, together
+from pdserve.commands.bench.compare.goodput import RatePoint, crossing
+from pdserve.commands.bench.compare.runner import drain_s
+from pdserve.commands.bench.load.open_loop import longest_s, open_loop_client
+from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.bench.load.scenarios import ScenarioName
+from pdserve.commands.bench.load.slo_score import Score, score
+from pdserve.commands.bench.output import print_json, print_tables, say
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.scrape import scrape
+from pdserve.commands.cluster.supervisor import Cluster
+from pdserve.commands.simulation.calibrate import run as calibrating
+from pdserve.commands.simulation.calibrate.config import CalibrateConfig
+from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.predict import deployment as simulated
+from pdserve.commands.simulation.predict.answer import load_calibration, promise_of
+from pdserve.commands.simulation.predict.config import PredictConfig
+from pdserve.commands.simulation.predict.deployment import Deployment, Rig
+from pdserve.commands.simulation.predict.goodput import find_goodput
+from pdserve.commands.simulation.predict.load import (
+    Question,
+    Ranged,
+    capacity,
+    most_tokens,
+    rows_of,
+)
+from pdserve.commands.simulation.predict.parts import Parts
+from pdserve.commands.simulation.validate.config import PredictionConfig
+from pdserve.commands.simulation.validate.parts import alone_of, parts_of
+from pdserve.commands.simulation.validate.regret import regret_table, regrets_of
+from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
+from pdserve.commands.simulation.validate.row import Figures, Row, known_of
+from pdserve.measured.calibration import Calibration
+from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
+from pdserve.shared.errors import ConfigError, PdserveError
+from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
+
+_SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
+_CLOSE = 1.05
+_SEEDS: Final = range(3)  # simulations of a rate: their scatter differs, their requests do not
+_MORE_SEEDS: Final = range(5)  # of a rate that is measured
+_WARM_UP, _WARM_UP_S = 4, 60.0  # requests
+_READ_S = 10.0  # a step of 1 ms is kept for thrice as long
+_MOST_MORE, _FURTHER = 2, 1.4  # rates beyond those that were asked for, and the factor to each
+_MANY = 4096  # requests on the nodes
+_TIMES_TTFT = 3
+
+
+class _Predicted(NamedTuple):
+    """A deployment under a load, and what is predicted of it before anything is measured."""
+
+    deployment: Deployment
+    case: CompareCase
+    promise: Promise
+    goodput: float
+
+
+class _Measured(NamedTuple):
+    """What was measured at one rate."""
+
+    score: Score
+    parts: Parts
+    alone: float | None
+
+
+def run(config: PredictionConfig, setup: dict[str, object]) -> int:
+    """Predict, measure and print; the exit code.
+
+    Ctrl-C ends it early, and so does a cluster that cannot be measured: what was is printed.
+
+    Raises:
+        PdserveError: the settings contradict each other, or the first cluster cannot be measured.
+    """
+    deployments = [Deployment(*parsed) for parsed in config.check()]
+    for trace in config.traces:
+        rows_of(trace, config.seed)  # whether they can be read, before anything is measured
+    calibration = _calibration(config)
+    rig = Rig(
+        calibration=calibration,
+        policy=PolicyConfig(),
+        ranges=Ranged(calibration, extrapolates=True),
+        one_host=True,
+        admission=False,
+        target=config.target,
+    )
+    predicted: list[_Predicted] = []  # all of them, so that no measurement is in vain
+    for question in _questions(config):
+        case = question.case(calibration, config.seed)
+        asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
+        whole = promise_of(asked, rig, case, deployments)
+        for factor in config.promise_factors:
+            promise = Promise(factor * whole.ttft_s, factor * whole.tpot_s)
+            for deployment in deployments:
+                goodput = _goodput(config, rig, deployment, question, case, promise)
+                say(f"{case.name}, promises x {factor:g}, {deployment.text}: {goodput:.2f}/s")
+                predicted.append(_Predicted(deployment, case, promise, goodput))
+    rows, exit_code = _rows(config, rig, predicted)
+    # Of the last case, not all deployments may have been measured.
+    whole_cases = rows[: len(rows) // len(deployments) * len(deployments)]
+    regrets = regrets_of(whole_cases, config.target)
+    report = PredictionReport(
+        rows=rows, regrets=regrets, errors=calibration.errors, outside=rig.ranges.outside
+    )
+    if config.json:
+        print_json(report, setup)
+    else:
+        tables = [table(report), parts_table(report)]
+        print_tables(tables + [regret_table(regrets)] * bool(regrets), report.remarks)
+    return exit_code
+
+
+def _rows(
+    config: PredictionConfig, rig: Rig, predicted: Sequence[_Predicted]
+) -> tuple[list[Row], int]:
+    """Measure; return what was until an error or Ctrl-C, and the exit code. Raises as `run`."""
+    rows: list[Row] = []
+    try:
+        for one in predicted:
+            rows.append(_row(config, rig, one))  # noqa: PERF401 - kept if the next one fails
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        say("interrupted: these are the deployments that were measured until then")
+        return rows, FORCED
+    except PdserveError as error:
+        if not rows:
+            raise
+        say(f"{error}; these are the deployments that were measured until then")
+        return rows, FAILED
+    return rows, OK
+
+
+def _calibration(config: PredictionConfig) -> Calibration:
+    if config.calibration:
+        return load_calibration(config.calibration)
+    asked = CalibrateConfig(
+        shape=config.shape, budget_s=config.calibrate_s, seed=config.seed, engine=config.engine
+    )
+    return calibrating.measured(asked)
+
+
+def _questions(config: PredictionConfig) -> list[Question]:
+    scenarios = config.scenarios or ([] if config.traces else _SCENARIOS)
+    made_up = [Question("", scenario, 0.0, config.requests) for scenario in scenarios]
+    traces = [Question(trace, "conversation", 0.0, config.requests) for trace in config.traces]
+    return made_up + traces
+
+
+def _goodput(
+    config: PredictionConfig, rig: Rig, deployment: Deployment, question: Question,
+    case: CompareCase, promise: Promise,
+) -> float:  # fmt: skip
+    """Predict the goodput of one deployment under one load.
+
+    Raises:
+        ConfigError: there is none, so no rate is worth measuring.
+    """
+
+    def simulate(rate: float) -> list[simulated.Result]:
+        count = _count(config, case, rate, promise)
+        return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
+
+    start = capacity(rig.calibration, question, deployment.num_nodes) / 2
+    goodput = find_goodput(simulate, start, config.target, _CLOSE).goodput
+    if goodput.where != "crossing":
+        raise ConfigError(
+            f"{case.name}, {deployment.text}: no rate is predicted at which TTFT "
+            f"{promise.ttft_s:.3g} s and TPOT {promise.tpot_s:.3g} s are just kept: its goodput is "
+            f"{goodput.where}; give another --ttft-s or --tpot-s"
+        )
+    return goodput.rate
+
+
+def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
+    """Measure one deployment under one load, and predict the same runs."""
+    deployment, case, promise, goodput = one
+    say(f"measuring {case.name}, TTFT {promise.ttft_s:.3g} s, {deployment.text}")
+    wanted = [share * goodput for share in config.loads]
+    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, wanted, promise))
+    rates = sorted(measured)
+    found = [measured[rate] for rate in rates]
+    predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
+    at, where = crossing(_points(measured), config.target)
+    return Row(
+        load=case.name,
+        ttft_s=promise.ttft_s,
+        tpot_s=promise.tpot_s,
+        deployment=deployment.text,
+        rates=rates,
+        predicted=[Figures.between([result.score for result in runs]) for runs in predicted],
+        predicted_kinds=[[result.score.counts for result in runs] for runs in predicted],
+        predicted_ttft_p99=[_tails(runs) for runs in predicted],
+        measured=[Figures.of(of.score) for of in found],
+        measured_kinds=[of.score.counts for of in found],
+        predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
+        measured_parts=[of.parts for of in found],
+        alone=[of.alone for of in found],
+        predicted_goodput=goodput,
+        measured_goodput=at if where == "crossing" else None,
+    )
+
+
+def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float] | None:
+    """Return the least and the most TTFT p99 of these runs in milliseconds; None: one has none."""
+    tails = known_of(run.score.ttft_ms.p99 for run in runs)
+    return (min(tails), max(tails)) if tails else None
+
+
+def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
+    """Return the requests of a run, which come for much longer than one of them may take."""
+    return case.count_at(rate, config.requests, max(config.run_s, _TIMES_TTFT * promise.ttft_s))
+
+
+def _predicted(
+    config: PredictionConfig, rig: Rig, deployment: Deployment, case: CompareCase, rate: float,
+    promise: Promise,
+) -> list[simulated.Result]:  # fmt: skip
+    """Simulate a run to its end, which comes when its client gives up."""
+    count = _count(config, case, rate, promise)
+    requests = case.workload.timed(rate, count)
+    begin_s = max(request.at_s for request in requests if request.after is None)
+    until_s = begin_s + longest_s(requests, drain_s(promise, requests))
+    unstopped = replace(rig, target=0.0)  # however late requests are
+    return [
+        simulated.run(unstopped, deployment, case, rate, count, promise, seed, until_s)
+        for seed in _MORE_SEEDS
+    ]
+
+
+async def _measure(
+    config: PredictionConfig,
+    calibration: Calibration,
+    deployment: Deployment,
+    case: CompareCase,
+    rates: Sequence[float],
+    promise: Promise,
+) -> dict[float, _Measured]:
+    """Start the cluster, and send it the requests at each rate; return what was seen at each.
+
+    While the goodput is not between these, the next rate beyond them is measured, too.
+    """
+    is_multiplexed = deployment.mode == "multiplexed"  # each node is a prefill and a decode node
+    cluster = Cluster(
+        ClusterConfig(
+            port=0,
+            mode=deployment.mode,
+            prefill=None if is_multiplexed else deployment.prefill or None,
+            decode=deployment.decode,
+            max_inflight=_MANY,
+            checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)),
+            engine=together(config.engine, 2) if is_multiplexed else config.engine,
+            routing=RoutingConfig(
+                slo_classes=[f"measured ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}"],
+                default_class="measured",
+                admission=False,
+            ),
+        ),
+        on_line=lambda _name, _line: None,
+    )
+    measured: dict[float, _Measured] = {}
+    left = list(rates)
+    async with cluster as running, aiohttp.ClientSession() as session:
+        model = (await running.status()).model
+        server = RunningServer(running, model, most_tokens(calibration))
+        front = running.url.partition("//")[2]
+        reader = NodeReader(session, list((await running.metrics_addresses()).values()))
+        async with open_loop_client(running.url, model) as client:
+            await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
+            await reader.read()
+            while left:
+                rate = left.pop(0)
+                count = _count(config, case, rate, promise)
+                requests = case.workload.timed(rate, count)
+                before = await scrape(front)
+                sent = client.run(requests, f"at-{rate}", drain_s(promise, requests))
+                found, recording = await reader.during(sent, _READ_S)
+                await server.settle()
+                recording.extend(await reader.read())
+                measured[rate] = _Measured(
+                    score(found.outcomes, promise, config.target),
+                    parts_of(before, await scrape(front), recording),
+                    alone_of(calibration, recording),
+                )
+                if not left and len(measured) < len(rates) + _MOST_MORE:
+                    left = beyond(_points(measured), config.target)
+    return measured
+
+
+def _points(measured: Mapping[float, _Measured]) -> list[RatePoint]:
+    return [RatePoint(rate, of.score.counts) for rate, of in measured.items()]
+
+
+def beyond(points: Sequence[RatePoint], target: float) -> list[float]:
+    """Return the rate to measure next, to have the goodput between two; none if it is."""
+    rates = [point.rate for point in points]
+    _, where = crossing(points, target)
+    if where == "above the rates":
+        return [max(rates) * _FURTHER]
+    return [min(rates) / _FURTHER] if where == "below the rates" else []

@@ -1,0 +1,1 @@
+"""What all processes stand on: errors, time, addresses, fair shares. Imports nothing above it."""

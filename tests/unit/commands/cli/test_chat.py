@@ -1,0 +1,94 @@
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from pdserve.commands.cli.chat import Answer, ask
+from pdserve.shared.errors import ClusterError, NodeLost, PdserveError
+
+
+def chunk(content=None, finish_reason=None) -> str:
+    delta = {} if content is None else {"content": content}
+    return json.dumps({"choices": [{"delta": delta, "finish_reason": finish_reason}]})
+
+
+USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}})
+WHOLE = [chunk(""), chunk("Hel"), chunk("lo"), chunk(None, "stop"), USAGE, "[DONE]"]
+
+
+@asynccontextmanager
+async def serving(events: list[str], status: int = 200) -> AsyncIterator[tuple[str, list]]:
+    bodies = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.Response(
+            status=status,
+            headers={"x-pdserve-prefill-node": "prefill-0", "x-pdserve-decode-node": "decode-0"},
+            text="".join(f"data: {event}\n\n" for event in events),
+        )
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", bodies
+    await runner.cleanup()
+
+
+async def test_an_answer_arrives_piece_by_piece_and_is_timed():
+    pieces = []
+    async with serving(WHOLE) as (url, bodies):
+        answer = await ask(url, "m", "Hi", 7, pieces.append)
+    assert pieces == ["Hel", "lo"]
+    assert (answer.text, answer.finish_reason) == ("Hello", "stop")
+    assert (answer.prompt_tokens, answer.output_tokens) == (4, 2)
+    assert (answer.prefill_node, answer.decode_node) == ("prefill-0", "decode-0")
+    assert 0 < answer.ttft_s <= answer.e2e_s
+    (body,) = bodies
+    assert body["temperature"] == 0
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("m", 7, True)
+
+
+@pytest.mark.parametrize(
+    ("events", "complaint"),
+    [
+        (WHOLE[:-1], "broke off"),
+        ([*WHOLE[:3], "[DONE]"], "broke off"),
+        ([chunk(None, "stop"), USAGE, "[DONE]"], "empty"),
+        (["{", "[DONE]"], "not a chat completion chunk"),
+    ],
+)
+async def test_an_incomplete_answer_is_an_error(events, complaint):
+    async with serving(events) as (url, _):
+        with pytest.raises(ClusterError, match=complaint):
+            await ask(url, "m", "Hi", 7, lambda text: None)
+
+
+async def test_an_error_in_the_stream_is_the_servers_own():
+    error = json.dumps({"error": {"message": "decode-0 is gone", "code": "node_lost"}})
+    async with serving([*WHOLE[:2], error]) as (url, _):
+        with pytest.raises(NodeLost, match="decode-0 is gone"):
+            await ask(url, "m", "Hi", 7, lambda text: None)
+
+
+async def test_a_refusal_is_passed_on():
+    async with serving(["too busy"], status=429) as (url, _):
+        with pytest.raises(PdserveError, match=r"refused with 429: .*too busy"):
+            await ask(url, "m", "Hi", 7, lambda text: None)
+
+
+async def test_a_connection_that_fails_is_a_cluster_error():
+    with pytest.raises(ClusterError, match="broke"):
+        await ask("http://127.0.0.1:1", "m", "Hi", 7, lambda text: None)
+
+
+def test_tpot_is_over_all_tokens_but_the_first():
+    def answer(output_tokens: int) -> Answer:
+        return Answer("", "stop", 1, output_tokens, 0.5, 2.5, "", "")
+
+    assert answer(5).tpot_s == pytest.approx(0.5)
+    assert answer(1).tpot_s is None

@@ -1,0 +1,61 @@
+"""`pdserve kv` against numbers computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.commands.cli.main import main
+from pdserve.shared.process.exit_codes import OK
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["kv", *words]) == OK
+    return capsys.readouterr().out
+
+
+def test_70b_on_four_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """70.55e9 weights of 2 bytes; a token has 80 layers x 2 x 8 heads x 128 x 2 bytes."""
+    told = shown(capsys, "--model=70b", "--devices=4")
+    assert "weights          35.28 GB of each device" in told
+    assert f"{80 * 2 * 8 * 128 * 2 // 4} bytes a token of each device" in told
+    # 0.9 x 80 GB - 35.28 - 3.97 of the step = 32.75 GB, / 81,920 bytes = 399,808 tokens.
+    assert "399808 tokens" in told
+    assert f"requests of 8192 tokens: {399808 // 8192}" in told
+    assert told.endswith(f"as without blocks: {399808 // 131072}\n")
+
+
+def test_heads_beyond_their_number_are_replicated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "40960 bytes a token" in shown(capsys, "--model=70b", "--devices=8")
+    assert "40960 bytes a token" in shown(capsys, "--model=70b", "--devices=16")
+
+
+def test_stages_have_some_of_the_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest ones count: 27 of 80 layers of 855.7e6 weights, and 1050.7e6 of the output."""
+    told = shown(capsys, "--model=70b", "--devices=3", "--pipeline-parallel=3")
+    assert f"weights          {2 * (27 * 0.8557 + 1.0507):.2f} GB of each device" in told
+    assert f"{27 * 2 * 8 * 128 * 2} bytes a token of each device" in told
+
+
+def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[str]) -> None:
+    told = shown(capsys, "--model=8b", "--context=1000", "--max-model-len=1000", "--block-size=1")
+    paged, preallocated = (int(line.split(":")[1]) for line in told.splitlines()[-2:])
+    assert paged == preallocated > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model=70b",), "no GPU memory is left for KV"),
+        (("--model=8b", "--devices=3"), "can be divided among 1, 2, 4, 8, 16, 32 ranks"),
+        (("--model=8b", "--devices=3", "--pipeline-parallel=2"), "among 2 stages"),
+        (("--model=8b", "--devices=40", "--pipeline-parallel=40"), "the model has 32 layers"),
+        (("--model=9b",), "9b"),
+        (("--model=8b", "--max-model-len=999999"), "is more than the model's own 131072"),
+        (("--device-memory=much",), "is not a size"),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    assert main(["kv", *words]) != OK
+    assert says in capsys.readouterr().err

@@ -1,0 +1,61 @@
+import asyncio
+import io
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from pdserve.commands.cli.up import tell
+from pdserve.commands.cli.up_screen import UpScreen
+from pdserve.commands.cli.waiting import waiting_text
+from pdserve.model_files.hub import downloaded_bytes
+from pdserve.protocol.status import ClusterStatus, NodeStatus
+from tests.unit.commands.cli.doctor.statuses import HEALTHY
+from tests.unit.commands.cli.doctor.statuses import node as healthy
+
+
+def node(name: str, **changes: object) -> NodeStatus:
+    return replace(healthy(name), **changes)
+
+
+def cluster(*nodes: NodeStatus) -> ClusterStatus:
+    return replace(HEALTHY, nodes=[*nodes])
+
+
+NAMES = ["prefill-0", "decode-0"]
+
+
+def test_what_is_awaited_is_what_each_process_does():
+    assert waiting_text(NAMES, None) == (
+        "waiting for coordinator (importing), prefill-0 (importing), decode-0 (importing)"
+    )
+    loading = cluster(node("prefill-0", state="loading", loading_progress=0.43))
+    assert waiting_text(NAMES, loading, 812_000_000) == (
+        "waiting for prefill-0 (loading, 43%), decode-0 (downloading, 812 MB so far)"
+    )
+    measuring = cluster(node("prefill-0", state="loading", loading_progress=1.0))
+    assert waiting_text(["prefill-0"], measuring) == "waiting for prefill-0 (measuring its steps)"
+    assert waiting_text(["prefill-0"], cluster(node("prefill-0"))) == ""
+
+
+async def test_it_is_told_again_and_again_until_all_are_ready():
+    written = io.StringIO()
+    screen = UpScreen(Console(file=written, width=200))
+    with screen.loading(NAMES) as bars:
+        telling = asyncio.create_task(tell(bars, "", 0.001))
+        while written.getvalue().count("decode-0 (importing)") < 3:
+            await asyncio.sleep(0)
+        telling.cancel()
+        bars.show(cluster(node("prefill-0"), node("decode-0")))
+        bars.tell(0)
+    assert "waiting for coordinator (importing)" in written.getvalue()
+    assert written.getvalue().splitlines()[-1].endswith("| ready")
+
+
+@pytest.mark.parametrize(("blobs", "total"), [({"a": 3, "b.x.incomplete": 4}, 7), ({"a": 3}, 0)])
+def test_a_download_is_what_the_hubs_cache_has_so_far(blobs, total, tmp_path):
+    folder = tmp_path / "models--org--name" / "blobs"
+    folder.mkdir(parents=True)
+    for name, size in blobs.items():
+        (folder / name).write_bytes(bytes(size))
+    assert downloaded_bytes("org/name", tmp_path) == total

@@ -1,0 +1,112 @@
+"""Reading what nodes measure: of nodes that forget, that fail, and of an earlier build."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.engine.interface import StepReport
+from pdserve.measured.perf_model import StepShape
+from pdserve.node.reports import sample_log
+from pdserve.node.reports.sample_log import SampleLog
+from pdserve.protocol import StepCosts
+from pdserve.shared.errors import ClusterError
+from tests.unit.commands.simulation.test_calibrate import KIND
+
+COSTS = StepCosts(knot_tokens=[1], knot_s=[0.01])
+DEADLINE_S = 20.0
+EVERY_S = 0.001
+
+
+def log_of(num_steps: int) -> SampleLog:
+    """The log of a node that has computed so many steps."""
+    log = SampleLog("d", lambda: KIND, lambda: COSTS)
+    compute(log, num_steps)
+    return log
+
+
+def compute(log: SampleLog, num_steps: int) -> None:
+    for _ in range(num_steps):
+        log.stepped(StepReport([], [], 9.0, 0.001, 0.0, StepShape(1, 1, 0, 10)))
+
+
+@asynccontextmanager
+async def reader_of(answer: Callable[[int], bytes]) -> AsyncIterator[NodeReader]:
+    """A reader of one node, which answers so to the number after which it is asked."""
+
+    async def samples(request: web.Request) -> web.Response:
+        return web.Response(body=answer(int(request.query["after"])))
+
+    app = web.Application()
+    app.router.add_get("/samples", samples)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        async with aiohttp.ClientSession() as session:
+            yield NodeReader(session, [f"{host}:{port}"])
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_run_of_more_steps_than_nodes_keep_is_read_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sample_log, "MOST_STEPS", 100)
+    log, was_read = log_of(0), asyncio.Event()
+
+    def answer(after: int) -> bytes:
+        if after and after % 80 == 0:
+            was_read.set()
+        return log.since(after)
+
+    async def run() -> str:
+        for _ in range(3):
+            compute(log, 80)
+            await was_read.wait()
+            was_read.clear()
+        compute(log, 80)
+        return "done"
+
+    async with asyncio.timeout(DEADLINE_S), reader_of(answer) as reader:
+        result, recording = await reader.during(run(), EVERY_S)
+    assert result == "done"
+    assert [step.number for step in recording.steps["d"]] == list(range(1, 321))
+
+
+async def test_a_run_whose_node_cannot_be_read_is_cancelled() -> None:
+    was_cancelled = False
+
+    async def run() -> None:
+        nonlocal was_cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            was_cancelled = True
+            raise
+
+    async with asyncio.timeout(DEADLINE_S), reader_of(lambda _: b"no samples") as reader:
+        with pytest.raises(ClusterError, match="cannot read"):
+            await reader.during(run(), EVERY_S)
+    assert was_cancelled
+
+
+async def test_a_node_of_an_earlier_build_does_not_tell_what_it_believes() -> None:
+    def answer(after: int) -> bytes:
+        told = json.loads(log_of(3).since(after))
+        del told["believed"]
+        return json.dumps(told).encode()
+
+    async with asyncio.timeout(DEADLINE_S), reader_of(answer) as reader:
+        recording = await reader.read()
+    assert recording.believed is None
+    assert reader.kind == KIND
+    assert len(recording.steps["d"]) == 3
