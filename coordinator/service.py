@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
 
-class Cluster(Protocol):
+class NodesOfModel(Protocol):
     """The nodes of one model (`coordinator/models/cluster.py`)."""
 
     @property
@@ -76,7 +76,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """gRPC service for nodes: one `Attach` call is the membership of one incarnation of a node."""
 
     def __init__(
-        self, clusters: Sequence[Cluster], welcome: Welcome, timeouts: SharedTimeouts
+        self, clusters: Sequence[NodesOfModel], welcome: Welcome, timeouts: SharedTimeouts
     ) -> None:
         """`clusters`: of the models that are served, one each. A node joins that of its model."""
         self._clusters = clusters
@@ -107,7 +107,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         else:
             await self._serve(hello, cluster, context)
 
-    async def _serve(self, hello: NodeHello, cluster: Cluster, context: Context) -> None:
+    async def _serve(self, hello: NodeHello, cluster: NodesOfModel, context: Context) -> None:
         try:
             await self._attached(hello, cluster, context)
         except MalformedMessage as error:
@@ -116,7 +116,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             # its connection breaks.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
-    async def _attached(self, hello: NodeHello, cluster: Cluster, context: Context) -> None:
+    async def _attached(self, hello: NodeHello, cluster: NodesOfModel, context: Context) -> None:
         """Serve a member until it is none any more. Raises as `_listen`."""
         outbox = Outbox()
         outbox.send(self._welcome)
@@ -127,7 +127,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         finally:
             cluster.registry.remove(member)
 
-    async def _listen(self, member: Member, cluster: Cluster, context: Context) -> None:
+    async def _listen(self, member: Member, cluster: NodesOfModel, context: Context) -> None:
         """Handle messages until the node hangs up or has attached anew.
 
         Raises:
@@ -151,7 +151,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             except TimeoutError as error:
                 raise _heard_nothing(liveness_s) from error
 
-    def _receive(self, message: msgspec.Struct, member: Member, cluster: Cluster) -> None:
+    def _receive(self, message: msgspec.Struct, member: Member, cluster: NodesOfModel) -> None:
         flow, registry = cluster.flow, cluster.registry
         match message:
             case TokenBatch():
@@ -177,7 +177,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
-    def _checked(self, hello: NodeHello) -> Cluster:
+    def _checked(self, hello: NodeHello) -> NodesOfModel:
         """Return the cluster of a node that may be a member.
 
         Raises a PdserveError that says why it may not.
@@ -191,7 +191,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         cluster.revisions.check(hello)
         return cluster
 
-    def _cluster_of(self, hello: NodeHello) -> Cluster:
+    def _cluster_of(self, hello: NodeHello) -> NodesOfModel:
         """Return the cluster of a node's model: by its name, or where its revision has a share.
 
         Raises:

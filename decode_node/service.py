@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
-from decode_node.policies.interface import Phase, SideBySide
+from decode_node.policies.interface import SideBySide, StepPhase
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
@@ -73,14 +73,14 @@ class DecodeNode:
         )
 
     @property
-    def phases(self) -> tuple[Phase, Phase]:
+    def phases(self) -> tuple[StepPhase, StepPhase]:
         """As DecodeService.phases."""
         if not isinstance(self.policy, SideBySide):
             raise ConfigError(
                 f"decode_policy {self._parts.config.policy.decode_policy}: it cannot plan decodes "
                 "and prompts apart (plan_decodes, plan_prompts), as multiplexed mode needs it"
             )
-        return Phase(self.policy.plan_decodes), Phase(self.policy.plan_prompts)
+        return StepPhase(self.policy.plan_decodes), StepPhase(self.policy.plan_prompts)
 
     @property
     def num_waiting(self) -> int:

@@ -108,7 +108,7 @@ MoveT = TypeVar("MoveT", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(Generic[StateT, MoveT]):
+class StateMachine(Generic[StateT, MoveT]):
     """One of the two state machines."""
 
     name: str  # for errors
@@ -117,8 +117,10 @@ class Machine(Generic[StateT, MoveT]):
     ends: frozenset[StateT]  # final states
 
 
-EXPORTER = Machine("exporter", EXPORTER_MOVES, ExporterState.FREE, frozenset({ExporterState.FREE}))
-PULLER = Machine(
+EXPORTER = StateMachine(
+    "exporter", EXPORTER_MOVES, ExporterState.FREE, frozenset({ExporterState.FREE})
+)
+PULLER = StateMachine(
     "puller", PULLER_MOVES, PullerState.FREE, frozenset({PullerState.FREE, PullerState.ADOPTED})
 )
 
@@ -139,7 +141,7 @@ class BlockStates(Generic[StateT, MoveT]):
 
     __slots__ = ("_blocks", "_machine", "_owner")
 
-    def __init__(self, machine: Machine[StateT, MoveT], owner: str) -> None:
+    def __init__(self, machine: StateMachine[StateT, MoveT], owner: str) -> None:
         """`owner` is named in errors, for example a request id."""
         self._machine = machine
         self._owner = owner

@@ -16,7 +16,7 @@ from coordinator.api.embeddings.places import PromptPlaces
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
-from coordinator.api.server.outbox import Outbox
+from coordinator.api.server.outbox import HttpOutbox
 from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.models.model import Catalog
 from coordinator.tenants import Admitted, Readers, Tenants
@@ -57,7 +57,7 @@ class RequestTrace:
     request_id: str  # the client's, if it sent a valid one
     received_s: float
     address: str = ""  # the client's
-    outbox: Outbox | None = None  # of its connection; None: it is not a server's
+    outbox: HttpOutbox | None = None  # of its connection; None: it is not a server's
     body: Body | None = None  # the memory that its body holds; None: not read yet
     span: CallSpan | None = None  # None: the call is not recorded
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
@@ -131,7 +131,7 @@ class RequestTrace:
         )
 
 
-def outbox_of(request: web.Request) -> Outbox:
+def outbox_of(request: web.Request) -> HttpOutbox:
     """Return the way out of the connection on which a request came."""
     outbox = request[TRACE].outbox
     assert outbox is not None, "it is served by an HttpServer"

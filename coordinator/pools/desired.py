@@ -40,7 +40,7 @@ POOLS: Final[Mapping[Mode, tuple[NodeRole, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PoolDemand:
     """One pool as it is now."""
 
     ready: int  # nodes that work, and are measured
@@ -71,7 +71,7 @@ class DesiredNodes:
         """The desired number of nodes of each pool; empty before the first tick."""
         return {role: pool.desired for role, pool in self._pools.items()}
 
-    def tick(self, demands: Mapping[NodeRole, Demand], num_requests: int = 0) -> None:
+    def tick(self, demands: Mapping[NodeRole, PoolDemand], num_requests: int = 0) -> None:
         """Look at the pools that the mode needs; `num_requests` run or wait now."""
         now_s = self._clock.now()
         if num_requests:
@@ -98,7 +98,7 @@ class DesiredNodes:
             taker.desired = max(taker.desired, taker.attached + 1)
             giver.desired = max(1, min(giver.desired, giver.attached - 1))
 
-    def _look(self, pool: _Pool, demand: Demand) -> None:
+    def _look(self, pool: _Pool, demand: PoolDemand) -> None:
         now_s = self._clock.now()
         wanted = _enough(demand)
         is_spare = (
@@ -116,7 +116,7 @@ class DesiredNodes:
             pool.spare_since_s = None  # what that does has to be seen first
 
 
-def _enough(demand: Demand) -> int:
+def _enough(demand: PoolDemand) -> int:
     """Return the fewest nodes that would not be too busy."""
     most = GROWTH * demand.ready
     numbers = range(1, most)

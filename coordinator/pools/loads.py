@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
 from coordinator.nodes.registry import KvReach, Member, Registry
-from coordinator.pools.desired import Demand
+from coordinator.pools.desired import PoolDemand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.measured.perf_model import PerfModel
@@ -91,7 +91,7 @@ class PoolLoads:
         self._num_refused = refused
         return self._look(late)
 
-    def demands(self, roles: Iterable[NodeRole]) -> dict[NodeRole, Demand]:
+    def demands(self, roles: Iterable[NodeRole]) -> dict[NodeRole, PoolDemand]:
         """Return what is asked of each of these pools."""
         now_s = self._clock.now()
         promised = self._promises.tightest(now_s)
@@ -99,7 +99,7 @@ class PoolLoads:
         in_line_s = 0.0 if promised else self._promises.longest_wait_s(now_s)
         return {role: self._demand(role, targets, in_line_s) for role in roles}
 
-    def _demand(self, role: NodeRole, targets: tuple[float, float], in_line_s: float) -> Demand:
+    def _demand(self, role: NodeRole, targets: tuple[float, float], in_line_s: float) -> PoolDemand:
         pool = [m for m in self._registry if m.role is role and not m.is_standby]
         ready = [member for member in pool if member.is_ready and member.perf is not None]
         ttft_s, tpot_s = targets
@@ -112,7 +112,7 @@ class PoolLoads:
             busy = sum(member.load.busy_share for member in ready)
             return max(busy, queued_s / ttft_s) / number
 
-        return Demand(len(ready), len(pool) - len(ready), load_with)
+        return PoolDemand(len(ready), len(pool) - len(ready), load_with)
 
     def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
         now_s = self._clock.now()

@@ -10,7 +10,7 @@ from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads, Promises
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
-from coordinator.pools.standby import Standby
+from coordinator.pools.standby import StandbyNodes
 from coordinator.routing import Router
 from coordinator.status import ROLES
 from coordinator.ticks import ticking
@@ -51,7 +51,7 @@ class Pools:
         )
         self.drains = Drains(registry, config.mode)
         self.changes = RoleChanges(registry, config.mode, metrics)
-        self._standby = Standby(
+        self._standby = StandbyNodes(
             registry,
             self.changes,
             lambda: self._desired.numbers,

@@ -15,7 +15,7 @@ from coordinator.pools.role_changes import RoleChanges
 from pdserve.protocol import NodeRole, NodeState
 
 
-class Standby:
+class StandbyNodes:
     """The members of one coordinator that are on standby."""
 
     def __init__(

@@ -26,7 +26,7 @@ class Candidates:
 
 
 @runtime_checkable
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses a node. May keep state between choices, such as the next node of a round robin."""
 
     def pick(self, candidates: Candidates) -> int:

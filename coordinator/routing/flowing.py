@@ -27,7 +27,7 @@ MADE_UP_WITHIN: Final = 0.25  # of a stream's remaining tokens: they make up for
 FEWEST_LEFT: Final = 4  # tokens: for fewer, a move would take longer than it gains
 
 
-class Stream(NamedTuple):
+class FlowingStream(NamedTuple):
     """A stream, as far as it matters where it goes on."""
 
     slack_s: float  # until its next token is due
@@ -35,7 +35,7 @@ class Stream(NamedTuple):
     num_left: float  # tokens that it is expected to get
 
 
-class Host(NamedTuple):
+class StreamHost(NamedTuple):
     """What a prefill node does in the next seconds."""
 
     queue_s: float  # for prompts
@@ -43,12 +43,12 @@ class Host(NamedTuple):
     pace_s: float  # of a step with its streams only
 
 
-def num_chunks(stream: Stream, host: Host) -> float:
+def num_chunks(stream: FlowingStream, host: StreamHost) -> float:
     """Return how many of its tokens a stream gets beside chunks of the prompts that are queued."""
     return min(stream.num_left, host.queue_s / host.chunk_s)
 
 
-def slack_at_end_s(stream: Stream, host: Host) -> float:
+def slack_at_end_s(stream: FlowingStream, host: StreamHost) -> float:
     """Return how long before its due time the last token would come, if the stream stayed.
 
     It gets one token for each chunk of the prompts that are queued, and then the pace of the other
@@ -124,7 +124,7 @@ class Flowing:
         """
         if len(self._fleet.ready(NodeRole.DECODE)) == 0:
             return []
-        hosts: dict[int, Host] = {}
+        hosts: dict[int, StreamHost] = {}
         slacks_s: dict[Booking, float] = {}
         for booking in bookings:
             slot = self._slot(booking)
@@ -139,10 +139,10 @@ class Flowing:
                 slacks_s[booking] = slack_s
         return sorted(slacks_s, key=slacks_s.__getitem__)
 
-    def _new(self, outlook: Outlook, slot: int) -> tuple[Stream, Host]:
+    def _new(self, outlook: Outlook, slot: int) -> tuple[FlowingStream, StreamHost]:
         """Return the stream of a new request at its token 1, and its host then."""
         tpot_s = outlook.request.slo.tpot_s or USUAL_TPOT_S
-        return Stream(tpot_s, tpot_s, outlook.num_gaps), self._host(slot, outlook.num_tokens)
+        return FlowingStream(tpot_s, tpot_s, outlook.num_gaps), self._host(slot, outlook.num_tokens)
 
     def _slot(self, booking: Booking) -> int | None:
         """Return the slot of the prefill node that a stream is on; None for other nodes."""
@@ -151,22 +151,22 @@ class Flowing:
             return None
         return decode.slot if self._fleet.members[decode.slot] is decode else None
 
-    def _stream(self, booking: Booking) -> Stream | None:
+    def _stream(self, booking: Booking) -> FlowingStream | None:
         if booking.first is None:
             return None  # it has no token there yet
         first_s, num_first = booking.first
         tpot_s = booking.request.slo.tpot_s or USUAL_TPOT_S
         due_s = first_s + (booking.num_tokens - num_first + 1) * tpot_s
         left = self._books.lengths.remaining(booking.request.sampling, booking.num_tokens)
-        return Stream(due_s - self._clock.now(), tpot_s, left)
+        return FlowingStream(due_s - self._clock.now(), tpot_s, left)
 
-    def _host(self, slot: int, num_new: int = 0) -> Host:
+    def _host(self, slot: int, num_new: int = 0) -> StreamHost:
         """Return what a node does, with one more stream of `num_new` tokens if there are any."""
         now_s = self._clock.now()
         batch = self._books.decodes.at(now_s, now_s)
         requests = max(int(batch.requests[slot]) + (num_new > 0), 1)
         context = int(batch.context[slot]) + num_new
-        return Host(
+        return StreamHost(
             queue_s=float(self._books.queues.all_s(now_s)[slot]),
             chunk_s=self._fleet.full_step_s(slot),
             pace_s=self._fleet.decode_one_s(slot, requests, context),

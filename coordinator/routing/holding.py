@@ -19,7 +19,7 @@ from typing import Final
 PATIENCE: Final = 4.0  # in promised TPOTs: after a longer gap, a request waits for a place
 
 
-class Handoffs:
+class PendingHandoffs:
     """Requests with token 1 but not token 2, by the decode node's slot."""
 
     def __init__(self) -> None:

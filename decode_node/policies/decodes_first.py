@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import inf
 
-from decode_node.policies.line import Line, make_way
+from decode_node.policies.line import DecodeLine, make_way
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
 from pdserve.engine.prompts import make_prompt_order
@@ -39,7 +39,7 @@ class DecodesFirst(ABC):
         self._sizes = BatchSizes(
             perf, engine.token_budget, policy.prefill_chunk, gives_way=order.rule.gives_way
         )
-        self.line = Line(order, shares, self.pace)
+        self.line = DecodeLine(order, shares, self.pace)
         self.prompts = LocalPrompts(
             self.pace, self.line, engine.token_budget, engine.max_batch_size, policy.local_chunk
         )

@@ -11,7 +11,7 @@ from pdserve.engine.scheduler import Policy, Queues
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class StepPhase:
     """The policy (`pdserve.engine.scheduler.Policy`) of an engine for one of two phases."""
 
     planner: Callable[[Queues], list[Scheduled]]

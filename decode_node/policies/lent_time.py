@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
-from decode_node.policies.line import Line
+from decode_node.policies.line import DecodeLine
 from decode_node.policies.pace import Pace
-from pdserve.engine.prompts.order import Prompt
+from pdserve.engine.prompts.order import QueuedPrompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.rules.batch import SAFETY
@@ -23,7 +23,7 @@ MIN_CHUNK: Final = 16  # tokens: a prompt that has begun progresses, whatever th
 class LentTime:
     """Moves time between the streams of a node and the first of its prompts."""
 
-    def __init__(self, pace: Pace, line: Line, token_budget: int) -> None:
+    def __init__(self, pace: Pace, line: DecodeLine, token_budget: int) -> None:
         """
         Args:
             pace: predicted step times and promised latencies.
@@ -36,7 +36,7 @@ class LentTime:
 
     def limit_s(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[QueuedPrompt],
         usual_chunk: int,
         streams: Sequence[Request],
         limit_s: float,
@@ -91,7 +91,7 @@ class LentTime:
 
     def _among_equals_s(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[QueuedPrompt],
         usual_chunk: int,
         streams: Sequence[Request],
         limit_s: float,
@@ -113,7 +113,9 @@ class LentTime:
             return limit_s
         return min(limit_s, self._pace.least_in_hand_s(self._catching_up(streams, queues)))
 
-    def _most_needed(self, prompts: Sequence[Prompt], usual_chunk: int, limit_s: float) -> float:
+    def _most_needed(
+        self, prompts: Sequence[QueuedPrompt], usual_chunk: int, limit_s: float
+    ) -> float:
         """Return the share of its time left that a prompt needs, of the one that needs most of it.
 
         At the usual pace, and with all before it: if the first waits, those behind it do, too. One

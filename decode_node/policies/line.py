@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.pace import Pace
-from pdserve.engine.prompts.order import Prompt, PromptOrder
+from pdserve.engine.prompts.order import PromptOrder, QueuedPrompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
@@ -27,7 +27,7 @@ TPOT_LOST: Final = Targets(payer="TPOT lost", weight=LOST_SHARE)
 TPOT_KEPT: Final = Targets(payer="TPOT can be kept", weight=1 - LOST_SHARE)
 
 
-class Line:
+class DecodeLine:
     """Orders by priority, then preempted ones, then fair shares, then who can still meet its TPOT.
 
     A request that was interrupted on another node is as one that was preempted here. A preempted
@@ -65,7 +65,7 @@ class Line:
         """As FairShare.yields_to."""
         return self._shares.yields_to(request.targets, other.targets)
 
-    def prompts(self, queues: Queues) -> list[Prompt]:
+    def prompts(self, queues: Queues) -> list[QueuedPrompt]:
         """Return the prompts that have begun or wait, in the order in which they get chunks."""
         begun = [request for request in queues.running if not request.is_decoding]
         return self._prompts.prompts([*begun, *queues.waiting], queues.pool)

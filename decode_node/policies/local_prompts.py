@@ -14,10 +14,10 @@ from typing import Final
 
 from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK, LentTime
-from decode_node.policies.line import Line
+from decode_node.policies.line import DecodeLine
 from decode_node.policies.pace import Pace
 from pdserve.engine.prompts.batch_sizes import BatchSizes
-from pdserve.engine.prompts.order import Prompt
+from pdserve.engine.prompts.order import QueuedPrompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.shape import shape_of
@@ -31,7 +31,7 @@ class LocalPrompts:
     """Plans the prompt chunks of one step, including leftover prefill legs of a former role."""
 
     def __init__(
-        self, pace: Pace, line: Line, token_budget: int, max_batch_size: int, local_chunk: int
+        self, pace: Pace, line: DecodeLine, token_budget: int, max_batch_size: int, local_chunk: int
     ) -> None:
         """
         Args:
@@ -112,7 +112,7 @@ class LocalPrompts:
 
     def _first_limit_s(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[QueuedPrompt],
         decodes: Sequence[Scheduled],
         shape: StepShape,
         limit_s: float,
@@ -136,7 +136,9 @@ class LocalPrompts:
         self._num_skipped += not is_due
         return is_due
 
-    def _largest_chunk(self, shape: StepShape, prompt: Prompt, most: int, limit_s: float) -> int:
+    def _largest_chunk(
+        self, shape: StepShape, prompt: QueuedPrompt, most: int, limit_s: float
+    ) -> int:
         """Return the most tokens, up to `most`, with which the step stays within the limit."""
 
         def fits(num_tokens: int) -> bool:
@@ -161,7 +163,7 @@ class _Chunks:
     rows: list[Scheduled] = field(default_factory=list)
     a_leg_waits: bool = False  # a prefill leg could not be begun
 
-    def add(self, prompt: Prompt, num_tokens: int) -> None:
+    def add(self, prompt: QueuedPrompt, num_tokens: int) -> None:
         """Add a chunk of up to `num_tokens` tokens; of a cached prompt fewer may be left."""
         num_tokens = min(num_tokens, prompt.request.num_uncomputed_tokens)
         if num_tokens:
@@ -209,7 +211,7 @@ def _admit(request: Request, queues: Queues, policy: DecodePolicy) -> bool:
     return queues.admit(request)
 
 
-def _with_chunk(shape: StepShape, prompt: Prompt, num_tokens: int) -> StepShape:
+def _with_chunk(shape: StepShape, prompt: QueuedPrompt, num_tokens: int) -> StepShape:
     num_before = prompt.request.num_tokens - prompt.num_uncached
     return StepShape(
         shape.num_tokens + num_tokens,

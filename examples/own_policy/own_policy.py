@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coordinator.routing.candidates import Candidates
 from decode_node.policies.decodes_first import MaxBatch
-from pdserve.engine.prompts.order import Prompt, PromptRule
+from pdserve.engine.prompts.order import PromptRule, QueuedPrompt
 from pdserve.engine.request import Request
 from pdserve.measured.perf_model import PerfModel
 from pdserve.shared.clock import Clock
@@ -21,7 +21,7 @@ class NewestFirst(PromptRule):
     def __init__(self, perf: PerfModel, token_budget: int, clock: Clock) -> None:
         """It predicts nothing, and needs none of these."""
 
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Return the newest first."""
         return sorted(prompts, key=lambda prompt: -prompt.request.lifecycle.received_s)
 
@@ -41,6 +41,6 @@ class LongLast:
     """Sends long prompts to the last node of a pool, and all others to the first one."""
 
     def pick(self, candidates: Candidates) -> int:
-        """Return a slot; see `coordinator.routing.candidates.Policy`."""
+        """Return a slot; see `coordinator.routing.candidates.RoutingPolicy`."""
         is_long = candidates.request.prompt.num_tokens > LONG
         return int(candidates.slots[-1 if is_long else 0])

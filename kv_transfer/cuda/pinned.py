@@ -12,7 +12,7 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 
 
-class PinnedBlocks:
+class PinnedHostBlocks:
     """Blocks in pinned host memory, of the same parts as the pool's: a region for each.
 
     The memory lives as long as this object.
@@ -40,7 +40,7 @@ class PinnedCopies:
     Implements TierCopies.
     """
 
-    def __init__(self, pool: DevicePool, blocks: PinnedBlocks, part: int = 0) -> None:
+    def __init__(self, pool: DevicePool, blocks: PinnedHostBlocks, part: int = 0) -> None:
         self.block_bytes = pool.block_bytes
         self._pool = pool
         self._blocks = blocks  # whose memory is needed as long as this is

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.hosts.conversation import Conversation, encoded
+from kv_transfer.hosts.conversation import HostConversation, encoded
 from kv_transfer.hosts.messages import (
-    Admit,
+    AdmitPuller,
     Answer,
     Begin,
     Bumped,
@@ -34,7 +34,7 @@ from kv_transfer.hosts.messages import (
     Connected,
     Disconnect,
     Dismiss,
-    Load,
+    LoadBlocks,
     Pull,
     Pulled,
     Said,
@@ -122,7 +122,7 @@ class Agent:
         Raises:
             PeerLost: it broke.
         """
-        conversation = Conversation(sock, _SAID)
+        conversation = HostConversation(sock, _SAID)
         try:
             while True:
                 self._heed(conversation, await conversation.hear())
@@ -137,7 +137,7 @@ class Agent:
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    def _heed(self, conversation: Conversation[Said], said: Said) -> None:
+    def _heed(self, conversation: HostConversation[Said], said: Said) -> None:
         match said:
             case Bumped():
                 self._bumped(said)
@@ -152,7 +152,7 @@ class Agent:
                 self._calls[said.call] = task
                 task.add_done_callback(partial(self._answered, conversation, said.call))
 
-    async def _answer(self, conversation: Conversation[Said], call: Call) -> None:
+    async def _answer(self, conversation: HostConversation[Said], call: Call) -> None:
         answer = Answer(call.call)
         try:
             answer = Answer(call.call, encoded(await self._do(call)))
@@ -166,14 +166,14 @@ class Agent:
         conversation.say(answer)
 
     def _answered(
-        self, conversation: Conversation[Said], call: int, task: asyncio.Task[None]
+        self, conversation: HostConversation[Said], call: int, task: asyncio.Task[None]
     ) -> None:
         del self._calls[call]
         if task.cancelled():  # before it had begun
             code, message = TransferCancelled.code, "it was cancelled"
             conversation.say(Answer(call, code=code, message=message))
 
-    async def _end(self, conversation: Conversation[Said]) -> None:
+    async def _end(self, conversation: HostConversation[Said]) -> None:
         """End all that runs here; afterwards nothing here touches the pool."""
         self.over()
         calls = list(self._calls.values())
@@ -198,7 +198,7 @@ class Agent:
         match call:
             case Begin():
                 return await self._begin(call)
-            case Admit(token=token):
+            case AdmitPuller(token=token):
                 self._begun[0].admit(token)
             case Connect():
                 return await self._connect(call)
@@ -209,7 +209,7 @@ class Agent:
                 return await self._pull(call)
             case Store(block_ids=block_ids, slots=slots):
                 await self._slots.store(_ids(block_ids).tolist(), _ids(slots).tolist())
-            case Load(slots=slots, block_ids=block_ids):
+            case LoadBlocks(slots=slots, block_ids=block_ids):
                 await self._slots.load(_ids(slots).tolist(), _ids(block_ids).tolist())
         return None
 

@@ -20,7 +20,7 @@ _LENGTH: Final = struct.Struct("!I")
 _MOST_BYTES: Final = 256 << 20  # of a message: generations of all blocks
 
 
-class Conversation(Generic[M]):
+class HostConversation(Generic[M]):
     """One end. `M` is what the other end says. Belongs to the event loop."""
 
     def __init__(self, sock: socket.socket, heard: msgspec.msgpack.Decoder[M]) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.handshake import KvIdentity
-from kv_transfer.hosts.conversation import Conversation
+from kv_transfer.hosts.conversation import HostConversation
 from kv_transfer.hosts.messages import (
-    Admit,
+    AdmitPuller,
     Answer,
     Begin,
     Bumped,
@@ -28,7 +28,7 @@ from kv_transfer.hosts.messages import (
     Connected,
     Disconnect,
     Dismiss,
-    Load,
+    LoadBlocks,
     Pull,
     Pulled,
     Said,
@@ -74,7 +74,7 @@ class FarHost:
         self.block_bytes = block_bytes
         self.lost = ""  # how it was lost; empty: it was not
         self.num_bumps = 0  # Bumped messages to it; other threads read it
-        self._conversation: Conversation[Answer] | None = None
+        self._conversation: HostConversation[Answer] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = count()
@@ -100,7 +100,7 @@ class FarHost:
             PeerLost: the host is lost.
             PdserveError: it cannot serve its parts.
         """
-        self._conversation = Conversation(sock, _ANSWERS)
+        self._conversation = HostConversation(sock, _ANSWERS)
         self._hearing = asyncio.create_task(self._hear(self._conversation))
         identity = exported.identity
         serves = await self._ask(
@@ -137,7 +137,7 @@ class FarHost:
 
     async def admit(self, token: bytes) -> None:
         """Let the puller in that shows this token. Raises PeerLost."""
-        await self._call(lambda call: Admit(call, token))
+        await self._call(lambda call: AdmitPuller(call, token))
 
     def dismiss(self, token: bytes) -> None:
         """Do not let it in any more."""
@@ -187,7 +187,7 @@ class FarHost:
     async def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy slots to blocks. Returns and raises as HostTier.load."""
         ids, places = _bytes_of(block_ids), _bytes_of(slots)
-        await self._call(lambda call: Load(call, places, ids))
+        await self._call(lambda call: LoadBlocks(call, places, ids))
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class FarHost:
             raise from_code(answered.code, f"host {self.name}: {answered.message}")
         return answered.result
 
-    async def _hear(self, conversation: Conversation[Answer]) -> None:
+    async def _hear(self, conversation: HostConversation[Answer]) -> None:
         try:
             while True:
                 answer = await conversation.hear()

@@ -45,7 +45,7 @@ class Bumped(msgspec.Struct, frozen=True, tag=True):
     generations: bytes
 
 
-class Admit(msgspec.Struct, frozen=True, tag=True):
+class AdmitPuller(msgspec.Struct, frozen=True, tag=True):
     """A call: a session has begun, whose puller shows this token."""
 
     call: int
@@ -107,7 +107,7 @@ class Store(msgspec.Struct, frozen=True, tag=True):
     slots: bytes
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadBlocks(msgspec.Struct, frozen=True, tag=True):
     """A call: copy slots of the host tier to blocks."""
 
     call: int
@@ -130,5 +130,5 @@ class Answer(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-Call: TypeAlias = Begin | Admit | Connect | Disconnect | Pull | Store | Load
+Call: TypeAlias = Begin | AdmitPuller | Connect | Disconnect | Pull | Store | LoadBlocks
 Said: TypeAlias = Call | Bumped | Dismiss | Cancel

@@ -72,7 +72,7 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
         )
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PullVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The result of a pull so far; an empty code means success."""
 
     num_bytes: int = 0  # number of bytes that follow
@@ -80,9 +80,9 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     message: str = ""
 
     @staticmethod
-    def of(error: PdserveError) -> Verdict:
+    def of(error: PdserveError) -> PullVerdict:
         """The verdict that reports an error, instead of the bytes or after them."""
-        return Verdict(code=error.code, message=error.message[:_MAX_MESSAGE_CHARS])
+        return PullVerdict(code=error.code, message=error.message[:_MAX_MESSAGE_CHARS])
 
     def check(self) -> None:
         """Raise the error that the exporter reported: a TransferError or StaleIncarnation."""

@@ -11,7 +11,7 @@ from kv_transfer.transports.frames import (
     MAX_VERDICT_BYTES,
     GarbledFrame,
     PullRequest,
-    Verdict,
+    PullVerdict,
     receive_frame,
     send_access,
     send_frame,
@@ -61,7 +61,7 @@ async def ask(sock: socket.socket, read: Read, endpoint: str) -> None:
     """
     try:
         await send_frame(sock, PullRequest.of(read))
-        verdict = await receive_frame(sock, Verdict, MAX_VERDICT_BYTES)
+        verdict = await receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES)
     except GarbledFrame:
         raise
     except (OSError, PeerLost) as error:
@@ -80,7 +80,7 @@ async def receive_final_verdict(sock: socket.socket) -> None:
         StaleTicket: a block was reused meanwhile.
         PeerLost, OSError: there was no verdict.
     """
-    (await receive_frame(sock, Verdict, MAX_VERDICT_BYTES)).check()
+    (await receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES)).check()
 
 
 def _split(endpoint: str) -> tuple[str, int]:

@@ -30,7 +30,7 @@ from kv_transfer.transports.frames import (
     MAX_REQUEST_BYTES,
     GarbledFrame,
     PullRequest,
-    Verdict,
+    PullVerdict,
     receive_access,
     receive_frame,
     send_frame,
@@ -249,23 +249,23 @@ class PullServer:
             self._source.check_access(connection.access)  # its session may have ended
             pull = await self._verify(request)
             connection.num_bytes += pull.num_bytes
-            await self._say(connection.sock, Verdict(num_bytes=pull.num_bytes))
+            await self._say(connection.sock, PullVerdict(num_bytes=pull.num_bytes))
             await payload.send(pull)
             self._check(pull)
         except PeerLost:
             raise  # nothing more can be sent on this connection
         except StaleTicket as error:
             statistics.stale += 1
-            await self._say(connection.sock, Verdict.of(error))
+            await self._say(connection.sock, PullVerdict.of(error))
         except AccessDenied as error:  # counted by check_access
-            await self._say(connection.sock, Verdict.of(error))
+            await self._say(connection.sock, PullVerdict.of(error))
             return False
         except (TransferError, StaleIncarnation) as error:
             statistics.refused += 1
-            await self._say(connection.sock, Verdict.of(error))
+            await self._say(connection.sock, PullVerdict.of(error))
         else:
             statistics.pulls_served += 1
-            await self._say(connection.sock, Verdict())
+            await self._say(connection.sock, PullVerdict())
         return True
 
     async def _verify(self, request: PullRequest) -> VerifiedPull:
@@ -291,6 +291,6 @@ class PullServer:
     def _check(self, pull: VerifiedPull) -> None:
         check_generations(self._source.pool.generations, pull.block_ids, pull.generations)
 
-    async def _say(self, sock: socket.socket, verdict: Verdict) -> None:
+    async def _say(self, sock: socket.socket, verdict: PullVerdict) -> None:
         async with asyncio.timeout(self._limits.stall_s):
             await send_frame(sock, verdict)

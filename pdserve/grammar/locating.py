@@ -13,7 +13,7 @@ from pdserve.shared.errors import GrammarFailed
 _MAX_TRIES = 64  # each takes about a millisecond
 
 
-class Search:
+class SchemaSearch:
     """The search in one document."""
 
     def __init__(self, vocabulary: Vocabulary, document: str) -> None:

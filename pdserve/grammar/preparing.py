@@ -8,7 +8,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
-from pdserve.grammar.locating import Search
+from pdserve.grammar.locating import SchemaSearch
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ def prepare(vocabulary: Vocabulary, document: str) -> Prepared:
     if fault := _size_fault(grammar):
         return Prepared(fault=fault)
     if fault := _fault(vocabulary, grammar):
-        part, pointer = Search(vocabulary, grammar).place()
+        part, pointer = SchemaSearch(vocabulary, grammar).place()
         return Prepared(fault=fault, part=part, pointer=pointer)
     return Prepared(grammar)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What it is, in words that follow "is"."""
 
     CHECKPOINT = "a checkpoint in Hugging Face format"
@@ -34,63 +34,63 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Recognised:
     """What is at a path."""
 
     path: Path
-    kind: Kind
+    kind: FileKind
     detail: str = ""  # a file that shows it; of a quantised model, the method and its bits
     other: str = ""  # the model that an adapter is for, or the path that should have been named
 
 
 _BY_SUFFIX: Final = {
-    ".gguf": Kind.GGUF,
-    ".ggml": Kind.GGML,
-    ".safetensors": Kind.WEIGHTS,
-    ".bin": Kind.PICKLE,
-    ".pt": Kind.PICKLE,
-    ".pth": Kind.PICKLE,
-    ".ckpt": Kind.PICKLE,
-    ".pkl": Kind.PICKLE,
-    ".onnx": Kind.ONNX,
-    ".npz": Kind.MLX,
-    ".h5": Kind.OTHER_FRAMEWORK,
-    ".msgpack": Kind.OTHER_FRAMEWORK,
-    ".pb": Kind.OTHER_FRAMEWORK,
-    ".tflite": Kind.OTHER_FRAMEWORK,
-    ".engine": Kind.OTHER_FRAMEWORK,
-    ".nemo": Kind.OTHER_FRAMEWORK,
-    ".mlmodel": Kind.OTHER_FRAMEWORK,
-    ".xml": Kind.OTHER_FRAMEWORK,
-    ".zip": Kind.ARCHIVE,
-    ".tar": Kind.ARCHIVE,
-    ".gz": Kind.ARCHIVE,
-    ".tgz": Kind.ARCHIVE,
-    ".7z": Kind.ARCHIVE,
+    ".gguf": FileKind.GGUF,
+    ".ggml": FileKind.GGML,
+    ".safetensors": FileKind.WEIGHTS,
+    ".bin": FileKind.PICKLE,
+    ".pt": FileKind.PICKLE,
+    ".pth": FileKind.PICKLE,
+    ".ckpt": FileKind.PICKLE,
+    ".pkl": FileKind.PICKLE,
+    ".onnx": FileKind.ONNX,
+    ".npz": FileKind.MLX,
+    ".h5": FileKind.OTHER_FRAMEWORK,
+    ".msgpack": FileKind.OTHER_FRAMEWORK,
+    ".pb": FileKind.OTHER_FRAMEWORK,
+    ".tflite": FileKind.OTHER_FRAMEWORK,
+    ".engine": FileKind.OTHER_FRAMEWORK,
+    ".nemo": FileKind.OTHER_FRAMEWORK,
+    ".mlmodel": FileKind.OTHER_FRAMEWORK,
+    ".xml": FileKind.OTHER_FRAMEWORK,
+    ".zip": FileKind.ARCHIVE,
+    ".tar": FileKind.ARCHIVE,
+    ".gz": FileKind.ARCHIVE,
+    ".tgz": FileKind.ARCHIVE,
+    ".7z": FileKind.ARCHIVE,
 }
 _BY_BEGINNING: Final = {
-    b"GGUF": Kind.GGUF,
-    b"ggml": Kind.GGML,
-    b"lmgg": Kind.GGML,
-    b"tjgg": Kind.GGML,
-    b"PK\x03\x04": Kind.PICKLE,  # torch.save
-    b"\x80\x02": Kind.PICKLE,
-    b"\x1f\x8b": Kind.ARCHIVE,
+    b"GGUF": FileKind.GGUF,
+    b"ggml": FileKind.GGML,
+    b"lmgg": FileKind.GGML,
+    b"tjgg": FileKind.GGML,
+    b"PK\x03\x04": FileKind.PICKLE,  # torch.save
+    b"\x80\x02": FileKind.PICKLE,
+    b"\x1f\x8b": FileKind.ARCHIVE,
 }
 # Folders have these beside weights in another format; the first kind of which there is a file.
 _FOLDER_KINDS: Final = (
-    Kind.GGUF,
-    Kind.PICKLE,
-    Kind.ONNX,
-    Kind.MLX,
-    Kind.OTHER_FRAMEWORK,
-    Kind.WEIGHTS,
-    Kind.ARCHIVE,
+    FileKind.GGUF,
+    FileKind.PICKLE,
+    FileKind.ONNX,
+    FileKind.MLX,
+    FileKind.OTHER_FRAMEWORK,
+    FileKind.WEIGHTS,
+    FileKind.ARCHIVE,
 )
 _NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt"})
 
 
-def recognise(path: Path, *, with_weights: bool = True) -> Found:
+def recognise(path: Path, *, with_weights: bool = True) -> Recognised:
     """Look at a file or a folder, without reading more than its small files.
 
     Args:
@@ -102,28 +102,32 @@ def recognise(path: Path, *, with_weights: bool = True) -> Found:
     config = _json(path / "config.json")
     if (path / "adapter_config.json").is_file() and not _has_checkpoint(path):
         base = _json(path / "adapter_config.json").get("base_model_name_or_path")
-        return Found(path, Kind.ADAPTER, "adapter_config.json", base if type(base) is str else "")
+        return Recognised(
+            path, FileKind.ADAPTER, "adapter_config.json", base if type(base) is str else ""
+        )
     if (path / "model_index.json").is_file() and not (path / "config.json").is_file():
-        return Found(path, Kind.DIFFUSERS, "model_index.json")
+        return Recognised(path, FileKind.DIFFUSERS, "model_index.json")
     if not (path / "config.json").is_file():
         return _without_config(path)
     if method := _quantisation(config, path):
-        return Found(path, Kind.MLX if method.startswith("mlx") else Kind.QUANTISED, method)
+        return Recognised(
+            path, FileKind.MLX if method.startswith("mlx") else FileKind.QUANTISED, method
+        )
     if not with_weights or _has_checkpoint(path):
-        return Found(path, Kind.CHECKPOINT)
-    return _of_its_files(path) or Found(path, Kind.CHECKPOINT)
+        return Recognised(path, FileKind.CHECKPOINT)
+    return _of_its_files(path) or Recognised(path, FileKind.CHECKPOINT)
 
 
-def _file(path: Path) -> Found:
+def _file(path: Path) -> Recognised:
     with path.open("rb") as file:
         beginning = file.read(4)
     for sign, kind in _BY_BEGINNING.items():
         if beginning.startswith(sign) and path.suffix != ".zip":
-            return Found(path, kind, path.name)
+            return Recognised(path, kind, path.name)
     if path.name == "config.json":
-        return Found(path, Kind.CHECKPOINT, path.name, str(path.parent))
-    kind = _BY_SUFFIX.get(path.suffix.lower(), Kind.UNKNOWN)
-    return Found(path, kind, path.name, str(path.parent) if kind is Kind.WEIGHTS else "")
+        return Recognised(path, FileKind.CHECKPOINT, path.name, str(path.parent))
+    kind = _BY_SUFFIX.get(path.suffix.lower(), FileKind.UNKNOWN)
+    return Recognised(path, kind, path.name, str(path.parent) if kind is FileKind.WEIGHTS else "")
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -131,27 +135,27 @@ def _has_checkpoint(folder: Path) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _without_config(folder: Path) -> Found:
+def _without_config(folder: Path) -> Recognised:
     names = sorted(entry.name for entry in folder.iterdir())
     if not names:
-        return Found(folder, Kind.EMPTY)
+        return Recognised(folder, FileKind.EMPTY)
     if "snapshots" in names and folder.name.startswith("models--"):
         model_id = folder.name.removeprefix("models--").replace("--", "/", 1)
-        return Found(folder, Kind.HUB_CACHE, "snapshots", model_id)
+        return Recognised(folder, FileKind.HUB_CACHE, "snapshots", model_id)
     if "params.json" in names or any(name.startswith("consolidated.") for name in names):
         shown = "params.json" if "params.json" in names else "consolidated.*"
-        return Found(folder, Kind.ORIGINAL, shown)
+        return Recognised(folder, FileKind.ORIGINAL, shown)
     if (found := _of_its_files(folder)) is not None:
         return found
     inner = [name for name in names if (folder / name / "config.json").is_file()]
     if inner:
-        return Found(folder, Kind.PARENT, inner[0], str(folder / inner[0]))
+        return Recognised(folder, FileKind.PARENT, inner[0], str(folder / inner[0]))
     if "tokenizer.json" in names or "tokenizer_config.json" in names:
-        return Found(folder, Kind.TOKENIZER, "tokenizer.json")
-    return Found(folder, Kind.UNKNOWN)
+        return Recognised(folder, FileKind.TOKENIZER, "tokenizer.json")
+    return Recognised(folder, FileKind.UNKNOWN)
 
 
-def _of_its_files(folder: Path) -> Found | None:
+def _of_its_files(folder: Path) -> Recognised | None:
     """What its weights are, by their names; None: none that are known."""
     files = [file for file in folder.iterdir() if file.is_file() and file.name not in _NOT_WEIGHTS]
     files += [*(folder / "onnx").glob("*.onnx"), *folder.glob("openvino*/*.xml")]
@@ -159,8 +163,8 @@ def _of_its_files(folder: Path) -> Found | None:
     kind = next((kind for kind in _FOLDER_KINDS if kind in kinds), None)
     if kind is None:
         return None
-    other = str(folder / kinds[kind]) if kind is Kind.GGUF else ""
-    return Found(folder, kind, kinds[kind], other)
+    other = str(folder / kinds[kind]) if kind is FileKind.GGUF else ""
+    return Recognised(folder, kind, kinds[kind], other)
 
 
 def _quantisation(config: dict[str, Any], folder: Path) -> str:

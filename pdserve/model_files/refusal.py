@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pdserve.model_files.recognise import Found, Kind
+from pdserve.model_files.recognise import FileKind, Recognised
 from pdserve.shared.errors import ModelError
 
 _HUB_ADDRESS: Final = re.compile(
@@ -16,28 +16,28 @@ _HUB_ADDRESS: Final = re.compile(
 )
 _SERVED: Final = "name a GGUF file, or a folder with config.json, safetensors and tokenizer.json"
 _CONVERT: Final = "take its safetensors, or convert it: load and save_pretrained() in transformers"
-_ADVICE: Final[Mapping[Kind, str]] = {
-    Kind.QUANTISED: "name the model that it was made from, and --quantization int8 for 8 bits",
-    Kind.MLX: "name the model that it was made from",
-    Kind.GGML: "take a GGUF file of it",
-    Kind.PICKLE: f"only safetensors are loaded: {_CONVERT}",
-    Kind.ONNX: _CONVERT,
-    Kind.OTHER_FRAMEWORK: _CONVERT,
-    Kind.ORIGINAL: "convert it with transformers, or take the repository that ends in -hf",
-    Kind.DIFFUSERS: f"only language models are served: {_SERVED}",
-    Kind.TOKENIZER: _SERVED,
-    Kind.EMPTY: _SERVED,
-    Kind.UNKNOWN: f"it has no config.json: {_SERVED}",
-    Kind.ARCHIVE: "unpack it, and name the folder",
+_ADVICE: Final[Mapping[FileKind, str]] = {
+    FileKind.QUANTISED: "name the model that it was made from, and --quantization int8 for 8 bits",
+    FileKind.MLX: "name the model that it was made from",
+    FileKind.GGML: "take a GGUF file of it",
+    FileKind.PICKLE: f"only safetensors are loaded: {_CONVERT}",
+    FileKind.ONNX: _CONVERT,
+    FileKind.OTHER_FRAMEWORK: _CONVERT,
+    FileKind.ORIGINAL: "convert it with transformers, or take the repository that ends in -hf",
+    FileKind.DIFFUSERS: f"only language models are served: {_SERVED}",
+    FileKind.TOKENIZER: _SERVED,
+    FileKind.EMPTY: _SERVED,
+    FileKind.UNKNOWN: f"it has no config.json: {_SERVED}",
+    FileKind.ARCHIVE: "unpack it, and name the folder",
 }
 
 
-def refuse_unless_served(found: Found) -> None:
+def refuse_unless_served(found: Recognised) -> None:
     """Raise ModelError, which says what it is and what to do, unless it may be served."""
     path, kind = found.path, found.kind
-    if kind in (Kind.CHECKPOINT, Kind.GGUF) and not found.other:
+    if kind in (FileKind.CHECKPOINT, FileKind.GGUF) and not found.other:
         return
-    is_named = found.detail == path.name and kind not in (Kind.QUANTISED, Kind.MLX)
+    is_named = found.detail == path.name and kind not in (FileKind.QUANTISED, FileKind.MLX)
     detail = f" ({found.detail})" if found.detail and not is_named else ""
     raise ModelError(f"{path} is {kind.value}{detail}: {_advice(found)}")
 
@@ -55,15 +55,15 @@ def meant_model(model: str) -> str:
     return f"; did you mean {parent / near[0]}?" if near else ""
 
 
-def _advice(found: Found) -> str:
-    if found.kind is Kind.ADAPTER:
+def _advice(found: Recognised) -> str:
+    if found.kind is FileKind.ADAPTER:
         base = f" ({found.other})" if found.other else ""
         return f"merge it into its model{base} with peft's merge_and_unload(), and name the result"
-    if found.kind is Kind.WEIGHTS and not found.other:
+    if found.kind is FileKind.WEIGHTS and not found.other:
         return f"its weights must be model.safetensors, or shards with an index: {_SERVED}"
-    if found.kind is Kind.HUB_CACHE:
+    if found.kind is FileKind.HUB_CACHE:
         return f"write --model {found.other}"
-    if found.kind is Kind.GGUF:
+    if found.kind is FileKind.GGUF:
         return f"name the file: {found.other}"
     if found.other:
         return f"name its folder: {found.other}"

@@ -31,7 +31,7 @@ from pdserve.settings.tracing import TracingConfig
 from pdserve.settings.values import parse_shares
 from pdserve.shared.addresses import check_addresses, check_own_host
 from pdserve.shared.costs import DESCRIPTION, Prices
-from pdserve.shared.entry_points import Kind
+from pdserve.shared.entry_points import PolicyKind
 from pdserve.shared.simulated_link import check_links
 from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
@@ -50,9 +50,11 @@ PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 # Other packages may add to these: their names are chosen by, and the names above are our own.
-PREFILL_POLICIES = Kind("prefill policy", "pdserve.prefill_policies", get_args(PrefillPolicyName))
-DECODE_POLICIES = Kind("decode policy", "pdserve.decode_policies", get_args(DecodePolicyName))
-ROUTERS = Kind("router", "pdserve.routers", get_args(RouterName))
+PREFILL_POLICIES = PolicyKind(
+    "prefill policy", "pdserve.prefill_policies", get_args(PrefillPolicyName)
+)
+DECODE_POLICIES = PolicyKind("decode policy", "pdserve.decode_policies", get_args(DecodePolicyName))
+ROUTERS = PolicyKind("router", "pdserve.routers", get_args(RouterName))
 
 
 # Settings of a process that those who start it have, too.

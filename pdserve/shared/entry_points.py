@@ -4,7 +4,7 @@
     stickiest = "my_routers:Stickiest"
 
 Then `router = "stickiest"` is a choice like those in the tree. What the name stands for is called
-with the same arguments as ours; `Kind.make` says which package is at fault if that fails.
+with the same arguments as ours; `PolicyKind.make` says which package is at fault if that fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind:
+class PolicyKind:
     """Something that is chosen by name, among our own and installed ones."""
 
     what: str  # for people: "router"

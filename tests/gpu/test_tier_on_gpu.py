@@ -12,7 +12,7 @@ import torch
 from kv_transfer.cuda.catalog import missing, open_driver
 from kv_transfer.cuda.copier import HOST_COPIES
 from kv_transfer.cuda.driver import DeviceError, Driver
-from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.tier import HostTier
 from pdserve.engine.cuda.capture.recorder import CudaRecorder
@@ -41,7 +41,7 @@ class Bench:
         self.blocks = KvCache(layout, NUM_BLOCKS, CUDA, self.pool).pool
         self.blocks.normal_()
         torch.cuda.synchronize(CUDA)
-        self.pinned = PinnedBlocks(NUM_SLOTS, [layout.block_bytes], driver)
+        self.pinned = PinnedHostBlocks(NUM_SLOTS, [layout.block_bytes], driver)
         self.tier = HostTier(NUM_SLOTS, [PinnedCopies(self.pool, self.pinned)])
 
     def close(self) -> None:

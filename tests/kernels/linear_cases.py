@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve.engine.native.linear import (
+    LinearResult,
     PackedLinear,
-    Result,
     linear,
     pack,
     unpack,
@@ -20,7 +20,7 @@ from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
 
 WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8]
 DTYPES = [torch.float32, torch.bfloat16]
-FLOAT_RESULTS = (Result.STORE_FLOAT, Result.ADD)
+FLOAT_RESULTS = (LinearResult.STORE_FLOAT, LinearResult.ADD)
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Product:
     dtype: torch.dtype = torch.bfloat16  # of x
     num_out: int = 64
     num_in: int = 96
-    result: Result = Result.STORE
+    result: LinearResult = LinearResult.STORE
     has_bias: bool = False
 
     @property
     def is_gated(self) -> bool:
-        return self.result is Result.GATED_SILU
+        return self.result is LinearResult.GATED_SILU
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -61,9 +61,9 @@ class Case:
         return linear(x[rows], self.packed, out, self.product.result, variant)
 
 
-def products(result: Result | None = None) -> st.SearchStrategy[Product]:
+def products(result: LinearResult | None = None) -> st.SearchStrategy[Product]:
     """All kinds, and sizes that end panels, pairs and vectors early."""
-    results = st.sampled_from(list(Result)) if result is None else st.just(result)
+    results = st.sampled_from(list(LinearResult)) if result is None else st.just(result)
     return st.builds(
         Product,
         form=st.sampled_from(WEIGHT_FORMS),
@@ -72,7 +72,7 @@ def products(result: Result | None = None) -> st.SearchStrategy[Product]:
         num_in=st.one_of(st.integers(1, 70), st.sampled_from([96, 128, 301])),
         result=results,
         has_bias=st.booleans(),
-    ) | st.builds(Product, num_out=st.integers(1, 100), result=st.just(Result.STORE_FLOAT))
+    ) | st.builds(Product, num_out=st.integers(1, 100), result=st.just(LinearResult.STORE_FLOAT))
 
 
 def row_counts() -> st.SearchStrategy[int]:
@@ -114,7 +114,7 @@ def reference(case: Case) -> tuple[Tensor, Tensor]:
     tolerance = (x.abs() @ weight.abs().T) * 2**-21
     if case.bias is not None:
         y, tolerance = y + case.bias, tolerance + case.bias.abs() * 2**-21
-    if case.product.result is Result.ADD:
+    if case.product.result is LinearResult.ADD:
         return y + case.before, tolerance + (y + case.before).abs() * 2**-22
     if not case.product.is_gated:
         return y, tolerance

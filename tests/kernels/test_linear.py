@@ -10,7 +10,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from pdserve import _native
-from pdserve.engine.native.linear import Result
+from pdserve.engine.native.linear import LinearResult
 from pdserve.engine.plan.forms import FLOAT32, WeightForm
 from tests.kernels.linear_cases import (
     DTYPES,
@@ -42,11 +42,11 @@ def test_every_variant_matches_the_reference(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("result", list(Result))
+@pytest.mark.parametrize("result", list(LinearResult))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 def test_long_sums_are_exact_enough_in_every_variant(
-    form: WeightForm, dtype: torch.dtype, result: Result, variant: str
+    form: WeightForm, dtype: torch.dtype, result: LinearResult, variant: str
 ) -> None:
     product = Product(form, dtype, num_out=96, num_in=3000, result=result, has_bias=True)
     case = make_case(product, num_rows=14)
@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_the_threads(
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 def test_what_is_not_finite_stays_in_its_row(form: WeightForm, value: float, variant: str) -> None:
     for dtype in DTYPES:
-        case = make_case(Product(form, dtype, num_in=33, result=Result.STORE_FLOAT), 15)
+        case = make_case(Product(form, dtype, num_in=33, result=LinearResult.STORE_FLOAT), 15)
         clean = case.run(variant)
         x = case.x.clone()
         x[7, 20] = value
@@ -115,8 +115,8 @@ def test_what_follows_a_row_of_x_does_not_matter(dtype: torch.dtype, variant: st
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("result", list(Result))
-def test_nothing_is_written_beside_the_columns(result: Result, variant: str) -> None:
+@pytest.mark.parametrize("result", list(LinearResult))
+def test_nothing_is_written_beside_the_columns(result: LinearResult, variant: str) -> None:
     product = Product(num_out=2 * 37, result=result)
     case = make_case(product, 14)
     columns = case.packed.num_columns
@@ -130,7 +130,7 @@ def test_nothing_is_written_beside_the_columns(result: Result, variant: str) -> 
 
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 def test_variants_with_the_same_arithmetic_agree_bit_by_bit(form: WeightForm) -> None:
-    case = make_case(Product(form, torch.float32, num_in=301, result=Result.STORE_FLOAT), 20)
+    case = make_case(Product(form, torch.float32, num_in=301, result=LinearResult.STORE_FLOAT), 20)
     fused = [v for v in VARIANTS if v not in ("portable", "amx_emulated")]
     results = [case.run(variant) for variant in fused]
     assert all(torch.equal(found, results[0]) for found in results)
@@ -144,7 +144,7 @@ def test_a_product_without_rows_is_empty() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_silu_at_its_limits(dtype: torch.dtype) -> None:
     """One input of weight 1 each: silu(x) * x, where exp(-x) overflows, and at zero."""
-    product = Product(FLOAT32, dtype, num_out=32, num_in=1, result=Result.GATED_SILU)
+    product = Product(FLOAT32, dtype, num_out=32, num_in=1, result=LinearResult.GATED_SILU)
     case = make_case(product, 7)
     _native.pack_linear_rows(case.packed, 0, torch.ones(32, 1))
     x = torch.tensor([0.0, -0.5, 30.0, -30.0, -100.0, 100.0, float("nan")]).to(dtype)[:, None]

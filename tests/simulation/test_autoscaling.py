@@ -22,9 +22,9 @@ from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
-from coordinator.pools.standby import Standby
+from coordinator.pools.standby import StandbyNodes
 from coordinator.status import ROLES
-from pdserve.commands.cluster.autoscale import Step, next_steps
+from pdserve.commands.cluster.autoscale import ScaleStep, next_steps
 from pdserve.commands.cluster.config import Scale
 from pdserve.commands.simulation.coordinator import HEARTBEAT_S
 from pdserve.metrics import CoordinatorMetrics
@@ -105,7 +105,7 @@ class World:
         )
         self.desired = DesiredNodes(self.clock, self.sleep_after_s)
         self.rebalancer = Rebalancer(self.clock)
-        self.standby = Standby(
+        self.standby = StandbyNodes(
             self.registry, self.changes, lambda: self.desired.numbers, lambda: True, flips=True
         )
         for role, number in self.first.items():
@@ -208,7 +208,7 @@ class World:
             self._tell(f"{step.what} {step.name}")
             self._make(step)
 
-    def _make(self, step: Step) -> None:
+    def _make(self, step: ScaleStep) -> None:
         if step.what == "retire":
             member = self.processes[step.name].member
             self.registry.report(member, structs.replace(member.load, state=NodeState.DRAINING))

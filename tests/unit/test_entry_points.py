@@ -80,7 +80,10 @@ def test_an_unknown_name_is_refused_with_those_there_are(
         ("nowhere:Router", "ModuleNotFoundError"),
         ("theirs:nothing", "AttributeError"),
         ("theirs:needs_more", "TypeError"),
-        ("theirs:no_router", "makes a int, which has not all methods of .*candidates.Policy"),
+        (
+            "theirs:no_router",
+            "makes a int, which has not all methods of .*candidates.RoutingPolicy",
+        ),
     ],
 )
 def test_a_broken_one_names_its_package(packages: Path, value: str, fault: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 from aiohttp import web
 
-from coordinator.api.server.outbox import Outbox
+from coordinator.api.server.outbox import HttpOutbox
 from pdserve.shared.errors import InvalidRequest
 
 
@@ -69,7 +69,7 @@ class SseStream:
     aborted and ConnectionResetError is raised.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: HttpOutbox) -> None:
         # Do not store the request: it refers to its stream, and a reference cycle would leave
         # everything that the call holds to the garbage collector.
         self._outbox = outbox

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from coordinator.api.config import ApiConfig
 from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.server.errors import describe, describe_http, describe_protocol
-from coordinator.api.server.outbox import Outbox
+from coordinator.api.server.outbox import HttpOutbox
 from coordinator.api.server.places import Places
 from pdserve.shared.errors import BuffersFull
 
@@ -43,7 +43,7 @@ class Connection(web.RequestHandler):
         places: Places,
         unread: BodyBudget,
     ) -> None:
-        """Without a place in `places`, the client is turned away; `unread`: see `Outbox`."""
+        """Without a place in `places`, the client is turned away; `unread`: see `HttpOutbox`."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -63,7 +63,7 @@ class Connection(web.RequestHandler):
         """See asyncio.Protocol."""
         peer = transport.get_extra_info("peername") or ("",)
         stall_timeout_s, way_out = self._config.stall_timeout_s, cast(asyncio.Transport, transport)
-        self.outbox = Outbox(way_out, self._unread, str(peer[0]), stall_timeout_s)
+        self.outbox = HttpOutbox(way_out, self._unread, str(peer[0]), stall_timeout_s)
         if self._places.take(self, str(peer[0])):
             super().connection_made(transport)
         else:

@@ -27,7 +27,7 @@ Write = Callable[[bytes | memoryview], Awaitable[None]]
 _STOPPED: Final = "the client stopped reading"
 
 
-class Outbox:
+class HttpOutbox:
     """The way out of one connection."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Outbox:
 class _InPieces(Payload):
     """A body that is written piece by piece."""
 
-    def __init__(self, body: bytes, outbox: Outbox) -> None:
+    def __init__(self, body: bytes, outbox: HttpOutbox) -> None:
         super().__init__(body)
         self._size = len(body)
         self._body = body

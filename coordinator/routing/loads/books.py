@@ -12,7 +12,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
-from coordinator.routing.holding import Handoffs
+from coordinator.routing.holding import PendingHandoffs
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
@@ -64,7 +64,7 @@ class Books:
         self.queues = PrefillQueues(fleet)
         self.decodes = DecodeLoad(fleet, clock.now())
         self.lengths = OutputLengths()
-        self.handoffs = Handoffs()
+        self.handoffs = PendingHandoffs()
         self.neighbours = Neighbours(fleet, self.decodes)
         self._fleet = fleet
         self._clock = clock

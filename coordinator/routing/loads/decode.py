@@ -78,7 +78,7 @@ class DecodeShares(SlotArrays):
         return column
 
 
-class Batch(NamedTuple):
+class PredictedBatch(NamedTuple):
     """Decode batches, by slot, or by slot and time."""
 
     requests: Ints
@@ -107,10 +107,10 @@ class DecodeLoad(SlotArrays):
         self.shares.reserve(slot)
         self.forecast.reserve(self.capacity)
 
-    def at(self, now_s: float, moment_s: float) -> Batch:
+    def at(self, now_s: float, moment_s: float) -> PredictedBatch:
         """Return every node's predicted batch at `moment_s`."""
         requests, context = self.forecast.at(now_s, moment_s)
-        return Batch(requests + self.others, context + self.others_context)
+        return PredictedBatch(requests + self.others, context + self.others_context)
 
     def has_requests(self, slot: int, now_s: float) -> bool:
         """Return whether a node is decoding anything now."""

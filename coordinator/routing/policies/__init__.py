@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from coordinator.routing.candidates import Policy
+from coordinator.routing.candidates import RoutingPolicy
 from coordinator.routing.policies.plain import (
     LeastLoaded,
     PowerOfTwo,
@@ -19,7 +19,7 @@ from pdserve.settings.config import ROUTERS
 __all__ = ["make_policy"]
 
 # Installed packages add to these (`pdserve.routers`), and are called alike.
-_POLICIES: Final[dict[str, Callable[[], Policy]]] = {
+_POLICIES: Final[dict[str, Callable[[], RoutingPolicy]]] = {
     "predicted": Predicted,
     "least-loaded": LeastLoaded,
     "power-of-two": PowerOfTwo,
@@ -29,7 +29,7 @@ _POLICIES: Final[dict[str, Callable[[], Policy]]] = {
 }
 
 
-def make_policy(name: str) -> Policy:
+def make_policy(name: str) -> RoutingPolicy:
     """Return a new policy by its name.
 
     Raises:
@@ -37,4 +37,4 @@ def make_policy(name: str) -> Policy:
     """
     if name in _POLICIES:
         return _POLICIES[name]()
-    return ROUTERS.make(Policy, name)  # type: ignore[type-abstract]
+    return ROUTERS.make(RoutingPolicy, name)  # type: ignore[type-abstract]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.places import SchemaPlace
 
 # Years from 0001, as programs have them, and the days that each month of a year has.
 _LEAP_YEAR = r"(0[48]|[2468][048]|[13579][26])"
@@ -47,7 +47,7 @@ _REFUSED = frozenset(
 )
 
 
-def narrow_format(node: dict[str, Any], types: frozenset[str] | None, place: Place) -> None:
+def narrow_format(node: dict[str, Any], types: frozenset[str] | None, place: SchemaPlace) -> None:
     """Replace a format by what is enforced of it. Raises InvalidRequest.
 
     A format that JSON Schema does not define is a remark that fits every value.

@@ -15,7 +15,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.places import SchemaPlace
 from pdserve.grammar.size import MAX_MULTIPLE
 
 KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -31,7 +31,7 @@ _NOT_COUNTED = "is not exact in doubles, so multiples of it could not be told ex
 _EMPTY = "leave no number"
 
 
-def check_value(value: Any, keyword: str, place: Place) -> Any:
+def check_value(value: Any, keyword: str, place: SchemaPlace) -> Any:
     """Return a constant in which all numbers are held exactly. Raises InvalidRequest."""
     if isinstance(value, list):
         return [check_value(one, keyword, place.at(i)) for i, one in enumerate(value)]
@@ -85,7 +85,9 @@ class NumberRules:
         room = (_MAX_COEFFICIENT - 1) // product
         self._decimals = min(MAX_DECIMALS, decimals * combines + len(str(room)) - 1)
 
-    def narrow(self, node: dict[str, Any], types: frozenset[str] | None, place: Place) -> None:
+    def narrow(
+        self, node: dict[str, Any], types: frozenset[str] | None, place: SchemaPlace
+    ) -> None:
         """Narrow what a schema says of numbers. Raises InvalidRequest.
 
         `types`: of its values; None: of any.
@@ -115,7 +117,7 @@ class NumberRules:
         if "multipleOf" not in node and not is_value and not is_narrow:
             node["multipleOf"] = float(f"1e-{self._decimals}") if self._decimals else 1
 
-    def _check_multiple(self, multiple: Any, place: Place) -> None:
+    def _check_multiple(self, multiple: Any, place: SchemaPlace) -> None:
         if _number(multiple, "multipleOf", place) <= 0:
             raise place.refusal("multipleOf", "must be more than 0")
         if Fraction(_exact(multiple)).numerator > MAX_MULTIPLE:
@@ -132,7 +134,7 @@ def multiples_of(nodes: Iterable[dict[str, Any]]) -> set[Decimal]:
     return {_exact(one) for one in found if _is_number(one) and is_held(one) and one > 0}
 
 
-def _bounds(node: dict[str, Any], place: Place) -> tuple[_Bound | None, _Bound | None]:
+def _bounds(node: dict[str, Any], place: SchemaPlace) -> tuple[_Bound | None, _Bound | None]:
     ends: list[list[_Bound]] = [[], []]
     for index, keyword in enumerate(KEYWORDS[:4]):
         value = node.get(keyword)
@@ -150,7 +152,9 @@ def _bounds(node: dict[str, Any], place: Place) -> tuple[_Bound | None, _Bound |
     return lowest, highest
 
 
-def _integer_range(lowest: _Bound | None, highest: _Bound | None, place: Place) -> dict[str, int]:
+def _integer_range(
+    lowest: _Bound | None, highest: _Bound | None, place: SchemaPlace
+) -> dict[str, int]:
     """Return the bounds of integers, of 18 digits if the given ones leave any of these."""
     least, most = -_MAX_64_BITS, _MAX_64_BITS
     if lowest is not None:
@@ -179,7 +183,7 @@ def _is_whole_double(value: int | Decimal) -> bool:
 
 
 def _number_range(
-    lowest: _Bound | None, highest: _Bound | None, place: Place
+    lowest: _Bound | None, highest: _Bound | None, place: SchemaPlace
 ) -> tuple[float, float]:
     """Return the bounds of numbers, both inclusive."""
     given = [one.keyword for one in (lowest, highest) if one is not None]
@@ -210,7 +214,7 @@ def _take_exclusive(node: dict[str, Any], lowest: _Bound | None, highest: _Bound
             node[bound.keyword] = _plain(bound.value)
 
 
-def _inclusive(bound: _Bound, inward: Decimal, place: Place) -> Decimal:
+def _inclusive(bound: _Bound, inward: Decimal, place: SchemaPlace) -> Decimal:
     """Return the first number inside a bound, with as many decimals as are held."""
     if abs(bound.value) > MAX_NUMBER:
         return bound.value
@@ -250,7 +254,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(value: Any, keyword: str, place: Place) -> float:
+def _number(value: Any, keyword: str, place: SchemaPlace) -> float:
     if not _is_number(value):
         raise place.refusal(keyword, "must be a number")
     number: float = value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.places import SchemaPlace
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _PARTS = re.compile(r"\\.|\[\^?\]|.", re.DOTALL)
@@ -33,7 +33,7 @@ def looks_around(pattern: object) -> bool:
     return isinstance(pattern, str) and _LOOK_AROUND.search(pattern) is not None
 
 
-def translated(pattern: Any, keyword: str, place: Place) -> str:
+def translated(pattern: Any, keyword: str, place: SchemaPlace) -> str:
     """Return a pattern for the library. Raises InvalidRequest."""
     if not isinstance(pattern, str):
         raise place.refusal(keyword, "must be a string")

@@ -12,15 +12,15 @@ _MAX_CHARS = 200  # of a path that is shown
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaPlace:
     """A schema inside a request's schema."""
 
     param: str  # the request's parameter
     path: tuple[str, ...] = ()
 
-    def at(self, *names: object) -> Place:
+    def at(self, *names: object) -> SchemaPlace:
         """Return the place of something inside."""
-        return Place(self.param, (*self.path, *map(str, names)))
+        return SchemaPlace(self.param, (*self.path, *map(str, names)))
 
     def refusal(self, keywords: str | Collection[str], why: str) -> InvalidRequest:
         """Return the error that names the path, one keyword or several, and the reason."""

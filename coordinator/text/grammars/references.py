@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.places import SchemaPlace
 from pdserve.grammar.subschemas import pointer, subschemas
 
 _NAMES = ("$anchor", "$dynamicAnchor")
@@ -20,7 +20,7 @@ class References:
         self._param = param
         self._anchors: dict[str, tuple[str, ...]] | None = None
 
-    def target(self, reference: Any, place: Place) -> tuple[Any, Place]:
+    def target(self, reference: Any, place: SchemaPlace) -> tuple[Any, SchemaPlace]:
         """Return the schema that a reference means. Raises InvalidRequest."""
         if not isinstance(reference, str):
             raise place.refusal("$ref", "must be a string")
@@ -39,9 +39,9 @@ class References:
                 found = found[name]
             else:
                 raise place.refusal("$ref", "points to nothing in this schema")
-        return found, Place(self._param, path)
+        return found, SchemaPlace(self._param, path)
 
-    def _path(self, fragment: str, place: Place) -> tuple[str, ...]:
+    def _path(self, fragment: str, place: SchemaPlace) -> tuple[str, ...]:
         if not fragment:
             return ()
         if fragment.startswith("/"):
@@ -53,7 +53,7 @@ class References:
             raise place.refusal("$ref", "names an anchor that this schema lacks")
         return self._anchors[fragment]
 
-    def _check_base(self, place: Place) -> None:
+    def _check_base(self, place: SchemaPlace) -> None:
         """Refuse references from a schema with an address of its own: they mean its places."""
         node: Any = self._root
         for name in place.path:

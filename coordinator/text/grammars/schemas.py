@@ -31,7 +31,7 @@ from coordinator.text.grammars.keywords import (
 )
 from coordinator.text.grammars.numbers import NumberRules, check_value, multiples_of
 from coordinator.text.grammars.patterns import looks_around, translated
-from coordinator.text.grammars.places import Place
+from coordinator.text.grammars.places import SchemaPlace
 from coordinator.text.grammars.references import References, definition
 
 _MAX_COUNT = 2**32 - 1
@@ -53,24 +53,24 @@ class SchemaReader:
         self._references = References(schema, param)
         self._numbers = _number_rules(schema)
         self._names: set[str] = set()  # of what has been referred to
-        self._pending: list[tuple[str, Any, Place]] = []
+        self._pending: list[tuple[str, Any, SchemaPlace]] = []
 
     def read(self) -> dict[str, Any]:
         """Return the whole schema. Raises InvalidRequest."""
-        made = self._node(self._schema, Place(self._param))
+        made = self._node(self._schema, SchemaPlace(self._param))
         definitions: dict[str, Any] = {}
         while self._pending:
             name, schema, place = self._pending.pop()
             definitions[name] = self._node(schema, place)
         if made is False or made == {"anyOf": []}:
-            raise Place(self._param).refusal("anyOf", "leaves no value")
+            raise SchemaPlace(self._param).refusal("anyOf", "leaves no value")
         made = {} if made is True else made
         made = closed(made | {"$defs": definitions} if definitions else made)
         return made if any(map(_combines, _nodes(made))) else filled(made)
 
     # ---- one schema ----------------------------------------------------------------------------
 
-    def _node(self, schema: Any, place: Place, *, is_exclusive: bool = False) -> Any:
+    def _node(self, schema: Any, place: SchemaPlace, *, is_exclusive: bool = False) -> Any:
         """Read one schema; `is_exclusive`: values of it must not fit another one."""
         if isinstance(schema, bool):
             return schema
@@ -104,7 +104,7 @@ class SchemaReader:
         made: dict[str, Any],
         keyword: str,
         value: Any,
-        place: Place,
+        place: SchemaPlace,
         types: frozenset[str] | None,
     ) -> None:
         """Read a keyword that does not hold a list of schemas."""
@@ -134,7 +134,7 @@ class SchemaReader:
         made: dict[str, Any],
         keyword: str,
         schema: dict[str, Any],
-        place: Place,
+        place: SchemaPlace,
         is_exclusive: bool,
     ) -> None:
         value = schema[keyword]
@@ -156,13 +156,13 @@ class SchemaReader:
         if parts:
             made[keyword] = parts
 
-    def _target(self, schema: Any, place: Place) -> Any:
+    def _target(self, schema: Any, place: SchemaPlace) -> Any:
         """Return what a schema is that may be nothing but a reference."""
         if isinstance(schema, dict) and schema.keys() - REMARKS == {"$ref"}:
             return self._references.target(schema["$ref"], place)[0]
         return schema
 
-    def _mapping(self, keyword: str, value: Any, place: Place) -> dict[str, Any]:
+    def _mapping(self, keyword: str, value: Any, place: SchemaPlace) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise place.refusal(keyword, "must be an object of schemas")
         inside = place.at(keyword)
@@ -171,7 +171,7 @@ class SchemaReader:
             return made
         return {translated(name, keyword, place): one for name, one in made.items()}
 
-    def _reference(self, reference: Any, place: Place) -> str:
+    def _reference(self, reference: Any, place: SchemaPlace) -> str:
         target, at = self._references.target(reference, place)
         name, ours = definition(at.path)
         if name not in self._names:
@@ -180,7 +180,7 @@ class SchemaReader:
         return ours
 
 
-def _check_type(schema: dict[str, Any], place: Place) -> None:
+def _check_type(schema: dict[str, Any], place: SchemaPlace) -> None:
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
     wrong = [one for one in kinds if not isinstance(one, str) or one not in TYPES]
@@ -189,7 +189,7 @@ def _check_type(schema: dict[str, Any], place: Place) -> None:
         raise place.refusal("type", f"is {shown}, but must be of {', '.join(sorted(TYPES))}")
 
 
-def _values(keyword: str, value: Any, types: frozenset[str] | None, place: Place) -> Any:
+def _values(keyword: str, value: Any, types: frozenset[str] | None, place: SchemaPlace) -> Any:
     """Return the values of `enum` or `const`; those of other types are left out of `enum`."""
     if keyword == "enum" and not isinstance(value, list):
         raise place.refusal(keyword, "must be a list of values")
@@ -241,13 +241,13 @@ def _is_unlikely(schema: Any) -> bool:
     return isinstance(schema, dict) and looks_around(schema.get("pattern"))
 
 
-def _names_in(value: Any, place: Place) -> list[str]:
+def _names_in(value: Any, place: SchemaPlace) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise place.refusal("required", "must be a list of names")
     return list(dict.fromkeys(value))
 
 
-def _count(value: Any, keyword: str, place: Place) -> int:
+def _count(value: Any, keyword: str, place: SchemaPlace) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value < 0 or value != value // 1:
         raise place.refusal(keyword, "must be a whole number, 0 or more")
@@ -256,7 +256,7 @@ def _count(value: Any, keyword: str, place: Place) -> int:
     return int(value)
 
 
-def _check_counts(made: dict[str, Any], place: Place) -> None:
+def _check_counts(made: dict[str, Any], place: SchemaPlace) -> None:
     """Refuse counts that leave nothing, or whose keys a model could repeat."""
     for kind in ("Items", "Length", "Properties"):
         if made.get(f"min{kind}", 0) > made.get(f"max{kind}", _MAX_COUNT):

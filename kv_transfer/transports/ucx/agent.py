@@ -50,7 +50,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class UcxRegion:
     """Memory that is, or will be, registered with an agent."""
 
     address: int
@@ -59,9 +59,9 @@ class Region:
     device: int = 0  # CUDA ordinal
 
     @staticmethod
-    def of(array: NDArray[Any]) -> Region:
+    def of(array: NDArray[Any]) -> UcxRegion:
         """The region of a contiguous array in CPU memory."""
-        return Region(array.ctypes.data, array.nbytes)
+        return UcxRegion(array.ctypes.data, array.nbytes)
 
     def describe(self, offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> Descriptors:
         """NIXL's descriptors of the pieces at these offsets."""
@@ -76,7 +76,7 @@ class NothingPosted(PeerLost):
     """A read could not be prepared: nothing of it is in flight."""
 
 
-class Agent(Protocol):
+class UcxAgent(Protocol):
     """What the driver needs of an agent. Tests have one that hangs."""
 
     @property
@@ -92,7 +92,7 @@ class Agent(Protocol):
         """Disconnect from a peer."""
         ...
 
-    def register(self, region: Region) -> None:
+    def register(self, region: UcxRegion) -> None:
         """Register memory. Raises TransportUnavailable: it cannot be registered."""
         ...
 
@@ -183,7 +183,7 @@ class NixlAgent:
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
-    def register(self, region: Region) -> None:
+    def register(self, region: UcxRegion) -> None:
         """Register memory. With RDMA, all pages are allocated and pinned now."""
         self.has_late_writes |= region.segment == "VRAM"
         piece = (region.address, region.num_bytes, region.device, "")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.lone_thread import carry_out
 from kv_transfer.spans.plan import Spans
-from kv_transfer.transports.ucx.agent import Agent, Region
+from kv_transfer.transports.ucx.agent import UcxAgent, UcxRegion
 from kv_transfer.transports.ucx.thread import QUARANTINE_S, UcxThread
 from kv_transfer.transports.ucx.transfer import Peer, Transfer
 from pdserve.shared.errors import PeerLost, TransportUnavailable
@@ -34,8 +34,8 @@ class UcxDriver:
 
     def __init__(
         self,
-        make_agent: Callable[[], Agent],
-        region: Region,
+        make_agent: Callable[[], UcxAgent],
+        region: UcxRegion,
         *,
         quarantine_s: float = QUARANTINE_S,
     ) -> None:
@@ -67,7 +67,9 @@ class UcxDriver:
         """Remove a channel; with the last one the peer is removed."""
         await self._call(partial(self._thread.disconnect, peer))
 
-    async def transfer(self, peer: Peer, source: Region, destination: Region, spans: Spans) -> None:
+    async def transfer(
+        self, peer: Peer, source: UcxRegion, destination: UcxRegion, spans: Spans
+    ) -> None:
         """Copy spans of a peer's region to one of ours.
 
         Once it has returned or raised, also by cancellation, nothing writes to the destination.

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.memory import GENERATION_BYTES, KvPool, cpu_pool
-from kv_transfer.transports.ucx.agent import Region, Segment
+from kv_transfer.transports.ucx.agent import Segment, UcxRegion
 from pdserve.protocol import ExporterWelcome
 from pdserve.shared.errors import PeerLost
 
@@ -45,21 +45,21 @@ class UcxOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerLost(f"the offer's metadata cannot be read: {error}") from error
 
-    def blocks_of(self, welcome: ExporterWelcome) -> Region:
+    def blocks_of(self, welcome: ExporterWelcome) -> UcxRegion:
         """The exporter's blocks. NIXL refuses to read beyond what was registered."""
         num_bytes = welcome.num_blocks * welcome.layout.block_bytes
         segment: Segment = "VRAM" if welcome.memory == "cuda" else "DRAM"
-        return Region(self.blocks, num_bytes, segment, self.device)
+        return UcxRegion(self.blocks, num_bytes, segment, self.device)
 
-    def generations_of(self, welcome: ExporterWelcome) -> Region:
+    def generations_of(self, welcome: ExporterWelcome) -> UcxRegion:
         """The exporter's generations, which are always in CPU memory."""
-        return Region(self.generations, welcome.num_blocks * GENERATION_BYTES)
+        return UcxRegion(self.generations, welcome.num_blocks * GENERATION_BYTES)
 
 
-def blocks_of(pool: KvPool) -> Region:
+def blocks_of(pool: KvPool) -> UcxRegion:
     """The blocks of a pool of this process."""
     if pool.kind == "cuda":
         device = device_pool(pool)
         region = device.region
-        return Region(region.address, region.num_bytes, "VRAM", device.driver.device)
-    return Region.of(cpu_pool(pool).flat)
+        return UcxRegion(region.address, region.num_bytes, "VRAM", device.driver.device)
+    return UcxRegion.of(cpu_pool(pool).flat)

@@ -27,7 +27,7 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import dial
 from kv_transfer.transports.sockets import has_ended, receive_exactly, send_all
-from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
+from kv_transfer.transports.ucx.agent import NixlAgent, UcxRegion, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
 from kv_transfer.transports.ucx.transfer import Peer
@@ -101,7 +101,7 @@ class UcxChannel:
         peer: Peer,
         offer: UcxOffer,
         welcome: ExporterWelcome,
-        destination: Region,
+        destination: UcxRegion,
         control: socket.socket,
     ) -> None:
         self._driver = driver
@@ -149,7 +149,7 @@ class UcxChannel:
 
     async def _read_generations(self, spans: Spans) -> NDArray[np.uint64]:
         async with self._driver.scratch(int(spans[:, 2].sum()) // GENERATION_BYTES) as scratch:
-            region = Region.of(scratch)
+            region = UcxRegion.of(scratch)
             await self._driver.transfer(self._peer, self._generations, region, spans)
             return scratch.copy()
 

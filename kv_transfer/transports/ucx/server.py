@@ -22,7 +22,7 @@ from kv_transfer.transports.acceptor import Connections
 from kv_transfer.transports.frames import receive_access
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.sockets import receive_exactly, resolve, send_all, wait_readable
-from kv_transfer.transports.ucx.agent import NixlAgent, Region, pid_namespace, rdma_devices
+from kv_transfer.transports.ucx.agent import NixlAgent, UcxRegion, pid_namespace, rdma_devices
 from kv_transfer.transports.ucx.offer import CONNECTED, UcxOffer, blocks_of
 from pdserve.protocol import TransportOffer
 from pdserve.shared.addresses import format_address
@@ -126,7 +126,7 @@ class UcxServer:
 
     def _register(self) -> UcxOffer:
         pool = self._source.pool
-        blocks, generations = blocks_of(pool), Region.of(pool.generations)
+        blocks, generations = blocks_of(pool), UcxRegion.of(pool.generations)
         # A new name, since a puller's agent would mistake a second agent of one name for the first.
         name = f"{self._source.name}/{secrets.token_hex(4)}"
         agent = NixlAgent(name)

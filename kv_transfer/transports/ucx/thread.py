@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.spans.plan import Spans
-from kv_transfer.transports.ucx.agent import Agent, NothingPosted, Region
+from kv_transfer.transports.ucx.agent import NothingPosted, UcxAgent, UcxRegion
 from kv_transfer.transports.ucx.transfer import Peer, Transfer, cut_slices
 from pdserve.shared.errors import PeerLost
 
@@ -41,15 +41,15 @@ class UcxThread:
     """Executes commands, and advances transfers; the agent is created for the first peer."""
 
     def __init__(
-        self, make_agent: Callable[[], Agent], region: Region, quarantine_s: float
+        self, make_agent: Callable[[], UcxAgent], region: UcxRegion, quarantine_s: float
     ) -> None:
         self._make_agent = make_agent
         self._quarantine_s = quarantine_s
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         # The rest belongs to the thread.
-        self._regions: list[tuple[Region, object]] = [(region, None)]  # with what keeps it alive
-        self._agent: Agent | None = None
+        self._regions: list[tuple[UcxRegion, object]] = [(region, None)]  # with what keeps it alive
+        self._agent: UcxAgent | None = None
         self._epoch = 0  # how many agents have been destroyed
         self._peers: dict[str, int] = {}  # name |-> number of channels that use it
         self._active: list[Transfer] = []
@@ -102,7 +102,7 @@ class UcxThread:
 
     def register(self, pad: NDArray[np.uint64]) -> None:
         """Register memory with this agent and later ones. Raises TransportUnavailable."""
-        region = Region.of(pad)
+        region = UcxRegion.of(pad)
         if self._agent is not None:
             self._agent.register(region)
         # With the array, to keep it alive: the caller may have been cancelled meanwhile.

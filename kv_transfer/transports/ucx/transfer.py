@@ -11,7 +11,7 @@ import numpy as np
 
 from kv_transfer.spans.pieces import cut_pieces
 from kv_transfer.spans.plan import Spans
-from kv_transfer.transports.ucx.agent import Agent, Region
+from kv_transfer.transports.ucx.agent import UcxAgent, UcxRegion
 from pdserve.shared.errors import PeerLost
 
 SLICE_BYTES = 16 << 20  # a few milliseconds: how long a cancellation has to wait
@@ -39,8 +39,8 @@ class Transfer:
     """One transfer: slices that are not posted yet, handles of those in flight, and its end."""
 
     peer: Peer
-    source: Region
-    destination: Region
+    source: UcxRegion
+    destination: UcxRegion
     slices: deque[Spans] = field(default_factory=deque)
     ended: Future[None] = field(default_factory=Future)
     posted: deque[Any] = field(default_factory=deque)
@@ -52,7 +52,7 @@ class Transfer:
         """Whether nothing is in flight or still to be posted."""
         return not self.posted and not self.slices
 
-    def post(self, agent: Agent) -> None:
+    def post(self, agent: UcxAgent) -> None:
         """Post the next slice. Raises PeerLost."""
         spans = self.slices.popleft()
         local = self.destination.describe(spans[:, 1], spans[:, 2])
@@ -63,7 +63,7 @@ class Transfer:
             )
         )
 
-    def poll(self, agent: Agent) -> bool:
+    def poll(self, agent: UcxAgent) -> bool:
         """Whether the oldest posted slice has ended. Raises PeerLost: it failed."""
         handle = self.posted.popleft()
         if agent.is_done(handle):

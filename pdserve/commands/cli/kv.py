@@ -22,7 +22,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     from pdserve.engine.models.config import load_model_config, parse_model_config
     from pdserve.engine.models.json_fields import JsonFields
     from pdserve.engine.plan.forms import ActivationDtype
-    from pdserve.engine.steps.worst import WorstStep
+    from pdserve.engine.steps.worst import LargestStep
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
 
@@ -45,7 +45,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
             stages=config.pipeline_parallel,
             utilization=config.kv_utilization,
         ),
-        WorstStep(config.token_budget, config.max_batch_size),
+        LargestStep(config.token_budget, config.max_batch_size),
         block_size=config.block_size,
         context=min(config.context, longest),
         longest=longest,

@@ -8,7 +8,7 @@ from pdserve.commands.cluster.scrape import Samples, scrape
 
 
 @dataclass(frozen=True)
-class Pulls:
+class PullMetrics:
     """The complete pulls of a node since its start."""
 
     num_pulls: int
@@ -16,7 +16,7 @@ class Pulls:
     seconds: float
 
 
-async def fetch_pulls(metrics_address: str) -> Pulls:
+async def fetch_pulls(metrics_address: str) -> PullMetrics:
     """Read the metrics of the node at `metrics_address`.
 
     Raises:
@@ -25,10 +25,10 @@ async def fetch_pulls(metrics_address: str) -> Pulls:
     return pulls_in(await scrape(metrics_address))
 
 
-def pulls_in(samples: Samples) -> Pulls:
+def pulls_in(samples: Samples) -> PullMetrics:
     """The pulls in a node's metrics; 0 for missing samples."""
     values = samples.values
-    return Pulls(
+    return PullMetrics(
         num_pulls=int(values.get("pdserve_pulls_total", 0)),
         num_bytes=int(values.get("pdserve_pulled_bytes_total", 0)),
         seconds=values.get("pdserve_pull_seconds_total", 0.0),

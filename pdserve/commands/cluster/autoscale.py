@@ -27,7 +27,7 @@ _WHY_STANDBY: Final = "it will wait on standby until load asks for it"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScaleStep:
     """One change of the cluster."""
 
     what: Literal["start", "start on standby", "retire"]
@@ -36,7 +36,7 @@ class Step:
 
 def next_steps(
     status: ClusterStatus, started: Sequence[str], spare: Sequence[str], scale: Scale
-) -> list[Step]:
+) -> list[ScaleStep]:
     """Return what to do now, if anything: one change, but of each pool if there are no nodes.
 
     Args:
@@ -62,7 +62,7 @@ def next_steps(
     if sum(lacking.values()) > 0:
         if standby and any(_is_given_one(pool, desired, have) for pool in short):
             return []  # the coordinator has it begin
-        steps = [Step("start", name) for pool in short for name in _first(spare, pool)]
+        steps = [ScaleStep("start", name) for pool in short for name in _first(spare, pool)]
         return steps[:1] if started else steps
     if lacking and not short:
         return _less(lacking, serving, standby, spare)
@@ -91,16 +91,16 @@ def _less(
     serving: Sequence[NodeStatus],
     standby: Sequence[NodeStatus],
     spare: Sequence[str],
-) -> list[Step]:
+) -> list[ScaleStep]:
     """Return what to do where no pool lacks a node."""
     over = min(lacking, key=lambda pool: lacking[pool])
     if lacking[over] < 0:
         mine = [node for node in serving if node.role == over]
         idlest = min(mine, key=lambda node: (node.running_requests, node.queued_tokens))
-        return [Step("retire", idlest.node_id)]
+        return [ScaleStep("retire", idlest.node_id)]
     if not serving:  # it sleeps
-        return [Step("retire", node.node_id) for node in standby[:1]]
-    return [] if standby else [Step("start on standby", name) for name in spare[:1]]
+        return [ScaleStep("retire", node.node_id) for node in standby[:1]]
+    return [] if standby else [ScaleStep("start on standby", name) for name in spare[:1]]
 
 
 class Autoscaler:
@@ -125,7 +125,7 @@ class Autoscaler:
             steps = next_steps(status, started, spare, self._scale)
             await asyncio.gather(*(self._make(step) for step in steps))
 
-    async def _make(self, step: Step) -> None:
+    async def _make(self, step: ScaleStep) -> None:
         if step.what == "retire":
             self._say(f"{step.name} is not needed any more: it drains")
             self._say((await self._cluster.retire_node(step.name)).told)

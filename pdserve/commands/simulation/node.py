@@ -175,8 +175,8 @@ class Node:
         self._loops = [_Loop(self.core)]
         if cores is not None:
             assert isinstance(self.decode_policy, SideBySide), "all that are built in"
-            self.core.policy = interface.Phase(self.decode_policy.plan_decodes)
-            prompts = interface.Phase(self.decode_policy.plan_prompts)
+            self.core.policy = interface.StepPhase(self.decode_policy.plan_decodes)
+            prompts = interface.StepPhase(self.decode_policy.plan_prompts)
             beside = EngineCore(queues, prompts, frozenset(), beside=self.core)
             self._loops.append(_Loop(beside, PREFILL))
         for loop in self._loops:

@@ -18,7 +18,7 @@ from pdserve.commands.simulation.machine import Machine
 from pdserve.engine.request import Scheduled
 from pdserve.measured.calibration import Sharing
 from pdserve.measured.perf_model import StepShape
-from pdserve.node.split_cores.demand import Demand, RestDemand, StreamDemand
+from pdserve.node.split_cores.demand import CoreDemand, RestDemand, StreamDemand
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import PolicyConfig
 
@@ -81,7 +81,7 @@ class SplitCores:
         self.perf = machine.perf()  # the node's, for decodes on all cores but one
         self.perf.decode_ratio = 1 / self._decode_speed(self.num_cores - 1)
         streams = StreamDemand(self.perf, slowdowns, self.num_cores, events, policy.default_tpot_s)
-        self._demands: dict[Phase, Demand] = {PREFILL: RestDemand(), DECODE: streams}
+        self._demands: dict[Phase, CoreDemand] = {PREFILL: RestDemand(), DECODE: streams}
 
     def begin(
         self,

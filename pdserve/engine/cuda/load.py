@@ -15,7 +15,7 @@ from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.parts import largest_part
-from pdserve.engine.steps.worst import ANY_STEP, WorstStep
+from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def cuda_decoder(
     attention: str = "",
     *,
     has_graphs: bool = True,
-    worst_step: WorstStep = ANY_STEP,
+    worst_step: LargestStep = ANY_STEP,
     ranks: Collectives = ALONE,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.

@@ -10,7 +10,7 @@ import torch
 _NUM_RUNS: Final = 5
 
 
-class Stopwatch(Protocol):
+class DeviceStopwatch(Protocol):
     """Measures work on a GPU; tests have one without."""
 
     def seconds(self, work: Callable[[], object]) -> float:

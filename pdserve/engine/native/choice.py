@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.layers import torch_dtype
-from pdserve.engine.native.linear import Result, empty_packed, linear, pack
+from pdserve.engine.native.linear import LinearResult, empty_packed, linear, pack
 from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def measured(
             for _ in range(_REPEATS):
                 for name in best_s:
                     started_s = time.perf_counter()
-                    linear(x, packed, out, Result.STORE, name)
+                    linear(x, packed, out, LinearResult.STORE, name)
                     best_s[name] = min(best_s[name], time.perf_counter() - started_s)
             fastest_s = min(best_s.values())
             totals = {
@@ -137,9 +137,9 @@ def digest_of(variant: str, dtype: ActivationDtype, form: WeightForm) -> str:
     digest, type_of_x = hashlib.blake2b(digest_size=4), torch_dtype(dtype)
     weight, x = _numbers(48, 100).to(type_of_x), _numbers(20, 100).to(type_of_x)
     out = torch.empty(20, 48)
-    linear(x, pack(weight, form=form), out, Result.STORE_FLOAT, variant)
+    linear(x, pack(weight, form=form), out, LinearResult.STORE_FLOAT, variant)
     router, scores = pack(weight, form=FLOAT32), torch.empty_like(out)
-    linear(x, router, scores, Result.STORE_FLOAT, variant)
+    linear(x, router, scores, LinearResult.STORE_FLOAT, variant)
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
     for tensor in (out, scores, normed, _attended(variant, type_of_x)):
         digest.update(tensor.view(torch.uint8).numpy().data)

@@ -18,7 +18,7 @@ PANEL_OUTPUTS = 16
 ALIGNMENT = 64
 
 
-class Result(StrEnum):
+class LinearResult(StrEnum):
     """What to do with the product y = x · weightᵀ + bias."""
 
     STORE = "store"  # out = y, of x's dtype
@@ -147,7 +147,11 @@ def unpack(packed: PackedLinear) -> Tensor:
 
 
 def linear(
-    x: Tensor, packed: PackedLinear, out: Tensor, result: Result = Result.STORE, variant: str = ""
+    x: Tensor,
+    packed: PackedLinear,
+    out: Tensor,
+    result: LinearResult = LinearResult.STORE,
+    variant: str = "",
 ) -> Tensor:
     """Multiply x [num_rows, num_in] by the packed matrix into `out`; return `out`."""
     _native.linear(x, packed, out, result, variant)

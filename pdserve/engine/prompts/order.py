@@ -43,7 +43,7 @@ def num_uncached(request: Request, pool: BlockPool) -> int:
 UNPROMISED_S = 30.0  # time from receipt at which token 1 is due for requests without a TTFT target
 
 
-class Prompt(NamedTuple):
+class QueuedPrompt(NamedTuple):
     """A prompt to be started or continued, with its current state."""
 
     request: Request
@@ -57,7 +57,7 @@ class PromptRule(ABC):
     gives_way = True  # whether a started prompt yields between chunks to one that the rule prefers
 
     @abstractmethod
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Sort prompts of one priority and payer, at least one; the first is served first."""
 
     @abstractmethod
@@ -92,16 +92,16 @@ class PromptOrder:
         """Return waiting and partly computed prompts in the order of service."""
         return [prompt.request for prompt in self.prompts(requests, pool)]
 
-    def prompts(self, requests: Iterable[Request], pool: BlockPool) -> list[Prompt]:
-        """Return the same as `sorted`, as `Prompt`s with the facts that the order is based on."""
-        peers: defaultdict[tuple[int, bool, str], list[Prompt]] = defaultdict(list)
+    def prompts(self, requests: Iterable[Request], pool: BlockPool) -> list[QueuedPrompt]:
+        """Return the same as `sorted`, with the facts that the order is based on."""
+        peers: defaultdict[tuple[int, bool, str], list[QueuedPrompt]] = defaultdict(list)
         for request in requests:
             targets = request.targets
             is_ahead = self._is_ahead(request)
-            prompt = Prompt(request, num_uncached(request, pool))
+            prompt = QueuedPrompt(request, num_uncached(request, pool))
             peers[targets.priority, is_ahead, targets.payer].append(prompt)
         now_s = self._clock.now()
-        ordered: list[Prompt] = []
+        ordered: list[QueuedPrompt] = []
         for group in sorted(peers.values(), key=self._rank):
             ordered += self.rule.order(group, now_s)
         return ordered
@@ -127,13 +127,13 @@ class PromptOrder:
             if not request.is_decoding:
                 self.rule.served(request, row_s)
 
-    def _rank(self, group: list[Prompt]) -> tuple[int, bool, float]:
+    def _rank(self, group: list[QueuedPrompt]) -> tuple[int, bool, float]:
         request = group[0].request
         targets = request.targets
         rank = self._shares.rank(targets, self._waiting_s(group))
         return (-targets.priority, not self._is_ahead(request), rank)
 
-    def _waiting_s(self, group: list[Prompt]) -> float:
+    def _waiting_s(self, group: list[QueuedPrompt]) -> float:
         """Return the predicted time of these prompts in full steps, without their context.
 
         A prompt that has begun does not wait. So it puts its payer ahead until it is done: if

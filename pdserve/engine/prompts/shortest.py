@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
+from pdserve.engine.prompts.order import PromptRule, QueuedPrompt, due_s
 from pdserve.engine.request import Request
 from pdserve.measured.perf_model import PerfModel
 
@@ -12,7 +12,7 @@ class Arrival(PromptRule):
 
     gives_way = False
 
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Return the prompts oldest first."""
         return sorted(prompts, key=lambda prompt: prompt.request.lifecycle.received_s)
 
@@ -37,7 +37,7 @@ class ShortestFirst(PromptRule):
         self._perf = perf
         self._token_budget = token_budget
 
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Return the prompts by remaining time after ageing, the least first."""
         times_s = [self._time_s(prompt) for prompt in prompts]
         longest_s = max(times_s)
@@ -56,7 +56,7 @@ class ShortestFirst(PromptRule):
     def served(self, request: Request, seconds: float) -> None:
         """Do nothing: this order does not depend on past service."""
 
-    def _time_s(self, prompt: Prompt) -> float:
+    def _time_s(self, prompt: QueuedPrompt) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached
         return self._perf.prefill_s(prompt.num_uncached, num_cached, self._token_budget)
 
@@ -71,12 +71,12 @@ class Buckets(PromptRule):
     so that a short prompt is never delayed by sharing a step with a long one.
     """
 
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Return the prompts bucket by bucket."""
-        buckets: dict[int, list[Prompt]] = {}
+        buckets: dict[int, list[QueuedPrompt]] = {}
         for prompt in sorted(prompts, key=lambda prompt: prompt.request.lifecycle.received_s):
             bucket = bucket_of(prompt.num_uncached)
-            in_bucket = Prompt(prompt.request, prompt.num_uncached, bucket)
+            in_bucket = QueuedPrompt(prompt.request, prompt.num_uncached, bucket)
             buckets.setdefault(bucket, []).append(in_bucket)
         ordered = sorted(buckets.values(), key=lambda bucket: due_s(bucket[0].request))
         return [prompt for bucket in ordered for prompt in bucket]

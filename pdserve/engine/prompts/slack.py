@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
+from pdserve.engine.prompts.order import PromptRule, QueuedPrompt, due_s
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.measured.perf_model import PerfModel
@@ -51,12 +51,12 @@ class DueWithSlack(PromptRule):
         self._late: dict[tuple[int, str], _Late] = {}  # by priority and payer
         self._most_payers = FEW  # forget some when there are more
 
-    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+    def order(self, prompts: list[QueuedPrompt], now_s: float) -> list[QueuedPrompt]:
         """Return the prompts that can be on time, then the late ones; sometimes late ones first."""
         if all(prompt.request.targets.first_token_s == inf for prompt in prompts):
             return sorted(prompts, key=lambda prompt: due_s(prompt.request))
-        timely: list[Prompt] = []
-        late: list[Prompt] = []
+        timely: list[QueuedPrompt] = []
+        late: list[QueuedPrompt] = []
         for prompt in prompts:
             (timely if self._slack_s(prompt, now_s) >= 0 else late).append(prompt)
         timely.sort(key=lambda prompt: due_s(prompt.request))
@@ -90,7 +90,7 @@ class DueWithSlack(PromptRule):
         }
         self._most_payers = 2 * len(self._late) + FEW
 
-    def _slack_s(self, prompt: Prompt, now_s: float) -> float:
+    def _slack_s(self, prompt: QueuedPrompt, now_s: float) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached
         time_s = self._perf.prefill_s(prompt.num_uncached, num_cached, self._token_budget)
         due = due_s(prompt.request)

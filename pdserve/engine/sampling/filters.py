@@ -20,7 +20,7 @@ _WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class TokenCandidates:
     """Tokens to draw from, for some rows of a batch."""
 
     rows: list[int]  # row numbers in the batch
@@ -41,7 +41,7 @@ class _Limits:
         return _Limits(self.min_p[rows], self.top_k[rows], self.top_p[rows], self.only_top_p[rows])
 
 
-def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterator[Candidates]:
+def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterator[TokenCandidates]:
     """Yield the candidates of all rows, grouped by width.
 
     Args:
@@ -52,7 +52,7 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
     filtered = [i for i, answer in enumerate(is_filtered) if answer]
     unfiltered = [i for i, answer in enumerate(is_filtered) if not answer]
     if unfiltered:
-        yield Candidates(unfiltered, None, _rows(weights, unfiltered))
+        yield TokenCandidates(unfiltered, None, _rows(weights, unfiltered))
     if not filtered:
         return
     weights = _rows(weights, filtered)
@@ -65,7 +65,7 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
         token_ids, order = ranked.indices[narrow].sort(dim=-1)
         kept = ranked.values[narrow].gather(1, order)
         kept = kept.masked_fill(kept < floor[narrow], 0.0)
-        yield Candidates([filtered[i] for i in narrow.tolist()], token_ids, kept)
+        yield TokenCandidates([filtered[i] for i in narrow.tolist()], token_ids, kept)
     wide = (~is_narrow).nonzero()[:, 0]
     if len(wide):
         weights = weights[wide]
@@ -73,7 +73,7 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
             weights.sort(dim=-1, descending=True).values, total[wide], limits.take(wide)
         )
         kept = weights.masked_fill(weights < floor, 0.0)
-        yield Candidates([filtered[i] for i in wide.tolist()], None, kept)
+        yield TokenCandidates([filtered[i] for i in wide.tolist()], None, kept)
 
 
 def _limits(params: Sequence[SamplingParams], weights: Tensor) -> _Limits:

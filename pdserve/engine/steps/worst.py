@@ -7,11 +7,11 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class WorstStep:
+class LargestStep:
     """The largest step that a node may compute."""
 
     num_tokens: int
     num_requests: int
 
 
-ANY_STEP: Final = WorstStep(2048, 256)  # where nobody limits steps; no graph is larger
+ANY_STEP: Final = LargestStep(2048, 256)  # where nobody limits steps; no graph is larger

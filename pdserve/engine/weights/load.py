@@ -23,7 +23,7 @@ from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.engine.steps.worst import ANY_STEP, WorstStep
+from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.stored import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ def load_decoder(
     kernels: str = "",
     attention: str = "",
     has_graphs: bool = True,
-    worst_step: WorstStep = ANY_STEP,
+    worst_step: LargestStep = ANY_STEP,
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 

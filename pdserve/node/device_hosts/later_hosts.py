@@ -23,7 +23,7 @@ from kv_transfer.hosts.far_host import Exported, FarHost
 from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.sockets import send_all
 from pdserve.engine.ranks.hosts import HostShare
-from pdserve.node.device_hosts.messages import HostResult, HostStep
+from pdserve.node.device_hosts.messages import DeviceHostStep, HostResult
 from pdserve.node.rank_hosts.connecting import CONNECT_S, connect
 from pdserve.node.rank_hosts.messages import SECRET_BYTES, DevicesOrder, HostOrder
 from pdserve.node.rank_hosts.stream import HostStream
@@ -208,7 +208,7 @@ class LaterHost:
         """Send it a step. Raises NodeSick."""
         try:
             with self._talking:
-                self._talk().send(HostStep(len(step), self.kv.num_bumps), step)
+                self._talk().send(DeviceHostStep(len(step), self.kv.num_bumps), step)
         except PeerLost as error:
             raise self._fail(error) from error
 

@@ -7,7 +7,7 @@ import msgspec
 from pdserve.shared.errors import PeerLost
 
 
-class HostStep(msgspec.Struct, frozen=True):
+class DeviceHostStep(msgspec.Struct, frozen=True):
     """A step: its memory follows, num_bytes."""
 
     num_bytes: int

@@ -9,7 +9,7 @@ from pdserve import _native
 from pdserve.engine.ranks.processes import RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.node.device_hosts.agent_thread import AgentThread
-from pdserve.node.device_hosts.messages import HostResult, HostStep
+from pdserve.node.device_hosts.messages import DeviceHostStep, HostResult
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.shared.errors import NodeSick, PeerLost
 
@@ -75,7 +75,7 @@ class DeviceStandIn:
                 raise _native.RanksLost(self._processes.lost)
             if self._agent is not None and self._agent.failed:
                 raise NodeSick(self._agent.failed)
-        head = stream.receive(HostStep)
+        head = stream.receive(DeviceHostStep)
         stream.receive_array(self._steps.step_to_be(head.num_bytes).numpy())
         if self._agent is not None:
             self._agent.wait_bumps(head.num_bumps)

@@ -19,7 +19,7 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.protocol import Sickness
 from pdserve.shared.errors import NodeSick
 
@@ -31,7 +31,7 @@ def make_decoder(
     attention: str,
     *,
     has_graphs: bool,
-    worst_step: WorstStep,
+    worst_step: LargestStep,
 ) -> Decoder:
     """Return the decoder of one rank, on the device of its weights.
 

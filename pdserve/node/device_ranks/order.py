@@ -6,7 +6,7 @@ import msgspec
 
 from pdserve.engine.plan.forms import ActivationDtype, WeightForm
 from pdserve.engine.ranks.shard import Shard
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.kv import KvLayout
 
 
@@ -40,7 +40,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     attention: str
     has_graphs: bool
-    worst_step: WorstStep
+    worst_step: LargestStep
     num_threads: int
     cores: tuple[int, ...]
 

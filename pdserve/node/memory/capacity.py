@@ -10,7 +10,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.kv import KvDtype
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.shared.errors import ConfigError
@@ -44,7 +44,7 @@ def capacity(
     model: ModelConfig,
     dtype: ActivationDtype,
     devices: Devices,
-    worst: WorstStep,
+    worst: LargestStep,
     *,
     block_size: int,
     context: int,

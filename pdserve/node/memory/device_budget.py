@@ -10,7 +10,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.steps.parts import largest_part
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.shared.errors import ConfigError
 
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
@@ -24,7 +24,7 @@ _LOGITS_COPIES: Final = 5
 def step_bytes(
     model: ModelConfig,
     dtype: ActivationDtype,
-    step: WorstStep,
+    step: LargestStep,
     shard: Shard = WHOLE,
     *,
     has_graphs: bool = True,

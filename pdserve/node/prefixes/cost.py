@@ -29,7 +29,7 @@ PULL_GUESS_BYTES = 1 << 20
 MOST_BYTES_PER_S = 1e13  # reported for a line of slope 0
 
 
-class Line:
+class CostLine:
     """`seconds = fixed + slope x amount`: least squares with forgetting; neither is negative."""
 
     def __init__(self, fixed: float, slope: float, typical_amount: float) -> None:
@@ -101,7 +101,7 @@ class PullCosts:
     def __init__(self, perf: PerfModel, token_budget: int) -> None:
         self.perf = perf
         self._token_budget = token_budget
-        self._pulls: dict[str, Line] = {}  # by transport
+        self._pulls: dict[str, CostLine] = {}  # by transport
         self._listeners: list[Callable[[str, int, float], object]] = []
 
     def on_pull(self, listener: Callable[[str, int, float], object]) -> None:
@@ -142,10 +142,10 @@ class PullCosts:
             for name, (fixed, slope) in known.items()
         ]
 
-    def _pull_line(self, transport: str) -> Line:
+    def _pull_line(self, transport: str) -> CostLine:
         line = self._pulls.get(transport)
         if line is None:
-            line = Line(PULL_FIXED_S, 1 / PULL_BYTES_PER_S, PULL_GUESS_BYTES)
+            line = CostLine(PULL_FIXED_S, 1 / PULL_BYTES_PER_S, PULL_GUESS_BYTES)
             self._pulls[transport] = line
         return line
 

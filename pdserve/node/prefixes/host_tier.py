@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.cuda.driver import DeviceError
-from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import KvPool, cpu_pool
@@ -43,7 +43,7 @@ KEPT_SHARE = 8  # at most one of this many free blocks is being copied
 KEPT_MEMORY = 16  # one of this many bytes of the machine is not pinned, for all else there is
 PIN_S = 600.0  # in which all nodes that start together on this machine have pinned
 
-TierBlocks: TypeAlias = FileBlocks | PinnedBlocks  # the memory of a tier
+TierBlocks: TypeAlias = FileBlocks | PinnedHostBlocks  # the memory of a tier
 
 
 def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
@@ -101,7 +101,7 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
                 f"{max(0, room) >> 20}MiB can be: lower it"
             )
         try:
-            return PinnedBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
+            return PinnedHostBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
         except TransportUnavailable as error:
             raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
         except DeviceError as error:

@@ -12,7 +12,7 @@ from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.node.rank_hosts.lacking import KnownBlocks
 from pdserve.node.rank_hosts.messages import CarrierOrder, HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView
-from pdserve.node.rank_hosts.step_arrays import StepArrays
+from pdserve.node.rank_hosts.step_arrays import HostStepArrays
 from pdserve.node.rank_hosts.stream import HostStream
 
 
@@ -79,7 +79,9 @@ class _Carrier:
     def carry(self) -> None:
         """Send the step that is running, and write its KV and its results."""
         order, stream, steps = self._order, self._stream, self._steps
-        step = StepArrays.of(steps, order.hidden_size, order.vocab_size, order.layout.block_size)
+        step = HostStepArrays.of(
+            steps, order.hidden_size, order.vocab_size, order.layout.block_size
+        )
         lacking = self._known.take_lacking(step.tables, step.first, step.end)
         running = steps.step.numpy()
         head = HostStep(len(running), len(lacking))

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from pdserve.engine.ranks.hosts import HostShare
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.kv import KvLayout
 from pdserve.node.device_hosts.messages import HostResult
 from pdserve.settings.config import AttentionName
@@ -22,7 +22,7 @@ class DevicesOrder(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # of these devices: "cuda"
     attention: AttentionName
     has_graphs: bool
-    worst_step: WorstStep
+    worst_step: LargestStep
     store: str  # host:port where the ranks meet
     advertised: str  # where pullers reach the later host
     # What the node shows on its connection for KV, SECRET_BYTES; empty: no KV moves.

@@ -12,7 +12,7 @@ from pdserve.kv import KvLayout
 from pdserve.node.rank_hosts.lacking import Ids
 from pdserve.node.rank_hosts.messages import HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView
-from pdserve.node.rank_hosts.step_arrays import StepArrays
+from pdserve.node.rank_hosts.step_arrays import HostStepArrays
 from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.shared.errors import PeerLost
 
@@ -54,7 +54,7 @@ class StandIn:
                 if self._processes.lost:
                     raise _native.RanksLost(self._processes.lost)
             self._receive(stream.receive(HostStep))
-            step = StepArrays.of(
+            step = HostStepArrays.of(
                 self._steps, self._hidden_size, self._vocab_size, self._layout.block_size
             )
             group.begin_step()

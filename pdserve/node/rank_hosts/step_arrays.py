@@ -15,7 +15,7 @@ from pdserve.node.rank_hosts.lacking import Ids, slots_of_step
 
 
 @dataclass(frozen=True, slots=True)
-class StepArrays:
+class HostStepArrays:
     """The step that is running."""
 
     tables: NDArray[np.int32]  # [num_requests, max_blocks]
@@ -27,7 +27,7 @@ class StepArrays:
     @classmethod
     def of(
         cls, steps: StepMemory, hidden_size: int, vocab_size: int, block_size: int
-    ) -> StepArrays:
+    ) -> HostStepArrays:
         """Read them from the memory of the step."""
         batch = steps.read(hidden_size, vocab_size)
         query_start = batch.attention.query_start.numpy().astype(np.int64)

@@ -18,7 +18,7 @@ from pdserve.wire.outbox import Sender
 MAX_HASHES = 4096  # in one message
 
 
-class Member(Sender, Protocol):
+class KvMember(Sender, Protocol):
     """A coordinator that may be attached (`CoordinatorLink`)."""
 
     @property
@@ -75,7 +75,7 @@ class TierEvents:
 class KvEventFeed:
     """Sends the changes of a node's tiers to its coordinators. Belongs to the event loop."""
 
-    def __init__(self, links: Sequence[Member]) -> None:
+    def __init__(self, links: Sequence[KvMember]) -> None:
         self._links = links
         self._tiers: list[TierEvents] = []
         self._is_scheduled = False  # sending the changes, in the next turn of the event loop

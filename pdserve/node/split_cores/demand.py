@@ -17,7 +17,7 @@ _ONE = StepShape(1)
 _ONE_S: Final = StepCosts(knot_tokens=[1], knot_s=[1.0])
 
 
-class Demand(Protocol):
+class CoreDemand(Protocol):
     """Decides before each step."""
 
     def cores(self, rows: Sequence[Scheduled]) -> int:

@@ -9,13 +9,13 @@ from pdserve._native import CoreShare
 from pdserve.engine.interface import Runner, Sampled
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
-from pdserve.node.split_cores.demand import Demand
+from pdserve.node.split_cores.demand import CoreDemand
 
 
 class SplitSteps:
     """A Runner that computes what another one does. The engine says when nothing is computed."""
 
-    def __init__(self, runner: Runner, share: CoreShare, demand: Demand) -> None:
+    def __init__(self, runner: Runner, share: CoreShare, demand: CoreDemand) -> None:
         self.launcher = None  # the cores are not those of a device
         self.mean_cores = 0.0  # that the kernels of the last step had; 0: it needed none
         self._asked = 1  # by it

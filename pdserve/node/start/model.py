@@ -29,7 +29,7 @@ from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.engine.steps.worst import ANY_STEP, WorstStep
+from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.load import load_decoder
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
@@ -67,7 +67,7 @@ class NodeModel:
     has_graphs: bool = True
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
-    worst_step: WorstStep = ANY_STEP
+    worst_step: LargestStep = ANY_STEP
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
 
     @property
@@ -183,8 +183,8 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
 
 
-def _worst_step(engine: EngineConfig) -> WorstStep:
-    return WorstStep(engine.token_budget, engine.max_batch_size)
+def _worst_step(engine: EngineConfig) -> LargestStep:
+    return LargestStep(engine.token_budget, engine.max_batch_size)
 
 
 def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> HostShare:

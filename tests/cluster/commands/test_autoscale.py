@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
-from pdserve.commands.cluster.autoscale import Autoscaler, Step, next_steps
+from pdserve.commands.cluster.autoscale import Autoscaler, ScaleStep, next_steps
 from pdserve.commands.cluster.config import ClusterConfig, Scale
 from pdserve.commands.cluster.restarts import Restarts
 from pdserve.protocol.status import (
@@ -55,7 +55,7 @@ def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 
 
 def steps(
     nodes: Sequence[NodeStatus], prefill: int, decode: int, scale: Scale = ONE_TO_THREE
-) -> list[Step]:
+) -> list[ScaleStep]:
     """What is done where so many nodes are desired."""
     started = [status.node_id for status in nodes]
     status = ClusterStatus(
@@ -76,28 +76,28 @@ WAITS = replace(node("prefill-2", "prefill", "loading"), is_standby=True)
 MOVED = [node(f"prefill-{number}", "decode", requests=9) for number in (1, 2)]
 
 
-def stand_by(name: str) -> Step:
-    return Step("start on standby", name)
+def stand_by(name: str) -> ScaleStep:
+    return ScaleStep("start on standby", name)
 
 
 @pytest.mark.parametrize(
     ("nodes", "desired", "done"),
     [
         # A pool lacks a node.
-        ([P0, D0], (1, 2), Step("start", "decode-1")),
-        ([P0, D0], (5, 2), Step("start", "prefill-1")),  # 3 at most; the shorter pool first
-        ([P0, P1, D0], (3, 1), Step("start", "prefill-2")),
-        ([P0, node("prefill-1", "decode"), D0], (1, 3), Step("start", "decode-1")),
+        ([P0, D0], (1, 2), ScaleStep("start", "decode-1")),
+        ([P0, D0], (5, 2), ScaleStep("start", "prefill-1")),  # 3 at most; the shorter pool first
+        ([P0, P1, D0], (3, 1), ScaleStep("start", "prefill-2")),
+        ([P0, node("prefill-1", "decode"), D0], (1, 3), ScaleStep("start", "decode-1")),
         ([P0, D0, WAITS], (1, 2), None),  # the coordinator's, and so is a flip
         ([P0, D0, D1], (2, 1), None),
         ([P0, D0, D1, WAITS], (2, 1), None),
         # None does, and one has more than it needs.
-        ([P0, D0, D1], (1, 1), Step("retire", "decode-1")),  # the one with less to move
-        ([P0, D0, D1], (1, 0), Step("retire", "decode-1")),
-        ([P0, D0, D1, WAITS], (1, 1), Step("retire", "decode-1")),
-        ([P0, node("prefill-1", "decode"), D0], (1, 1), Step("retire", "prefill-1")),
+        ([P0, D0, D1], (1, 1), ScaleStep("retire", "decode-1")),  # the one with less to move
+        ([P0, D0, D1], (1, 0), ScaleStep("retire", "decode-1")),
+        ([P0, D0, D1, WAITS], (1, 1), ScaleStep("retire", "decode-1")),
+        ([P0, node("prefill-1", "decode"), D0], (1, 1), ScaleStep("retire", "prefill-1")),
         ([P0, D0, D1, *MOVED], (1, 9), stand_by("decode-2")),  # as long as it is needed
-        ([P0, D0, D1, *MOVED], (1, 3), Step("retire", "decode-1")),
+        ([P0, D0, D1, *MOVED], (1, 3), ScaleStep("retire", "decode-1")),
         # All is well.
         ([P0, D0], (1, 1), stand_by("prefill-1")),
         ([P0, D0], (0, 0), stand_by("prefill-1")),  # 1 at least
@@ -109,16 +109,16 @@ def stand_by(name: str) -> Step:
     ],
 )
 def test_the_next_step(
-    nodes: list[NodeStatus], desired: tuple[int, int], done: Step | None
+    nodes: list[NodeStatus], desired: tuple[int, int], done: ScaleStep | None
 ) -> None:
     assert steps(nodes, *desired) == ([] if done is None else [done])
 
 
 def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
     """It does not know of the least numbers."""
-    assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == [Step("start", "prefill-1")]
+    assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == [ScaleStep("start", "prefill-1")]
     waits = replace(node("decode-2", "decode", "loading"), is_standby=True)
-    assert steps([P0, P1, D0, D1, waits], 3, 1, Scale(2, 3)) == [Step("start", "prefill-2")], (
+    assert steps([P0, P1, D0, D1, waits], 3, 1, Scale(2, 3)) == [ScaleStep("start", "prefill-2")], (
         "it waits for a flip, for which prefill nodes are not late enough yet"
     )
     assert steps([P0, P1, D0, D1, waits], 3, 2, Scale(2, 3)) == []
@@ -127,12 +127,15 @@ def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
 
 def test_a_cluster_that_sleeps_wakes_all_pools_at_once() -> None:
     scale = Scale(0, 3)
-    assert steps([P0, D0, WAITS], 0, 0, scale) == [Step("retire", "prefill-0")]
-    assert steps([D0, WAITS], 0, 0, scale) == [Step("retire", "decode-0")]
-    assert steps([WAITS], 0, 0, scale) == [Step("retire", "prefill-2")]
+    assert steps([P0, D0, WAITS], 0, 0, scale) == [ScaleStep("retire", "prefill-0")]
+    assert steps([D0, WAITS], 0, 0, scale) == [ScaleStep("retire", "decode-0")]
+    assert steps([WAITS], 0, 0, scale) == [ScaleStep("retire", "prefill-2")]
     assert steps([], 0, 0, scale) == []
-    assert steps([], 1, 1, scale) == [Step("start", "prefill-0"), Step("start", "decode-0")]
-    assert steps([D0], 1, 1, scale) == [Step("start", "prefill-0")]
+    assert steps([], 1, 1, scale) == [
+        ScaleStep("start", "prefill-0"),
+        ScaleStep("start", "decode-0"),
+    ]
+    assert steps([D0], 1, 1, scale) == [ScaleStep("start", "prefill-0")]
 
 
 @pytest.mark.parametrize("wrong", ["3", "0:0", "4:2", "a:b", "1:2:3"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_node.policies.interface import Phase, SideBySide
+from decode_node.policies.interface import SideBySide, StepPhase
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
@@ -35,7 +35,7 @@ POLICIES = st.sampled_from(["max-batch", "static"])
 def phases(budget: int, name: DecodePolicyName = "max-batch") -> tuple[Policy, Policy]:
     policy = decode_policy(budget, 8, name)
     assert isinstance(policy, SideBySide)
-    return Phase(policy.plan_decodes), Phase(policy.plan_prompts)
+    return StepPhase(policy.plan_decodes), StepPhase(policy.plan_prompts)
 
 
 # ---- step by step --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention.catalog import AttentionNeeds
 from pdserve.engine.cuda.attention.probe import (
     AttentionBroken,
-    Trial,
+    AttentionTrial,
     check_attention,
     check_decodes,
 )
@@ -119,7 +119,7 @@ def test_a_step_has_a_batch_of_its_own_for_all_layers() -> None:
         calls.append((kv.layer, kv.sliding_window, batch))
         return query
 
-    trial = Trial(((2, 5),), NEEDS[0], CPU, num_layers=2)
+    trial = AttentionTrial(((2, 5),), NEEDS[0], CPU, num_layers=2)
     for _ in range(2):
         trial.step(attend, (None, 4, None))
     assert [call[:2] for call in calls] == [(0, None), (1, 4), (0, None)] * 2

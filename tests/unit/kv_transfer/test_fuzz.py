@@ -26,7 +26,7 @@ from kv_transfer.transports.frames import (
     MAX_REQUEST_BYTES,
     MAX_VERDICT_BYTES,
     PullRequest,
-    Verdict,
+    PullVerdict,
     receive_access,
     receive_frame,
 )
@@ -102,7 +102,7 @@ def heard(said: bytes, receive: Callable[[socket.socket], Awaitable[T]]) -> T | 
 # ---- parsers -----------------------------------------------------------------------------------
 
 REQUEST = PullRequest(b"a ticket", 0, 4, 0, 2, 0, 2)
-VERDICT = Verdict(num_bytes=7, code="stale_ticket", message="gone")
+VERDICT = PullVerdict(num_bytes=7, code="stale_ticket", message="gone")
 
 
 @FUZZ
@@ -134,12 +134,12 @@ def test_a_request_is_read_or_refused(said: bytes) -> None:
     st.binary(max_size=80)
     | packed.map(frame)
     | mutated(frame(msgspec.msgpack.encode(VERDICT)))
-    | st.builds(Verdict, st.integers(-9, 1 << 63), st.text(max_size=9), st.text(max_size=9)).map(
-        lambda verdict: frame(msgspec.msgpack.encode(verdict))
-    )
+    | st.builds(
+        PullVerdict, st.integers(-9, 1 << 63), st.text(max_size=9), st.text(max_size=9)
+    ).map(lambda verdict: frame(msgspec.msgpack.encode(verdict)))
 )
 def test_a_verdict_is_read_or_refused(said: bytes) -> None:
-    verdict = heard(said, lambda sock: receive_frame(sock, Verdict, MAX_VERDICT_BYTES))
+    verdict = heard(said, lambda sock: receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES))
     if verdict is not None and verdict.code:
         with pytest.raises((TransferError, StaleIncarnation)):
             verdict.check()
@@ -147,10 +147,10 @@ def test_a_verdict_is_read_or_refused(said: bytes) -> None:
 
 @pytest.mark.parametrize("inner", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xc7\x01"])
 @pytest.mark.parametrize(
-    ("kind", "valid"), [(PullRequest, REQUEST), (Verdict, VERDICT)], ids=["request", "verdict"]
+    ("kind", "valid"), [(PullRequest, REQUEST), (PullVerdict, VERDICT)], ids=["request", "verdict"]
 )
 def test_depth_where_a_field_or_one_more_is_expected(
-    kind: type[PullRequest] | type[Verdict], valid: msgspec.Struct, inner: bytes
+    kind: type[PullRequest] | type[PullVerdict], valid: msgspec.Struct, inner: bytes
 ) -> None:
     encoded = msgspec.msgpack.encode(valid)
     count = encoded[0] & 0x0F
@@ -383,7 +383,7 @@ def test_an_exporter_with_a_good_ticket_and_any_box() -> None:
 
 def test_a_puller_of_an_exporter_that_says_anything() -> None:
     size = 2 * SMALL.block_bytes
-    good = frame(msgspec.msgpack.encode(Verdict(num_bytes=size)))
+    good = frame(msgspec.msgpack.encode(PullVerdict(num_bytes=size)))
     answers = mutated(good + bytes(range(256)) * (size // 256) + frame(b"\x93\x00\xa0\xa0"))
     loop = Loop()
     with loop.runner as runner:

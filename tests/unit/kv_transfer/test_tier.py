@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
@@ -91,7 +91,7 @@ def pinned(num_slots: int, num_gpus: int = 1, *, batches_copies: bool = True) ->
     host.batches_copies = batches_copies
     layouts = [SMALL.shard(n, num_gpus) for n in range(num_gpus)] if num_gpus > 1 else [SMALL]
     pools = [DeviceBlocks(host.driver(n), of, NUM_BLOCKS, host) for n, of in enumerate(layouts)]
-    blocks = PinnedBlocks(num_slots, [of.block_bytes for of in layouts], host.driver())
+    blocks = PinnedHostBlocks(num_slots, [of.block_bytes for of in layouts], host.driver())
     copies = [PinnedCopies(each.pool, blocks, n) for n, each in enumerate(pools)]
 
     def close() -> None:

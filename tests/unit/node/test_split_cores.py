@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from decode_node.policies.interface import Phase, SideBySide
+from decode_node.policies.interface import SideBySide, StepPhase
 from pdserve import _native
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
@@ -231,9 +231,9 @@ class Bench:
         self.pool = BlockPool(20, BLOCK)
         policy = decode_policy(16, 8)
         assert isinstance(policy, SideBySide)
-        self.engine = Engine(Queues(self.pool, clock), Phase(policy.plan_decodes), frozenset())
+        self.engine = Engine(Queues(self.pool, clock), StepPhase(policy.plan_decodes), frozenset())
         self.prompt_engine = Engine(
-            self.engine.queues, Phase(policy.plan_prompts), frozenset(), beside=self.engine
+            self.engine.queues, StepPhase(policy.plan_prompts), frozenset(), beside=self.engine
         )
         parts = SimpleNamespace(
             config=NodeConfig(multiplexed=True),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdserve.engine.prompts.order import Prompt
+from pdserve.engine.prompts.order import QueuedPrompt
 from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
@@ -181,7 +181,7 @@ def test_payers_of_long_ago_are_forgotten() -> None:
     rule = DueWithSlack(make_perf(), BUDGET, clock)
     for number in range(1000):
         request = make_request([1] * 20, targets=Targets(payer=f"t{number}", first_token_s=0.0))
-        rule.order([Prompt(request, 20)], clock.now())
+        rule.order([QueuedPrompt(request, 20)], clock.now())
         rule.served(request, 0.1)
         clock.advance(1.0)
     assert len(rule._late) < 200

@@ -14,10 +14,10 @@ import msgspec
 from coordinator.stateful.storage.backing import Backing, Change, Key, Known
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.shared import tables
-from coordinator.stateful.storage.shared.link import Link
+from coordinator.stateful.storage.shared.link import DatabaseLink
 from coordinator.stateful.storage.shared.membership import BEAT_S, LIVES_BEATS, Membership
 from coordinator.stateful.storage.shared.remote_log import RemoteLog
-from coordinator.stateful.storage.shared.writes import Made, Outcome, Rows, Write, Writer
+from coordinator.stateful.storage.shared.writes import Made, TableRows, Write, WriteOutcome, Writer
 from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversation, StoredResponse
 from coordinator.stateful.storage.write_behind import WriteBehind
 from pdserve.shared.errors import ItemNotFound
@@ -48,8 +48,8 @@ class SharedEntries(Backing):
         max_entries: int = MAX_ENTRIES,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._link = Link(url)
-        self._rows = Rows()
+        self._link = DatabaseLink(url)
+        self._rows = TableRows()
         coordinator = uuid4().hex
         lives = timedelta(seconds=LIVES_BEATS * beat_s)
         self._writer = Writer(self._link, coordinator, lives, self._rows)
@@ -127,7 +127,7 @@ class SharedEntries(Backing):
         for key, outcome in (await self._writer.write(batch)).items():
             self._written(key, batch[key].stored, outcome)
 
-    def _written(self, key: Key, stored: Stored, outcome: Outcome) -> None:
+    def _written(self, key: Key, stored: Stored, outcome: WriteOutcome) -> None:
         later = self._behind.pending.get(key)
         if outcome.version is None:
             self._rows.forget(key)

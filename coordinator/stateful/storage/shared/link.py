@@ -25,7 +25,7 @@ _DEADLINE_S: Final = 5.0  # of one statement, and of getting a connection
 _MAX_CONNECTIONS: Final = 4  # the writer's, and some that read
 
 
-class Link:
+class DatabaseLink:
     """The connections of one coordinator.
 
     Args:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from coordinator.stateful.storage.backing import Key
 from coordinator.stateful.storage.shared import tables
-from coordinator.stateful.storage.shared.link import Link
+from coordinator.stateful.storage.shared.link import DatabaseLink
 from pdserve.shared.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Membership:
 
     def __init__(
         self,
-        link: Link,
+        link: DatabaseLink,
         coordinator: str,
         *,
         beat_s: float,

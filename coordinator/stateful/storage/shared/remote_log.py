@@ -7,7 +7,7 @@ from typing import Final
 
 from coordinator.stateful.storage.backing import Key
 from coordinator.stateful.storage.shared import tables
-from coordinator.stateful.storage.shared.link import Link
+from coordinator.stateful.storage.shared.link import DatabaseLink
 from coordinator.stateful.storage.stored import EventLog
 from pdserve.shared.errors import StoreUnavailable
 
@@ -17,7 +17,7 @@ _LOOK_S: Final = 1.0  # without being told of anything
 class RemoteLog(EventLog):
     """A log that is read while somebody waits for its events."""
 
-    def __init__(self, link: Link, key: Key) -> None:
+    def __init__(self, link: DatabaseLink, key: Key) -> None:
         super().__init__()
         self._link = link
         self.key = key

@@ -14,7 +14,7 @@ import msgspec
 from coordinator.stateful.storage.backing import Change, Key
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.shared import tables
-from coordinator.stateful.storage.shared.link import Link
+from coordinator.stateful.storage.shared.link import DatabaseLink
 from coordinator.stateful.storage.stored import Stored, StoredConversation, StoredResponse
 from pdserve.shared.errors import ItemNotFound
 
@@ -58,7 +58,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Rows:
+class TableRows:
     """What this coordinator knows of the rows whose entries it has in memory."""
 
     versions: dict[Key, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WriteOutcome:
     """What a transaction has made of one entry."""
 
     version: int | None = None  # None: the entry is not stored any more, or is another's to change
@@ -83,16 +83,18 @@ class Outcome:
 class Writer:
     """Writes as one coordinator."""
 
-    def __init__(self, link: Link, coordinator: str, lives: timedelta, rows: Rows) -> None:
+    def __init__(
+        self, link: DatabaseLink, coordinator: str, lives: timedelta, rows: TableRows
+    ) -> None:
         self._link = link
         self._coordinator = coordinator
         self._lives = lives
         self._rows = rows
 
-    async def write(self, batch: Mapping[Key, Write]) -> dict[Key, Outcome]:
+    async def write(self, batch: Mapping[Key, Write]) -> dict[Key, WriteOutcome]:
         """Write all of a batch in one transaction. Raises StoreUnavailable."""
         entries = await asyncio.to_thread(_encoded, batch)
-        outcomes: dict[Key, Outcome] = {}
+        outcomes: dict[Key, WriteOutcome] = {}
         async with self._link.transaction() as connection:
             for key, write in sorted(batch.items(), key=_by_key):  # so none waits for another
                 if write.is_deleted:
@@ -108,34 +110,34 @@ class Writer:
 
     async def _conversation(
         self, connection: Connection, key: Key, write: Write, entry: bytes | None
-    ) -> Outcome:
+    ) -> WriteOutcome:
         if not write.changes:
-            return Outcome(await connection.fetchval(tables.INSERT, *key, entry, None))
+            return WriteOutcome(await connection.fetchval(tables.INSERT, *key, entry, None))
         known = self._rows.versions.get(key)
         if known is not None:
             version = await connection.fetchval(tables.REPLACE, *key, entry, known)
             if version is not None:
-                return Outcome(version)
+                return WriteOutcome(version)
         theirs = await connection.fetchval(tables.LOCK_ENTRY, *key)
         if theirs is None:
-            return Outcome()
+            return WriteOutcome()
         merged = decoded(*key, theirs)
         assert isinstance(merged, StoredConversation)
         for change in write.changes:
             with suppress(ItemNotFound):  # another coordinator has removed it, too
                 change(merged)
         entry = encoder_of(merged)()
-        return Outcome(await connection.fetchval(tables.REPLACE, *key, entry, None), merged)
+        return WriteOutcome(await connection.fetchval(tables.REPLACE, *key, entry, None), merged)
 
     async def _response(
         self, connection: Connection, stored: StoredResponse, entry: bytes | None
-    ) -> Outcome:
+    ) -> WriteOutcome:
         key = (stored.owner, stored.id)
         made = self._rows.made.get(key)
         if made is None and entry is None:  # all of it was in the transaction before
-            return Outcome(self._rows.versions.get(key))
+            return WriteOutcome(self._rows.versions.get(key))
         if made is None:  # in one piece
-            return Outcome(await connection.fetchval(tables.INSERT, *key, entry, None))
+            return WriteOutcome(await connection.fetchval(tables.INSERT, *key, entry, None))
         is_over, us = made.is_over, self._coordinator
         maker = None if is_over else us
         version = self._rows.versions.get(key)
@@ -150,7 +152,7 @@ class Writer:
         if entry is not None or is_over:
             last = encoder_of(stored)() if entry is None else entry
             version = await connection.fetchval(tables.FINISH, *key, last, maker, us)
-        return Outcome(version, num_events=made.num_events + len(events), is_over=is_over)
+        return WriteOutcome(version, num_events=made.num_events + len(events), is_over=is_over)
 
 
 def _encoded(batch: Mapping[Key, Write]) -> dict[Key, bytes | None]:

@@ -32,7 +32,7 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ChaosCall:
     """One call, the same whenever it is made."""
 
     kind: str
@@ -102,10 +102,10 @@ KINDS: Final[dict[str, Make]] = {
 }
 
 
-def make_call(kind: str, number: int, model: str) -> Call:
+def make_call(kind: str, number: int, model: str) -> ChaosCall:
     """The call of this kind and number."""
     random = Random(f"{kind} {number}")
     path, body = KINDS[kind](random, number)
     if body.get("stream") and path != "/v1/responses":
         body = {**body, "stream_options": {"include_usage": True}}
-    return Call(kind, number, path, {"model": model, **body})
+    return ChaosCall(kind, number, path, {"model": model, **body})

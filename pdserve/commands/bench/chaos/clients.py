@@ -11,7 +11,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from pdserve.commands.bench.chaos.calls import Body, Call
+from pdserve.commands.bench.chaos.calls import Body, ChaosCall
 
 DEADLINE_S: Final = 120.0  # for a call to end in any way
 NO_END: Final = "no end"
@@ -21,7 +21,7 @@ _UNAVAILABLE: Final = 503
 _LOGPROBS: Final = 1000  # a choice's log-probabilities are compared like another choice
 
 
-class Heard(msgspec.Struct):
+class HeardStream(msgspec.Struct):
     """What a client heard of one call."""
 
     kind: str
@@ -47,9 +47,11 @@ class Heard(msgspec.Struct):
         self.answers[index] = self.answers.get(index, "") + text
 
 
-async def perform(session: aiohttp.ClientSession, url: str, call: Call) -> Heard:
+async def perform(session: aiohttp.ClientSession, url: str, call: ChaosCall) -> HeardStream:
     """Make a call, and hear its answer to the end, or until the client leaves."""
-    heard = Heard(kind=call.kind, number=call.number, is_keyed=bool(call.key), began_s=monotonic())
+    heard = HeardStream(
+        kind=call.kind, number=call.number, is_keyed=bool(call.key), began_s=monotonic()
+    )
     try:
         async with asyncio.timeout(call.leaves_after_s or DEADLINE_S):
             is_heard = await _is_heard(session, url, call, heard)
@@ -63,7 +65,9 @@ async def perform(session: aiohttp.ClientSession, url: str, call: Call) -> Heard
     return heard
 
 
-async def _is_heard(session: aiohttp.ClientSession, url: str, call: Call, heard: Heard) -> bool:
+async def _is_heard(
+    session: aiohttp.ClientSession, url: str, call: ChaosCall, heard: HeardStream
+) -> bool:
     """Hear what is still missing; returns False if it broke, and the client should come back."""
     heard.error, heard.is_broken = "", False
     try:
@@ -85,7 +89,7 @@ async def _is_heard(session: aiohttp.ClientSession, url: str, call: Call, heard:
 
 
 def _asked(
-    session: aiohttp.ClientSession, url: str, call: Call, heard: Heard
+    session: aiohttp.ClientSession, url: str, call: ChaosCall, heard: HeardStream
 ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
     """Make the call, or ask for what is made in the background."""
     if heard.response_id:
@@ -93,7 +97,7 @@ def _asked(
     return session.post(url, json=call.body, headers=_headers(call, heard))
 
 
-def _is_made(heard: Heard, content: bytes) -> bool:
+def _is_made(heard: HeardStream, content: bytes) -> bool:
     """Return whether a response that is made in the background has ended, and take it then."""
     body = msgspec.json.decode(content)
     heard.response_id = body["id"]
@@ -107,7 +111,7 @@ def _is_made(heard: Heard, content: bytes) -> bool:
     return True
 
 
-def _headers(call: Call, heard: Heard) -> Mapping[str, str]:
+def _headers(call: ChaosCall, heard: HeardStream) -> Mapping[str, str]:
     """Who comes back says how much it has: of an answer in one piece, nothing."""
     if not call.key:
         return {}
@@ -115,7 +119,7 @@ def _headers(call: Call, heard: Heard) -> Mapping[str, str]:
     return {"Idempotency-Key": call.key, **back}
 
 
-async def _take_events(heard: Heard, response: aiohttp.ClientResponse) -> None:
+async def _take_events(heard: HeardStream, response: aiohttp.ClientResponse) -> None:
     event_id = ""
     async for line in response.content:
         if line.startswith(b"id:"):
@@ -137,7 +141,7 @@ async def _take_events(heard: Heard, response: aiohttp.ClientResponse) -> None:
         heard.last_id = event_id
 
 
-def _take_whole(heard: Heard, content: bytes) -> None:
+def _take_whole(heard: HeardStream, content: bytes) -> None:
     heard.heard_s.append(monotonic())
     body = msgspec.json.decode(content) if content else {}
     if heard.status != 200:
@@ -147,7 +151,7 @@ def _take_whole(heard: Heard, content: bytes) -> None:
     heard.num_ends = 1 if body.get("choices") else 0
 
 
-def _take_choices(heard: Heard, body: Body, part: str) -> None:
+def _take_choices(heard: HeardStream, body: Body, part: str) -> None:
     for choice in body["choices"]:
         said = choice.get(part) or {}
         text = choice.get("text") or said.get("content") or ""
@@ -162,7 +166,7 @@ def _take_choices(heard: Heard, body: Body, part: str) -> None:
         heard.completion_tokens = body["usage"]["completion_tokens"]
 
 
-def _take_response_event(heard: Heard, body: Body) -> None:
+def _take_response_event(heard: HeardStream, body: Body) -> None:
     kind = body.get("type", "")
     if kind == "response.output_text.delta":
         heard.add(0, body["delta"])

@@ -42,7 +42,7 @@ _LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FaultTarget:
     """What faults happen to."""
 
     cluster: Cluster
@@ -102,38 +102,38 @@ class Target:
                 resource.prlimit(pid, limit, former)
 
 
-Fault = Callable[[Target], Awaitable[str]]
+Fault = Callable[[FaultTarget], Awaitable[str]]
 """Carries a fault out, until it is over; returns which process it hit."""
 
 
-async def _kill(target: Target, role: str) -> str:
+async def _kill(target: FaultTarget, role: str) -> str:
     name = target.node(role)
     target.kill(name)
     return name
 
 
-async def _kill_pool(target: Target) -> str:
+async def _kill_pool(target: FaultTarget) -> str:
     names = [name for name in target.cluster.node_names if name.startswith("decode")]
     for name in names:
         target.kill(name)
     return " ".join(names)
 
 
-async def _kill_pair(target: Target) -> str:
+async def _kill_pair(target: FaultTarget) -> str:
     names = [target.node("prefill"), target.node("decode")]
     for name in names:
         target.kill(name)
     return " ".join(names)
 
 
-async def _drain(target: Target, role: str) -> str:
+async def _drain(target: FaultTarget, role: str) -> str:
     name = target.node(role)
     if target.cluster.is_running(name):
         target.cluster.send_signal(name, signal.SIGTERM)
     return name
 
 
-async def _kill_while_draining(target: Target) -> str:
+async def _kill_while_draining(target: FaultTarget) -> str:
     """The node that streams move to dies."""
     names = [name for name in target.cluster.node_names if name.startswith("decode")]
     first, *others = target.random.sample(names, len(names))
@@ -145,13 +145,13 @@ async def _kill_while_draining(target: Target) -> str:
     return " ".join(names)
 
 
-async def _freeze(target: Target, role: str) -> str:
+async def _freeze(target: FaultTarget, role: str) -> str:
     name = target.node(role)
     await target.frozen(name, _FROZEN_S)
     return name
 
 
-async def _stop_engine(target: Target) -> str:
+async def _stop_engine(target: FaultTarget) -> str:
     """The thread that computes steps stands still, and nothing else of the node."""
     name = target.node()
     if target.cluster.is_running(name):
@@ -161,12 +161,12 @@ async def _stop_engine(target: Target) -> str:
     return name
 
 
-async def _freeze_coordinator(target: Target) -> str:
+async def _freeze_coordinator(target: FaultTarget) -> str:
     await target.frozen(COORDINATOR, _FROZEN_S)
     return COORDINATOR
 
 
-async def _kill_coordinator(target: Target) -> str:
+async def _kill_coordinator(target: FaultTarget) -> str:
     """It is started again at once; calls with a key go on, and so do the nodes."""
     await target.cluster.kill_node(COORDINATOR)
     async with asyncio.timeout(_STARTS_S):
@@ -178,13 +178,13 @@ async def _kill_coordinator(target: Target) -> str:
     return COORDINATOR
 
 
-async def _stutter(target: Target) -> str:
+async def _stutter(target: FaultTarget) -> str:
     name = target.node()
     await target.frozen(name, 0.5)
     return name
 
 
-async def _flip(target: Target) -> str:
+async def _flip(target: FaultTarget) -> str:
     """A node changes pools, and back."""
     name = target.node("decode")
     for role in ("prefill", "decode"):
@@ -195,13 +195,13 @@ async def _flip(target: Target) -> str:
     return name
 
 
-async def _cut(target: Target) -> str:
+async def _cut(target: FaultTarget) -> str:
     name = target.random.choice(sorted(target.relays))
     target.relays[name].cut()
     return name
 
 
-async def _swallow(target: Target) -> str:
+async def _swallow(target: FaultTarget) -> str:
     """Half-open: nothing passes, and no connection breaks."""
     name = target.random.choice(sorted(target.relays))
     relay = target.relays[name]
@@ -214,7 +214,7 @@ async def _swallow(target: Target) -> str:
     return name
 
 
-async def _slow_link(target: Target) -> str:
+async def _slow_link(target: FaultTarget) -> str:
     name = target.random.choice(sorted(target.relays))
     target.relays[name].delay_s = _SLOW_S
     try:
@@ -224,7 +224,7 @@ async def _slow_link(target: Target) -> str:
     return name
 
 
-async def _lossy_link(target: Target) -> str:
+async def _lossy_link(target: FaultTarget) -> str:
     """What TCP makes of lost packets: some are late, and with them all behind them."""
     name = target.random.choice(sorted(target.relays))
     target.relays[name].lost_share = _LOST_SHARE
@@ -235,19 +235,19 @@ async def _lossy_link(target: Target) -> str:
     return name
 
 
-async def _part_coordinator(target: Target) -> str:
+async def _part_coordinator(target: FaultTarget) -> str:
     """A host and the coordinator's hear nothing of each other."""
     (host,) = target.some_hosts(1, of_nodes=True)
     return await target.parted((0, host), (host, 0))
 
 
-async def _part_nodes(target: Target) -> str:
+async def _part_nodes(target: FaultTarget) -> str:
     """Nodes of two hosts hear nothing of each other, and the coordinator of all of them."""
     first, second = target.some_hosts(2, of_nodes=True)
     return await target.parted((first, second), (second, first))
 
 
-async def _part_host(target: Target) -> str:
+async def _part_host(target: FaultTarget) -> str:
     """Nobody hears anything of a host, nor it of them."""
     assert target.hosts is not None
     (host,) = target.some_hosts(1, of_nodes=True)
@@ -256,13 +256,13 @@ async def _part_host(target: Target) -> str:
     )
 
 
-async def _part_one_way(target: Target) -> str:
+async def _part_one_way(target: FaultTarget) -> str:
     """Of two hosts, one hears the other, which does not hear it."""
     sender, receiver = target.some_hosts(2)
     return await target.parted((sender, receiver))
 
 
-async def _slow_host(target: Target) -> str:
+async def _slow_host(target: FaultTarget) -> str:
     """A host can send little for a while: what waits to be sent is late, and some of it lost."""
     assert target.hosts is not None
     (host,) = target.some_hosts(1, of_nodes=True)
@@ -274,13 +274,13 @@ async def _slow_host(target: Target) -> str:
     return " ".join(target.on_host(host))
 
 
-async def _full_disk(target: Target) -> str:
+async def _full_disk(target: FaultTarget) -> str:
     """The coordinator cannot write another byte to any file: a store that says so is used again."""
     await target.limited(COORDINATOR, resource.RLIMIT_FSIZE, 0)
     return COORDINATOR
 
 
-async def _no_descriptors(target: Target) -> str:
+async def _no_descriptors(target: FaultTarget) -> str:
     """A process can neither open nor accept anything."""
     name = target.random.choice([COORDINATOR, target.node(), target.node()])
     used = max(map(int, os.listdir(f"/proc/{target.cluster.pid(name)}/fd")))

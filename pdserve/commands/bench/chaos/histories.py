@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from pdserve.commands.bench.chaos.clients import NO_END, Heard
+from pdserve.commands.bench.chaos.clients import NO_END, HeardStream
 from pdserve.shared.errors import StoreUnavailable
 
 MOST_SILENT_S: Final = 5.0  # beyond the time in which no node could have gone on
@@ -26,7 +26,7 @@ class Excuses:
     no_descriptors: Sequence[Span] = ()  # the coordinator could not let anybody in
 
 
-def judge(heard: Heard, reference: Heard, excuses: Excuses) -> list[tuple[str, str]]:
+def judge(heard: HeardStream, reference: HeardStream, excuses: Excuses) -> list[tuple[str, str]]:
     """Return what is wrong with a call, as (kind, words); nothing if all is well.
 
     `reference` is the same call undisturbed.
@@ -60,7 +60,7 @@ def judge(heard: Heard, reference: Heard, excuses: Excuses) -> list[tuple[str, s
     ]
 
 
-def _is_excused(heard: Heard, excuses: Excuses) -> bool:
+def _is_excused(heard: HeardStream, excuses: Excuses) -> bool:
     if heard.error.startswith(StoreUnavailable.code):
         return _overlap(heard, excuses.full_disks)
     if heard.status == 503:  # refused: nothing had begun
@@ -71,11 +71,11 @@ def _is_excused(heard: Heard, excuses: Excuses) -> bool:
     return is_shut_out or _overlap(heard, excuses.deaths)
 
 
-def _overlap(heard: Heard, outages: Iterable[Span]) -> bool:
+def _overlap(heard: HeardStream, outages: Iterable[Span]) -> bool:
     return any(begin <= heard.ended_s and heard.began_s <= end for begin, end in outages)
 
 
-def longest_silence_s(heard: Heard, outages: Iterable[Span]) -> float:
+def longest_silence_s(heard: HeardStream, outages: Iterable[Span]) -> float:
     """Return the longest time without a sound, less what of it was an outage."""
     if len(heard.heard_s) < 2:
         return 0.0  # of a whole answer, only its end is heard
@@ -86,7 +86,7 @@ def longest_silence_s(heard: Heard, outages: Iterable[Span]) -> float:
     )
 
 
-def gap_s(heard: Heard, began_s: float, end_s: float) -> float | None:
+def gap_s(heard: HeardStream, began_s: float, end_s: float) -> float | None:
     """Return the longest gap that a fault may have made; None if nothing was heard then.
 
     Args:

@@ -16,15 +16,15 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from pdserve.commands.bench.chaos.calls import KINDS, Call, make_call
-from pdserve.commands.bench.chaos.clients import Heard, perform
+from pdserve.commands.bench.chaos.calls import KINDS, ChaosCall, make_call
+from pdserve.commands.bench.chaos.clients import HeardStream, perform
 from pdserve.commands.bench.chaos.faults import (
     FAULTS,
     FULL_DISK,
     KILL_COORDINATOR,
     NO_DESCRIPTORS,
     STOP_ENGINE,
-    Target,
+    FaultTarget,
 )
 from pdserve.commands.bench.chaos.histories import Excuses, Span, gap_s, judge
 from pdserve.commands.cluster.plan import COORDINATOR
@@ -139,7 +139,7 @@ class Chaos:
 
     def __init__(
         self,
-        target: Target,
+        target: FaultTarget,
         model: str,
         mode: Mode,
         report: ChaosReport,
@@ -152,8 +152,8 @@ class Chaos:
         self._say = say
         self._watch = Watch(mode)
         self._random = Random(f"calls {report.seed}")
-        self._references: dict[tuple[str, int], Heard] = {}
-        self._heard: list[Heard] = []
+        self._references: dict[tuple[str, int], HeardStream] = {}
+        self._heard: list[HeardStream] = []
         self._is_over = False
 
     async def run(
@@ -217,7 +217,7 @@ class Chaos:
                 call = replace(call, key=f"call {len(self._heard)} {self._random.random()}")
             self._heard.append(await self._perform(call))
 
-    async def _perform(self, call: Call) -> Heard:
+    async def _perform(self, call: ChaosCall) -> HeardStream:
         return await perform(self._target.session, self._cluster.url, call)
 
     # ---- faults --------------------------------------------------------------------------------

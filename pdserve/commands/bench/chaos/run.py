@@ -15,7 +15,13 @@ from rich.table import Table
 
 from pdserve.commands.bench.chaos import stopped_thread
 from pdserve.commands.bench.chaos.config import ChaosConfig
-from pdserve.commands.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NOT_IN, STOP_ENGINE, Target
+from pdserve.commands.bench.chaos.faults import (
+    FAULTS,
+    NEEDS_HOSTS,
+    NOT_IN,
+    STOP_ENGINE,
+    FaultTarget,
+)
 from pdserve.commands.bench.chaos.histories import HUNG, LOST, WRONG
 from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.commands.bench.chaos.measurement import Chaos, ChaosReport, session
@@ -157,7 +163,7 @@ async def measure(
         cluster = RelayedCluster(disturbed, relays, make_child=make_child, site=site)
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(session())
-        target = Target(cluster, relays, hosts, client, Random(f"targets {config.seed}"))
+        target = FaultTarget(cluster, relays, hosts, client, Random(f"targets {config.seed}"))
         model = (await cluster.status()).model
         chaos = Chaos(target, model, config.mode, report, say)
         await chaos.run(kinds, config.faults, config.calls, config.pause_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from pdserve.commands.bench.load.scenarios import MODEL_LEN, SCENARIOS, Scenario, ScenarioName
-from pdserve.commands.bench.load.sessions import SESSIONS, Sessions
+from pdserve.commands.bench.load.sessions import SESSIONS, ClientSessions
 from pdserve.commands.bench.load.traces import TraceRow
 from pdserve.commands.bench.load.workload import (
     SyntheticWorkload,
@@ -75,7 +75,7 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
 
 
 def _in_turns(
-    sessions: Sessions, max_model_len: int, length_scale: float, seed: int
+    sessions: ClientSessions, max_model_len: int, length_scale: float, seed: int
 ) -> CompareCase:
     rows = sessions.rows(_SESSION_ROWS, max_model_len, length_scale, seed)
     return CompareCase(

@@ -62,7 +62,7 @@ async def compare(experiment: Experiment, make_cases: MakeCases, report: Compare
         try:
             await Sweep(experiment, case, promise, idle[case.name]).run(result, until_s)
         finally:
-            found = Found(experiment.plan.target, experiment.plan.seed, result)
+            found = FoundCrossing(experiment.plan.target, experiment.plan.seed, result)
             report.modes.extend(mode_reports(found, case.name, idle[case.name], result))
             took_s = experiment.clock.now() - started_s
             report.scenarios.append(
@@ -128,7 +128,7 @@ async def _measure_idle(
     return cases, found
 
 
-class Found:
+class FoundCrossing:
     """What the runs at the rates have shown."""
 
     def __init__(self, target: float, seed: int, result: SweepResult) -> None:
@@ -164,7 +164,7 @@ class Found:
 
 
 def mode_reports(
-    found: Found, scenario: str, idle: Mapping[str, Unloaded], result: SweepResult
+    found: FoundCrossing, scenario: str, idle: Mapping[str, Unloaded], result: SweepResult
 ) -> list[ModeReport]:
     """Return the reports of the modes of a scenario."""
     return [
@@ -188,7 +188,7 @@ def _scenario_report(
     case: CompareCase,
     promise: Promise,
     promise_is: str,
-    found: Found,
+    found: FoundCrossing,
     result: SweepResult,
     took_s: float,
 ) -> ScenarioReport:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pdserve.commands.bench.compare.comparison import Found, mode_reports
+from pdserve.commands.bench.compare.comparison import FoundCrossing, mode_reports
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.interference import compare_itl
 from pdserve.commands.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Trial
@@ -69,7 +69,7 @@ def recomputed(report: CompareReport, records: Sequence[RunRecord]) -> CompareRe
             if mode.interference is not None:
                 result.interference[name] = compare_itl(*runs.outcomes(name, "quiet", "disturbed"))
             result.trials += [runs.trial(name, trial) for trial in mode.trials]
-        found = Found(scenario.target, scenario.seed, result)
+        found = FoundCrossing(scenario.target, scenario.seed, result)
         modes += mode_reports(found, scenario.name, idle, result)
         scenarios.append(_scenario_report(scenario, found, result, runs))
     return CompareReport(modes, scenarios, report.failures, report.setup)
@@ -111,7 +111,7 @@ class _Runs:
 
 
 def _scenario_report(
-    former: ScenarioReport, found: Found, result: SweepResult, runs: _Runs
+    former: ScenarioReport, found: FoundCrossing, result: SweepResult, runs: _Runs
 ) -> ScenarioReport:
     rates = sorted({row.rate for rows in result.rows.values() for row in rows})
     sent = runs.at(rates[-1]) if rates else []

@@ -35,7 +35,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One kind of request in a mixture."""
 
     name: str
@@ -50,7 +50,7 @@ class Scenario:
 
     name: str
     shows: str  # its purpose, in one line
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RequestKind, ...]
     ttft_scale: float  # TTFT target, in multiples of the slowest on an idle cluster
     tpot_scale: float  # TPOT target, in multiples of the median on an idle cluster
     disturbed_by: str = ""  # the kind whose effect on the others' ITL is measured separately
@@ -102,8 +102,8 @@ LONG_PROMPTS = Scenario(
     name="long-prompts",
     shows="4k-token prompts among chat streams, tight TPOT",
     kinds=(
-        Kind("chat", 12, Lengths(96, 0.4, 32, 256), Lengths(256, 0.3, 128, 512)),
-        Kind("long", 1, _always(4096), _always(64)),
+        RequestKind("chat", 12, Lengths(96, 0.4, 32, 256), Lengths(256, 0.3, 128, 512)),
+        RequestKind("long", 1, _always(4096), _always(64)),
     ),
     ttft_scale=3.0,
     tpot_scale=2.0,
@@ -115,7 +115,7 @@ LONG_PROMPTS = Scenario(
 SHORT_PROMPTS = Scenario(
     name="short-prompts",
     shows="short prompts, longer answers, loose TPOT",
-    kinds=(Kind("chat", 1, Lengths(48, 0.4, 16, 128), Lengths(96, 0.3, 48, 192)),),
+    kinds=(RequestKind("chat", 1, Lengths(48, 0.4, 16, 128), Lengths(96, 0.3, 48, 192)),),
     ttft_scale=20.0,
     tpot_scale=8.0,
 )
@@ -126,7 +126,7 @@ SHORT_PROMPTS = Scenario(
 CONVERSATION = Scenario(
     name="conversation",
     shows="lengths as in the Azure 2023 conversation trace, a quarter of them",
-    kinds=(Kind("turn", 1, Lengths(190, 0.985, 1, 1036), Lengths(38, 0.859, 1, 150)),),
+    kinds=(RequestKind("turn", 1, Lengths(190, 0.985, 1, 1036), Lengths(38, 0.859, 1, 150)),),
     ttft_scale=5.0,
     tpot_scale=3.0,
 )

@@ -24,7 +24,7 @@ _APART_S = 10.0  # between two sessions; only relative times matter
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class ClientSessions:
     """Sessions of several turns."""
 
     name: str
@@ -87,8 +87,8 @@ class Sessions:
             think_s = draw(self.think_ms, rng) / 1e3
 
 
-SESSIONS: Final[dict[str, Sessions]] = {
-    "chats": Sessions(
+SESSIONS: Final[dict[str, ClientSessions]] = {
+    "chats": ClientSessions(
         name="chats",
         shows="conversations of some turns, each after the answer to the one before",
         system=256,
@@ -99,7 +99,7 @@ SESSIONS: Final[dict[str, Sessions]] = {
         ttft_scale=5.0,
         tpot_scale=3.0,
     ),
-    "agents": Sessions(
+    "agents": ClientSessions(
         name="agents",
         shows="agents: many turns, long results of tools, short answers, no pauses",
         system=1536,

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from pdserve.commands.bench.load.client import PLAIN_IDS
-from pdserve.commands.bench.load.scenarios import Kind, Scenario, draw
+from pdserve.commands.bench.load.scenarios import RequestKind, Scenario, draw
 from pdserve.commands.bench.load.traces import TraceRow, mean_rate
 
 # Purposes of random numbers: independent streams.
@@ -100,7 +100,7 @@ class SyntheticWorkload:
         kinds = self._kinds()
         return [self._filled(self._sketch(0.0, next(kinds))) for _ in range(count)]
 
-    def _kinds(self) -> Iterator[tuple[int, Kind]]:
+    def _kinds(self) -> Iterator[tuple[int, RequestKind]]:
         """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
         rng = np.random.default_rng([self._seed, _KINDS])
         deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
@@ -112,7 +112,7 @@ class SyntheticWorkload:
                 yield number, deck[card]
                 number += 1
 
-    def _sketch(self, at_s: float, numbered: tuple[int, Kind]) -> Sketch:
+    def _sketch(self, at_s: float, numbered: tuple[int, RequestKind]) -> Sketch:
         number, kind = numbered
         rng = np.random.default_rng([self._seed, _LENGTHS, number])
         num_prompt, num_output = draw(kind.prompt, rng), draw(kind.output, rng)
@@ -234,7 +234,7 @@ def poisson_times(rate: float, count: int, seed: Sequence[int]) -> list[float]:
     return times
 
 
-def draw_prompt(kind: Kind, seed: Sequence[int]) -> list[int]:
+def draw_prompt(kind: RequestKind, seed: Sequence[int]) -> list[int]:
     """Make one prompt of that kind; the same for the same seed."""
     return random_ids(draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS])), seed)
 

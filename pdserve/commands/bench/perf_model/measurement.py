@@ -34,7 +34,7 @@ class MeasuredStep:
     median_s: float  # of the later times
 
 
-class WorstStep(msgspec.Struct, frozen=True):
+class WorstPrediction(msgspec.Struct, frozen=True):
     """A step with a large prediction error."""
 
     tokens: int
@@ -59,7 +59,7 @@ class PhaseError(msgspec.Struct, frozen=True):
     corrected_mape: float
     corrected_p90: float
     first_time_ms: float  # how much longer a step takes when computed for the first time
-    worst: list[WorstStep]
+    worst: list[WorstPrediction]
 
 
 class PerfModelReport(msgspec.Struct, frozen=True):
@@ -172,9 +172,9 @@ def _p90(errors: Sequence[float]) -> float:
     return sorted(errors)[int(0.9 * (len(errors) - 1))]
 
 
-def _worst(measured: MeasuredStep, perf: PerfModel) -> WorstStep:
+def _worst(measured: MeasuredStep, perf: PerfModel) -> WorstPrediction:
     shape = StepShape.of(measured.step)
-    return WorstStep(
+    return WorstPrediction(
         tokens=shape.num_tokens,
         sampled=shape.num_sampled,
         prefill_pairs=shape.prefill_pairs,

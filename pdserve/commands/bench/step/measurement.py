@@ -124,7 +124,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestRates:
     """A rate, and what reached it."""
 
     rate: float
@@ -160,24 +160,24 @@ def observe(
     return observed
 
 
-def best_read(observed: Sequence[Observed], cache_bytes: int) -> Best:
+def best_read(observed: Sequence[Observed], cache_bytes: int) -> BestRates:
     """Return the best read rate, in bytes per second.
 
     Steps whose memory the caches may hold are ignored, since they do not show the memory's rate.
     """
-    rates = [Best(rates.bytes_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
+    rates = [BestRates(rates.bytes_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
     rates += [
-        Best(seen.work.num_bytes / seen.least_s, _name(seen.case))
+        BestRates(seen.work.num_bytes / seen.least_s, _name(seen.case))
         for seen in observed
         if seen.work.num_bytes >= _IN_CACHE * cache_bytes
     ]
     return max(rates, key=lambda best: best.rate)
 
 
-def best_product(observed: Sequence[Observed]) -> Best:
+def best_product(observed: Sequence[Observed]) -> BestRates:
     """Return the best rate of arithmetic, in FLOPs per second."""
-    rates = [Best(rates.flops_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
-    rates += [Best(seen.work.num_flops / seen.least_s, _name(seen.case)) for seen in observed]
+    rates = [BestRates(rates.flops_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
+    rates += [BestRates(seen.work.num_flops / seen.least_s, _name(seen.case)) for seen in observed]
     return max(rates, key=lambda best: best.rate)
 
 
@@ -191,8 +191,8 @@ class Computing(NamedTuple):
 
 def machine_rates(
     observed: Sequence[Observed],
-    read: Best,
-    product: Best,
+    read: BestRates,
+    product: BestRates,
     product_shape: tuple[int, int, int],
     computing: Computing,
     load_average: float,

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from pdserve.engine.cuda.stopwatch import Stopwatch
+from pdserve.engine.cuda.stopwatch import DeviceStopwatch
 
 CPU_ROWS = 512  # of a product
 GPU_ROWS = 4096
@@ -86,7 +86,7 @@ class GpuYardsticks:
         width: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
-        stopwatch: Stopwatch,
+        stopwatch: DeviceStopwatch,
         *,
         num_devices: int = 1,
         cache_bytes: int = 0,

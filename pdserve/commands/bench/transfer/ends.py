@@ -27,8 +27,8 @@ from pdserve.commands.bench.transfer.pools import CPU, BenchPool, filled_pool
 from pdserve.commands.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
-    Connect,
-    Connected,
+    ConnectedTo,
+    ConnectTo,
     Cpu,
     EndSocket,
     Issue,
@@ -200,7 +200,7 @@ class PullerEnd:
     async def answer(self, request: Request) -> BenchMessage:
         """Do what is asked for."""
         match request:
-            case Connect():
+            case ConnectTo():
                 return await self._connect(request)
             case Verify():
                 return await self._verify(request)
@@ -222,18 +222,18 @@ class PullerEnd:
             await self._puller.close()
         self._link = self._puller = None
 
-    async def _connect(self, request: Connect) -> Connected:
+    async def _connect(self, request: ConnectTo) -> ConnectedTo:
         await self._disconnect()
         kind = _kind(request.transport)
         obstacle = kind.obstacle(parts_of(self._pool.pool)[0])
         if obstacle is not None:
-            return Connected(obstacle)
+            return ConnectedTo(obstacle)
         self._puller = Puller(self._pool.pool, self._identity, host_id(), [kind])
         try:
             self._link = await self._puller.connect(request.welcome, _CONNECT_S)
         except (PeerLost, TransferTimeout) as error:
-            return Connected(error.message)
-        return Connected()
+            return ConnectedTo(error.message)
+        return ConnectedTo()
 
     async def _verify(self, request: Verify) -> Verified:
         order = request.order

@@ -20,8 +20,8 @@ import msgspec
 from pdserve.commands.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
-    Connect,
-    Connected,
+    ConnectedTo,
+    ConnectTo,
     Cpu,
     Issue,
     Issued,
@@ -136,7 +136,7 @@ async def measure_transport(
     served = await exporter.ask(Serve(transport, host), Served)
     if served.welcome is None:
         return SkippedTransport(transport, case.network, served.obstacle)
-    connected = await puller.ask(Connect(transport, served.welcome), Connected)
+    connected = await puller.ask(ConnectTo(transport, served.welcome), ConnectedTo)
     if connected.obstacle:
         return SkippedTransport(transport, case.network, connected.obstacle)
     # Pull all blocks once, so that every page is mapped on both sides before the measurement.

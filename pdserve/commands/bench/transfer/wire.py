@@ -71,14 +71,14 @@ class Cpu(BenchMessage, frozen=True):
 # ---- to the puller -------------------------------------------------------------------------------
 
 
-class Connect(BenchMessage, frozen=True):
+class ConnectTo(BenchMessage, frozen=True):
     """Connect by this transport, and close the previous link."""
 
     transport: str
     welcome: ExporterWelcome
 
 
-class Connected(BenchMessage, frozen=True):
+class ConnectedTo(BenchMessage, frozen=True):
     """Whether the puller can use the transport."""
 
     obstacle: str = ""
@@ -118,7 +118,7 @@ class PullTimes(BenchMessage, frozen=True):
     memcpy_s: list[float]
 
 
-Request = Serve | Issue | AskCpu | Connect | Verify | Measure
+Request = Serve | Issue | AskCpu | ConnectTo | Verify | Measure
 
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 

@@ -12,7 +12,7 @@ from pdserve.shared.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Demand:
+class RayDemand:
     """What Ray is to set aside for one node."""
 
     cpus: int
@@ -26,7 +26,9 @@ class Demand:
         return {name: float(amount) for name, amount in asked.items() if amount}
 
 
-def demand(engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str, float]]) -> Demand:
+def demand(
+    engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str, float]]
+) -> RayDemand:
     """What each of `num_nodes` nodes asks for, of machines with these resources.
 
     CPUs: the compute threads that the config names, or else an equal share of the smallest machine
@@ -45,14 +47,14 @@ def demand(engine: EngineConfig, num_nodes: int, machines: Sequence[Mapping[str,
         engine.device == "auto" and any(machine.get("GPU", 0) >= 1 for machine in machines)
     )
     at_most = -(-num_nodes // len(cpus))  # nodes of one machine, rounded up
-    return Demand(
+    return RayDemand(
         cpus=engine.threads or max(1, min(cpus) // at_most),
         gpus=gpus_of_node(engine) if wants_gpu else 0,
         memory_bytes=0 if engine.kv_memory == "auto" else parse_bytes(engine.kv_memory),
     )
 
 
-def fitted(asked: Demand, number: int, cores: Sequence[int]) -> list[str]:
+def fitted(asked: RayDemand, number: int, cores: Sequence[int]) -> list[str]:
     """The flags of the node that is the `number`-th of its machine.
 
     It gets cores of its own, as Ray counts CPUs but does not say which. Where Ray counts more than

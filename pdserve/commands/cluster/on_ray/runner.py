@@ -21,7 +21,7 @@ from pdserve.commands.cluster.ports import ReservedPort
 
 
 @dataclass(frozen=True)
-class Place:
+class RayPlace:
     """Where an actor has come to be."""
 
     machine: str  # Ray's id of it
@@ -29,7 +29,7 @@ class Place:
     cores: list[int]  # that processes may use there
 
 
-class Runner:
+class RayRunner:
     """Runs one process at a time."""
 
     def __init__(self, token: str, keys: Mapping[str, str]) -> None:
@@ -41,11 +41,11 @@ class Runner:
         self._events: asyncio.Queue[str | Exit] = asyncio.Queue()
 
     @ray.method(max_task_retries=-1)
-    async def place(self) -> Place:
+    async def place(self) -> RayPlace:
         """Where it is; to be asked again once Ray has started it again."""
         machine = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()
-        return Place(machine, address, sorted(os.sched_getaffinity(0)))
+        return RayPlace(machine, address, sorted(os.sched_getaffinity(0)))
 
     async def reserve(self, addresses: Sequence[tuple[str, int]]) -> list[int]:
         """Reserve ports of this machine, 0 for any free one, as long as the actor lives.

@@ -24,9 +24,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pdserve.commands.cluster.child import ExitSink, LineSink, Process
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.cluster.on_ray.demands import Demand, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import RayDemand, demand, fitted
 from pdserve.commands.cluster.on_ray.process import ActorProcess, answer
-from pdserve.commands.cluster.on_ray.runner import Place, Runner
+from pdserve.commands.cluster.on_ray.runner import RayPlace, RayRunner
 from pdserve.commands.cluster.plan import (
     COORDINATOR,
     Kind,
@@ -59,7 +59,7 @@ class OnRay:
         self._config = config
         self.supervisor_token = secrets.token_hex(32)
         self._token = secrets.token_hex(32)  # whoever has it may join
-        self._demand = Demand(0, 0, 0)
+        self._demand = RayDemand(0, 0, 0)
         self._groups: list[PlacementGroup] = []
         self._actors: dict[str, Any] = {}  # name of a process |-> handle of its Runner
         self._shares: dict[str, _Share] = {}  # name of a node |-> where it has been started
@@ -101,7 +101,7 @@ class OnRay:
     async def _reserve_ports(self) -> None:
         """Have Ray place the coordinator's actor."""
         keys = keys_of_coordinator(os.environ, self.supervisor_token)
-        runner = ray.remote(Runner).options(num_cpus=0, resources=_HEAD, max_restarts=-1)
+        runner = ray.remote(RayRunner).options(num_cpus=0, resources=_HEAD, max_restarts=-1)
         actor = self._actors[COORDINATOR] = runner.remote(self._token, keys)
         config = self._config
         async with self._in_time("the coordinator on Ray's head machine"):
@@ -124,7 +124,7 @@ class OnRay:
             group = placement_group([asked.bundle] * len(names), strategy="SPREAD")
             self._groups.append(group)
             for index, name in enumerate(names):
-                runner = ray.remote(Runner).options(
+                runner = ray.remote(RayRunner).options(
                     num_cpus=asked.cpus,
                     num_gpus=asked.gpus,
                     memory=asked.memory_bytes or None,
@@ -163,7 +163,7 @@ class OnRay:
 
     async def _fit(self, name: str) -> list[str]:
         """The flags that depend on the machine on which Ray has put it."""
-        place: Place = await answer(self._actors[name].place.remote())
+        place: RayPlace = await answer(self._actors[name].place.remote())
         if name == COORDINATOR:
             return []
         share = self._shares.get(name)

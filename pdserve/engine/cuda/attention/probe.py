@@ -38,7 +38,7 @@ def check_attention(backend: AttentionBackend, needs: AttentionNeeds, device: to
     Raises:
         AttentionBroken: the result is wrong. Anything else that the backend raises.
     """
-    trial = Trial(_MIXED, needs, device, num_layers=2)
+    trial = AttentionTrial(_MIXED, needs, device, num_layers=2)
     for window in _windows(needs):
         found = trial.attend(backend.attend, 1, window)
         expected = trial.attend(ReferenceAttention().attend, 1, window)
@@ -56,7 +56,7 @@ def check_decodes(
         AttentionBroken: the result is wrong. Anything else that the attention raises, or the
             capture of it.
     """
-    trial = Trial(_DECODES, needs, device, num_layers=2)
+    trial = AttentionTrial(_DECODES, needs, device, num_layers=2)
     results: list[Tensor] = []
 
     def work() -> None:
@@ -90,7 +90,7 @@ def _compare(name: str, found: Tensor, expected: Tensor, window: int | None) -> 
         raise AttentionBroken(f"{name} is off by {error:.2g}{where}")
 
 
-class Trial:
+class AttentionTrial:
     """A batch of random numbers on a device, and a pool for it."""
 
     def __init__(

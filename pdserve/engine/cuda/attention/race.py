@@ -22,14 +22,14 @@ from pdserve.engine.cuda.attention.catalog import (
     DecodeAttention,
 )
 from pdserve.engine.cuda.attention.probe import (
+    AttentionTrial,
     Contexts,
-    Trial,
     check_attention,
     check_decodes,
     token_bytes,
 )
 from pdserve.engine.cuda.capture.graphs import Recorder
-from pdserve.engine.cuda.stopwatch import Stopwatch
+from pdserve.engine.cuda.stopwatch import DeviceStopwatch
 
 # At most 16k tokens of KV: 64 MiB a layer of 8 heads of 128 in bfloat16.
 PROMPTS: Final[tuple[Contexts, ...]] = (((512, 512),), ((256, 8192),), ((16, 256),) * 32)
@@ -64,7 +64,7 @@ def opened(names: str, device: torch.device, kinds: Sequence[AttentionKind] = KI
 def fastest_attention(
     needs: AttentionNeeds,
     device: torch.device,
-    stopwatch: Stopwatch,
+    stopwatch: DeviceStopwatch,
     new_recorder: Callable[[], Recorder] | None,
     kinds: Sequence[AttentionKind] = KINDS,
 ) -> Fastest:
@@ -130,7 +130,7 @@ class _Course:
 
     needs: AttentionNeeds
     device: torch.device
-    stopwatch: Stopwatch
+    stopwatch: DeviceStopwatch
 
     def prompts_s(self, backend: AttentionBackend) -> float:
         """Return the seconds for a step of each batch with chunks of prompts."""
@@ -147,7 +147,7 @@ class _Course:
 
     def _step(self, contexts: Contexts, attend: Attend) -> Callable[[], None]:
         """Return the attention of one step of the model."""
-        trial = Trial(contexts, self.needs, self.device, self._num_layers(contexts))
+        trial = AttentionTrial(contexts, self.needs, self.device, self._num_layers(contexts))
         return partial(trial.step, attend, self.needs.windows)
 
     def _num_layers(self, contexts: Contexts) -> int:

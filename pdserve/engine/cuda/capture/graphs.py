@@ -37,7 +37,7 @@ def buckets_for(most_rows: int) -> tuple[int, ...]:
     return (*(bucket for bucket in BUCKETS if bucket < most_rows), most_rows)
 
 
-class Recording(Protocol):
+class GraphRecording(Protocol):
     """Captured work."""
 
     @property
@@ -51,10 +51,10 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """The part of CUDA that graphs need; tests use a recorder that computes on the CPU."""
 
-    def record(self, work: Callable[[], object]) -> Recording:
+    def record(self, work: Callable[[], object]) -> GraphRecording:
         """Run the work at least once, and capture it. The work must not wait for the GPU."""
 
-    def record_each(self, works: Sequence[Callable[[], object]]) -> Sequence[Recording]:
+    def record_each(self, works: Sequence[Callable[[], object]]) -> Sequence[GraphRecording]:
         """Do the same with several, in their order, of which each needs what those before made."""
 
 
@@ -168,7 +168,7 @@ class DecodeGraphs:
         self._buckets = buckets
         self._max_bytes = max_bytes
         self._ranks = ranks
-        self._recordings: list[Recording] = []  # one per bucket, for the first buckets
+        self._recordings: list[GraphRecording] = []  # one per bucket, for the first buckets
 
     def record(self, step: Callable[[StepInputs], Tensor]) -> None:
         """Capture a graph per bucket, smallest first, up to the memory limit.

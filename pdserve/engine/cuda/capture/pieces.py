@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
-from pdserve.engine.cuda.capture.graphs import Recorder, Recording
-from pdserve.engine.cuda.layers.forward import Forward, Stream
+from pdserve.engine.cuda.capture.graphs import GraphRecording, Recorder
+from pdserve.engine.cuda.layers.forward import Forward, ResidualStream
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.stage_ends import Finals
@@ -40,7 +40,7 @@ class Buffers:
     token_ids: Tensor  # [num_rows] int64
     positions: Tensor  # [num_rows] int64
     slots: Tensor  # [num_rows] int64; -1 for a row that fills up
-    stream: Stream
+    stream: ResidualStream
     query: Tensor  # [num_rows, num_heads, head_dim], of one layer after the other
     attended: Tensor  # like query
 
@@ -62,7 +62,7 @@ class Buffers:
         def heads() -> Tensor:
             return zeros(own.num_heads, own.head_dim, dtype=dtype)
 
-        stream = Stream(zeros(own.hidden_size, dtype=torch.float32), angles(), angles())
+        stream = ResidualStream(zeros(own.hidden_size, dtype=torch.float32), angles(), angles())
         return cls(numbers(), numbers(), numbers() - 1, stream, heads(), heads())
 
     def first(self, num_rows: int) -> Buffers:
@@ -72,7 +72,9 @@ class Buffers:
             self.token_ids[:num_rows],
             self.positions[:num_rows],
             self.slots[:num_rows],
-            Stream(stream.residual[:num_rows], stream.cos[:num_rows], stream.sin[:num_rows]),
+            ResidualStream(
+                stream.residual[:num_rows], stream.cos[:num_rows], stream.sin[:num_rows]
+            ),
             self.query[:num_rows],
             self.attended[:num_rows],
         )
@@ -99,7 +101,7 @@ class Pieces:
         self._buffers = buffers
         self._sizes = sizes
         # size |-> the first rows of the buffers, and as `_works`
-        self._captured: dict[int, tuple[Buffers, Sequence[Recording]]] = {}
+        self._captured: dict[int, tuple[Buffers, Sequence[GraphRecording]]] = {}
 
     def record(self, recorder: Recorder, kv_pool: Tensor) -> None:
         """Capture them, the largest first: the others find the memory that these have taken."""

@@ -39,7 +39,7 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ResidualStream:
     """What rows carry from layer to layer."""
 
     residual: Tensor  # [num_rows, hidden_size] float32; each layer adds to it, in place
@@ -109,15 +109,15 @@ class Forward:
             return Finals()
         return self.finals(stream.residual, delta, inputs.sampled_rows, inputs.states)
 
-    def begin(self, token_ids: Tensor, positions: Tensor) -> Stream:
+    def begin(self, token_ids: Tensor, positions: Tensor) -> ResidualStream:
         """Return what enters the first layer."""
         residual = self.ends.enter(token_ids)
-        return Stream(residual, *self._rope.cos_sin(positions, torch.float32))
+        return ResidualStream(residual, *self._rope.cos_sin(positions, torch.float32))
 
     def query(
         self,
         layer: int,
-        stream: Stream,
+        stream: ResidualStream,
         delta: Tensor | None,
         slots: Tensor,
         kv_pool: Tensor,
@@ -142,7 +142,7 @@ class Forward:
         out = self._weights.layers[layer].mixer["attention_out"]
         return self.ranks.all_reduce(out(attended.flatten(1)))
 
-    def mlp(self, layer: int, stream: Stream, delta: Tensor) -> Tensor:
+    def mlp(self, layer: int, stream: ResidualStream, delta: Tensor) -> Tensor:
         """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
         weights = self._weights.layers[layer]
         normed = add_rms_norm(

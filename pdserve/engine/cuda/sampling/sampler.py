@@ -51,7 +51,9 @@ class CudaSampler:
         if len(draws.requests) <= self._most_draws:
             return CudaSampling(draws, self._vocab_size, self._staging)
         parts = split_draws(draws, self._most_draws)
-        return Rounds([CudaSampling(part, self._vocab_size, self._staging) for part in parts])
+        return SamplingRounds(
+            [CudaSampling(part, self._vocab_size, self._staging) for part in parts]
+        )
 
     def warm_up(self, device: torch.device) -> None:
         """Launch every kernel, so that no request waits for a compiler."""
@@ -130,7 +132,7 @@ class CudaSampling:
         return none_left([request for request, token_id in outcomes if token_id < 0])
 
 
-class Rounds:
+class SamplingRounds:
     """Implements `sampling.interface.StepSampling`: what goes up with the batch is of the first.
 
     Requests whose token cannot be chosen are named round by round: the others' are in later steps.

@@ -4,7 +4,7 @@ import pytest
 
 from pdserve.commands.cli import demo
 from pdserve.commands.cli.demo_config import DemoConfig
-from pdserve.commands.cli.pull_metrics import Pulls, pulls_in
+from pdserve.commands.cli.pull_metrics import PullMetrics, pulls_in
 from pdserve.commands.cluster.scrape import parse
 from pdserve.settings.config import CheckpointConfig
 from pdserve.shared.errors import DeadlineExceeded
@@ -56,5 +56,5 @@ def test_pulls_are_read_from_the_metrics():
         "pdserve_pulls_total 3.0\npdserve_pulled_bytes_total 4096.0\n"
         "pdserve_pull_seconds_total 0.5\nother 1.0\n"
     )
-    assert pulls_in(parse(text)) == Pulls(num_pulls=3, num_bytes=4096, seconds=0.5)
-    assert pulls_in(parse("")) == Pulls(0, 0, 0.0)
+    assert pulls_in(parse(text)) == PullMetrics(num_pulls=3, num_bytes=4096, seconds=0.5)
+    assert pulls_in(parse("")) == PullMetrics(0, 0, 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdserve.commands.cluster.on_ray.demands import Demand, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import RayDemand, demand, fitted
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import ConfigError
 
@@ -24,7 +24,7 @@ def test_nodes_are_spread_over_the_machines_and_share_them_evenly():
 def test_what_the_config_says_is_asked_for():
     engine = EngineConfig(threads=3, kv_memory="2GiB", device="cpu")
     asked = demand(engine, 2, [EIGHT_AND_GPUS])
-    assert asked == Demand(cpus=3, gpus=0, memory_bytes=2 * 1024**3)
+    assert asked == RayDemand(cpus=3, gpus=0, memory_bytes=2 * 1024**3)
     assert asked.bundle == {"CPU": 3.0, "memory": 2.0 * 1024**3}
 
 
@@ -48,9 +48,9 @@ def test_machines_without_cpus_are_told():
 
 
 def test_nodes_of_one_machine_have_cores_of_their_own():
-    asked = Demand(cpus=2, gpus=0, memory_bytes=0)
+    asked = RayDemand(cpus=2, gpus=0, memory_bytes=0)
     cores = [0, 1, 4, 5, 6]
     assert fitted(asked, 0, cores) == ["--cpus=0-1", "--device=cpu"]
     assert fitted(asked, 1, cores) == ["--cpus=4-5", "--device=cpu"]
     assert fitted(asked, 2, cores) == ["--cpus=0,6", "--device=cpu"]  # Ray counts more than five
-    assert fitted(Demand(8, 1, 0), 1, [0, 1]) == ["--cpus=0-1", "--device=cuda:0"]
+    assert fitted(RayDemand(8, 1, 0), 1, [0, 1]) == ["--cpus=0-1", "--device=cuda:0"]

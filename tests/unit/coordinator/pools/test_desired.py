@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.pools.desired import BUSY, GROWTH, IDLE_S, SUSTAINED_S, Demand, DesiredNodes
+from coordinator.pools.desired import BUSY, GROWTH, IDLE_S, SUSTAINED_S, DesiredNodes, PoolDemand
 from pdserve.protocol import NodeRole
 from pdserve.shared.clock import ManualClock
 
@@ -45,7 +45,7 @@ class Pool:
             busy = float(self.ready) if self.backlog else min(work, self.ready)
             load = max(busy, self.backlog)  # a queue of a second is just in time
             self.policy.tick(
-                {P: Demand(self.ready, len(self.loading), lambda n, load=load: load / n)}
+                {P: PoolDemand(self.ready, len(self.loading), lambda n, load=load: load / n)}
             )
             before = self.changes[-1][1] if self.changes else self.ready
             if self.desired != before:
@@ -94,18 +94,18 @@ def test_nobody_is_sent_away_while_something_is_not_known() -> None:
     policy = DesiredNodes(clock)
     for _ in range(1000):
         clock.advance(1.0)
-        policy.tick({D: Demand(2, 1, lambda n: 0.0)})  # the third one is silent
+        policy.tick({D: PoolDemand(2, 1, lambda n: 0.0)})  # the third one is silent
     assert policy.numbers == {D: 3}
     for _ in range(1000):
         clock.advance(1.0)
-        policy.tick({D: Demand(0, 1, lambda n: 0.0)})  # and so are the others, now
+        policy.tick({D: PoolDemand(0, 1, lambda n: 0.0)})  # and so are the others, now
     assert policy.numbers == {D: 3}
 
 
 def test_a_pool_without_nodes_wants_one() -> None:
     policy = DesiredNodes(ManualClock())
     assert policy.numbers == {}
-    policy.tick({P: Demand(0, 0, lambda n: 0.0)})
+    policy.tick({P: PoolDemand(0, 0, lambda n: 0.0)})
     assert policy.numbers == {P: 1}
 
 
@@ -113,7 +113,7 @@ def test_a_pool_far_behind_asks_for_no_more_than_it_can_know() -> None:
     clock = ManualClock()
     policy = DesiredNodes(clock)
     for _ in range(20):
-        policy.tick({P: Demand(2, 0, lambda n: 50.0 / n)})
+        policy.tick({P: PoolDemand(2, 0, lambda n: 50.0 / n)})
         clock.advance(1.0)
     assert policy.numbers == {P: 2 * GROWTH}
 
@@ -131,10 +131,10 @@ def test_a_burst_is_left_to_the_queue() -> None:
 def test_after_a_while_without_requests_no_node_is_desired_until_the_next() -> None:
     clock = ManualClock()
     policy = DesiredNodes(clock, sleep_after_s=60.0)
-    busy = {role: Demand(1, 0, lambda n: 0.1 / n) for role in (P, D)}
-    none = {role: Demand(0, 0, lambda n: 0.0) for role in (P, D)}
+    busy = {role: PoolDemand(1, 0, lambda n: 0.1 / n) for role in (P, D)}
+    none = {role: PoolDemand(0, 0, lambda n: 0.0) for role in (P, D)}
 
-    def run(seconds: float, demands: dict[NodeRole, Demand], num_requests: int = 0) -> None:
+    def run(seconds: float, demands: dict[NodeRole, PoolDemand], num_requests: int = 0) -> None:
         for _ in range(round(seconds / TICK_S)):
             clock.advance(TICK_S)
             policy.tick(demands, num_requests)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.main import run
 from coordinator.nodes.registry import Registry
-from coordinator.pools.desired import Demand, DesiredNodes
+from coordinator.pools.desired import DesiredNodes, PoolDemand
 from coordinator.pools.rebalancer import Turn
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.routing import Router
@@ -152,7 +152,7 @@ def test_only_a_turn_that_is_made_moves_what_is_desired(
 ) -> None:
     bench = Bench()
     desired = DesiredNodes(ManualClock())
-    desired.tick({P: Demand(1, 0, lambda n: 0.0), D: Demand(2, 0, lambda n: 0.0)})
+    desired.tick({P: PoolDemand(1, 0, lambda n: 0.0), D: PoolDemand(2, 0, lambda n: 0.0)})
     for refused in (Turn("gone", P), Turn("p0", D)):
         carry_out(refused, bench.changes, desired)
     assert said_to(bench.p0) == []

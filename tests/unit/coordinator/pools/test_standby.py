@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from coordinator.nodes.registry import Member, Registry
-from coordinator.pools.desired import Demand, DesiredNodes
+from coordinator.pools.desired import DesiredNodes, PoolDemand
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.pools.standby import Standby
+from coordinator.pools.standby import StandbyNodes
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
@@ -27,7 +27,7 @@ class Bench:
         self.changes = RoleChanges(self.registry, mode, CoordinatorMetrics())
         self.desired = {P: desired.get("prefill", 1), D: desired.get("decode", 1)}
         self.decides = True
-        self.standby = Standby(
+        self.standby = StandbyNodes(
             self.registry, self.changes, lambda: self.desired, lambda: self.decides, flips=flips
         )
         self.p = join(self.registry, "p", P)
@@ -161,7 +161,7 @@ def test_it_is_no_reason_to_keep_nodes_nor_one_to_count() -> None:
 
 def test_a_flip_moves_what_is_desired() -> None:
     policy = DesiredNodes(ManualClock())
-    policy.tick({P: Demand(3, 0, lambda n: 0.3), D: Demand(1, 0, lambda n: 0.3)})
+    policy.tick({P: PoolDemand(3, 0, lambda n: 0.3), D: PoolDemand(1, 0, lambda n: 0.3)})
     policy.turned(D)
     assert policy.numbers == {P: 2, D: 2}
     policy.turned(D)  # of the same node, as far as reports tell

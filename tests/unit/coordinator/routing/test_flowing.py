@@ -7,7 +7,7 @@ import pytest
 from coordinator.nodes.registry import Member
 from coordinator.prefixes.index import PromptHashes
 from coordinator.routing import Booking
-from coordinator.routing.flowing import Host, Stream, slack_at_end_s
+from coordinator.routing.flowing import FlowingStream, StreamHost, slack_at_end_s
 from pdserve.protocol import NodeState, SamplingParams, Slo
 from tests.unit.coordinator.routing.nodes import Nodes, names
 
@@ -42,24 +42,24 @@ def at_risk(nodes: Nodes, bookings: list[Booking]) -> list[Booking]:
 
 
 def test_without_prompts_a_stream_gains_what_its_pace_leaves() -> None:
-    host = Host(queue_s=0.0, chunk_s=CHUNK_S, pace_s=0.01)
-    slack_s = slack_at_end_s(Stream(0.05, 0.05, 40), host)
+    host = StreamHost(queue_s=0.0, chunk_s=CHUNK_S, pace_s=0.01)
+    slack_s = slack_at_end_s(FlowingStream(0.05, 0.05, 40), host)
     assert slack_s == pytest.approx(0.05 + 40 * 0.25 * (0.045 - 0.01))
 
 
 def test_a_pace_that_is_too_slow_counts_in_full() -> None:
-    host = Host(queue_s=0.0, chunk_s=CHUNK_S, pace_s=0.055)
-    assert slack_at_end_s(Stream(0.0, 0.05, 40), host) == pytest.approx(40 * (0.045 - 0.055))
+    host = StreamHost(queue_s=0.0, chunk_s=CHUNK_S, pace_s=0.055)
+    assert slack_at_end_s(FlowingStream(0.0, 0.05, 40), host) == pytest.approx(40 * (0.045 - 0.055))
 
 
 def test_each_chunk_costs_what_it_takes_beyond_the_promise() -> None:
-    host = Host(queue_s=0.3, chunk_s=CHUNK_S, pace_s=0.045)
-    assert slack_at_end_s(Stream(0.2, 0.05, 40), host) == pytest.approx(0.2 - 3 * 0.05)
+    host = StreamHost(queue_s=0.3, chunk_s=CHUNK_S, pace_s=0.045)
+    assert slack_at_end_s(FlowingStream(0.2, 0.05, 40), host) == pytest.approx(0.2 - 3 * 0.05)
 
 
 def test_no_more_chunks_count_than_it_has_tokens_left() -> None:
-    host = Host(queue_s=60.0, chunk_s=CHUNK_S, pace_s=0.001)
-    assert slack_at_end_s(Stream(0.2, 0.05, 2), host) == pytest.approx(0.2 - 2 * 0.05)
+    host = StreamHost(queue_s=60.0, chunk_s=CHUNK_S, pace_s=0.001)
+    assert slack_at_end_s(FlowingStream(0.2, 0.05, 2), host) == pytest.approx(0.2 - 2 * 0.05)
 
 
 # ---- where requests begin ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.generation import GenerationRequest
-from coordinator.routing.candidates import Candidates, Policy
+from coordinator.routing.candidates import Candidates, RoutingPolicy
 from coordinator.routing.policies import make_policy
 from coordinator.routing.policies.prefix_affinity import LOAD_BOUND
 from pdserve.protocol import NodeRole, Prompt, SamplingParams
@@ -66,7 +66,7 @@ def test_random_is_even() -> None:
 def test_power_of_two_is_much_more_even_than_random() -> None:
     """Balls into bins: log log n against log n over log log n."""
 
-    def most(policy: Policy) -> int:
+    def most(policy: RoutingPolicy) -> int:
         load = [0] * 20
         for _ in range(2000):
             load[policy.pick(candidates(load=load))] += 1

@@ -9,80 +9,100 @@ import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.model_files.recognise import Kind, recognise
+from pdserve.model_files.recognise import FileKind, recognise
 from pdserve.shared.errors import ConfigError, ModelError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"]}
 GPTQ = {"quant_method": "gptq", "bits": 4}
 # name |-> files of a folder, content of those that count; and what is said of it
 FOLDERS = {
-    "gguf": ({"q4.gguf": b"GGUF"}, Kind.GGUF, "q4.gguf"),
-    "gguf-with-config": ({"config.json": CONFIG, "q.gguf": b""}, Kind.GGUF, r"file: .*/q\.gguf"),
+    "gguf": ({"q4.gguf": b"GGUF"}, FileKind.GGUF, "q4.gguf"),
+    "gguf-with-config": (
+        {"config.json": CONFIG, "q.gguf": b""},
+        FileKind.GGUF,
+        r"file: .*/q\.gguf",
+    ),
     "adapter": (
         {
             "adapter_config.json": {"base_model_name_or_path": "a/b"},
             "adapter_model.safetensors": b"",
         },
-        Kind.ADAPTER,
+        FileKind.ADAPTER,
         r"merge it into its model \(a/b\)",
     ),
     "awq": (
         {"config.json": {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4}}},
-        Kind.QUANTISED,
+        FileKind.QUANTISED,
         r"\(awq, 4 bits\).*--quantization int8",
     ),
-    "gptq": ({"config.json": CONFIG, "quantize_config.json": GPTQ}, Kind.QUANTISED, "gptq, 4 bits"),
+    "gptq": (
+        {"config.json": CONFIG, "quantize_config.json": GPTQ},
+        FileKind.QUANTISED,
+        "gptq, 4 bits",
+    ),
     "old-awq": (
         {"config.json": CONFIG, "quant_config.json": {"w_bit": 4}},
-        Kind.QUANTISED,
+        FileKind.QUANTISED,
         "awq, 4",
     ),
     "fp8": (
         {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}},
-        Kind.QUANTISED,
+        FileKind.QUANTISED,
         r"\(fp8\)",
     ),
     "bitsandbytes": (
         {"config.json": {**CONFIG, "quantization_config": {"load_in_4bit": True}}},
-        Kind.QUANTISED,
+        FileKind.QUANTISED,
         "bitsandbytes, 4 bits",
     ),
     "compressed": (
         {"config.json": {**CONFIG, "compression_config": {"quant_method": "compressed-tensors"}}},
-        Kind.QUANTISED,
+        FileKind.QUANTISED,
         "compressed-tensors",
     ),
     "mlx": (
         {"config.json": {**CONFIG, "quantization": {"bits": 4}}, "model.safetensors": b""},
-        Kind.MLX,
+        FileKind.MLX,
         r"\(mlx, 4 bits\)",
     ),
-    "npz": ({"config.json": CONFIG, "weights.npz": b""}, Kind.MLX, "MLX"),
-    "pickle": ({"config.json": CONFIG, "pytorch_model.bin": b""}, Kind.PICKLE, "only safetensors"),
-    "pt": ({"model.pt": b"PK\x03\x04"}, Kind.PICKLE, "model.pt"),
-    "onnx": ({"config.json": CONFIG, "onnx/model.onnx": b""}, Kind.ONNX, "save_pretrained"),
-    "diffusers": ({"model_index.json": {}, "unet/config.json": {}}, Kind.DIFFUSERS, "language"),
-    "meta": ({"params.json": {}, "consolidated.00.pth": b""}, Kind.ORIGINAL, "ends in -hf"),
-    "mistral": ({"consolidated.safetensors": b""}, Kind.ORIGINAL, "convert it"),
-    "flax": ({"config.json": CONFIG, "flax_model.msgpack": b""}, Kind.OTHER_FRAMEWORK, "flax"),
-    "openvino": ({"openvino_model.xml": b""}, Kind.OTHER_FRAMEWORK, "openvino"),
-    "parent": ({"a-model/config.json": CONFIG}, Kind.PARENT, "name its folder: .*a-model"),
-    "models--org--name": ({"snapshots/1/config.json": CONFIG}, Kind.HUB_CACHE, "--model org/name"),
-    "tokenizer": ({"tokenizer.json": {}}, Kind.TOKENIZER, "config.json, safetensors"),
-    "empty": ({}, Kind.EMPTY, "or a folder with"),
-    "notes": ({"notes.txt": b""}, Kind.UNKNOWN, r"no config\.json"),
-    "torn": ({"config.json": CONFIG, "other.safetensors": b""}, Kind.WEIGHTS, "model.safetensors"),
+    "npz": ({"config.json": CONFIG, "weights.npz": b""}, FileKind.MLX, "MLX"),
+    "pickle": (
+        {"config.json": CONFIG, "pytorch_model.bin": b""},
+        FileKind.PICKLE,
+        "only safetensors",
+    ),
+    "pt": ({"model.pt": b"PK\x03\x04"}, FileKind.PICKLE, "model.pt"),
+    "onnx": ({"config.json": CONFIG, "onnx/model.onnx": b""}, FileKind.ONNX, "save_pretrained"),
+    "diffusers": ({"model_index.json": {}, "unet/config.json": {}}, FileKind.DIFFUSERS, "language"),
+    "meta": ({"params.json": {}, "consolidated.00.pth": b""}, FileKind.ORIGINAL, "ends in -hf"),
+    "mistral": ({"consolidated.safetensors": b""}, FileKind.ORIGINAL, "convert it"),
+    "flax": ({"config.json": CONFIG, "flax_model.msgpack": b""}, FileKind.OTHER_FRAMEWORK, "flax"),
+    "openvino": ({"openvino_model.xml": b""}, FileKind.OTHER_FRAMEWORK, "openvino"),
+    "parent": ({"a-model/config.json": CONFIG}, FileKind.PARENT, "name its folder: .*a-model"),
+    "models--org--name": (
+        {"snapshots/1/config.json": CONFIG},
+        FileKind.HUB_CACHE,
+        "--model org/name",
+    ),
+    "tokenizer": ({"tokenizer.json": {}}, FileKind.TOKENIZER, "config.json, safetensors"),
+    "empty": ({}, FileKind.EMPTY, "or a folder with"),
+    "notes": ({"notes.txt": b""}, FileKind.UNKNOWN, r"no config\.json"),
+    "torn": (
+        {"config.json": CONFIG, "other.safetensors": b""},
+        FileKind.WEIGHTS,
+        "model.safetensors",
+    ),
 }
 FILES = {
-    "a.gguf": (b"GGUF", Kind.GGUF, "damaged: it ends at byte 4"),
-    "no-suffix": (b"GGUF\x03", Kind.GGUF, "damaged"),
-    "old.bin": (b"tjgg", Kind.GGML, "take a GGUF file"),
-    "model.safetensors": (b"\x08", Kind.WEIGHTS, "name its folder"),
-    "pytorch_model.bin": (b"\x80\x02", Kind.PICKLE, "only safetensors"),
-    "model.onnx": (b"\x08\x07", Kind.ONNX, "ONNX"),
-    "model.zip": (b"PK\x03\x04", Kind.ARCHIVE, "unpack it"),
-    "model.tar.gz": (b"\x1f\x8b", Kind.ARCHIVE, "unpack it"),
-    "README.md": (b"# Hi", Kind.UNKNOWN, "no model"),
+    "a.gguf": (b"GGUF", FileKind.GGUF, "damaged: it ends at byte 4"),
+    "no-suffix": (b"GGUF\x03", FileKind.GGUF, "damaged"),
+    "old.bin": (b"tjgg", FileKind.GGML, "take a GGUF file"),
+    "model.safetensors": (b"\x08", FileKind.WEIGHTS, "name its folder"),
+    "pytorch_model.bin": (b"\x80\x02", FileKind.PICKLE, "only safetensors"),
+    "model.onnx": (b"\x08\x07", FileKind.ONNX, "ONNX"),
+    "model.zip": (b"PK\x03\x04", FileKind.ARCHIVE, "unpack it"),
+    "model.tar.gz": (b"\x1f\x8b", FileKind.ARCHIVE, "unpack it"),
+    "README.md": (b"# Hi", FileKind.UNKNOWN, "no model"),
 }
 
 
@@ -116,14 +136,14 @@ def test_a_file_is_recognised_and_refused_with_what_to_do(name: str, tmp_path: P
 
 
 def test_a_checkpoint_is_one_with_or_without_its_weights(tmp_path: Path) -> None:
-    assert recognise(CHECKPOINT_PATH).kind is Kind.CHECKPOINT
+    assert recognise(CHECKPOINT_PATH).kind is FileKind.CHECKPOINT
     small = write(tmp_path / "small", {"config.json": CONFIG, "tokenizer.json": {}})
-    assert recognise(small, with_weights=False).kind is Kind.CHECKPOINT
+    assert recognise(small, with_weights=False).kind is FileKind.CHECKPOINT
     with_adapter = write(
         tmp_path / "merged",
         {"config.json": CONFIG, "model.safetensors": b"", "adapter_config.json": {}},
     )
-    assert recognise(with_adapter).kind is Kind.CHECKPOINT
+    assert recognise(with_adapter).kind is FileKind.CHECKPOINT
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from kv_transfer.cuda.catalog import missing, open_driver
 from kv_transfer.cuda.driver import DeviceError
-from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
@@ -103,7 +103,7 @@ def test_what_is_stored_in_pinned_memory_comes_back(
     memory = cuda.memory[pool.region.address][: 6 * 64].reshape(6, 64)
     memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     before = memory.copy()
-    blocks = PinnedBlocks(4, [64], driver)
+    blocks = PinnedHostBlocks(4, [64], driver)
     copies = PinnedCopies(pool, blocks)
     copies.store(np.array([(0, 64, 64), (128, 0, 64)], np.int64), CancelFlag())
     memory[:3] = 0

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from kv_transfer.cuda.driver import DeviceError
-from kv_transfer.cuda.pinned import PinnedBlocks, PinnedCopies
+from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.tier import HostTier
 from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks, assert_still, until
@@ -33,7 +33,7 @@ class Bench:
         for number, part in enumerate(self.parts):
             part.fill(number)
         sizes = [layout.block_bytes for layout in layouts]
-        blocks = PinnedBlocks(NUM_SLOTS, sizes, self.host.driver())
+        blocks = PinnedHostBlocks(NUM_SLOTS, sizes, self.host.driver())
         copies = [PinnedCopies(part.pool, blocks, n) for n, part in enumerate(self.parts)]
         self.tier = HostTier(NUM_SLOTS, copies)
         self.slots = [self.host.pinned[region.address] for region in blocks.regions]
@@ -126,7 +126,7 @@ async def test_a_load_that_fails_leaves_what_is_held(bench: Bench) -> None:
 
 async def test_the_memory_is_pinned_once_and_freed_with_the_tier() -> None:
     host = FakeHost()
-    blocks = PinnedBlocks(3, [100, 300], host.driver())
+    blocks = PinnedHostBlocks(3, [100, 300], host.driver())
     assert sorted(map(len, host.pinned.values())) == [300, 900]
     part = DeviceBlocks(host.driver(), SMALL.shard(0, 2), 2, host)
     copies = PinnedCopies(part.pool, blocks)
@@ -144,6 +144,6 @@ def test_what_cannot_be_pinned_leaves_nothing_pinned() -> None:
     host = FakeHost()
     host.most_pinned = 1000
     with pytest.raises(DeviceError, match="cannot pin 900 bytes"):
-        PinnedBlocks(3, [100, 300], host.driver())
+        PinnedHostBlocks(3, [100, 300], host.driver())
     gc.collect()
     assert not host.pinned

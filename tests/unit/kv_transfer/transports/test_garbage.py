@@ -23,7 +23,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.spans import plan
 from kv_transfer.transports import pull_server
 from kv_transfer.transports.catalog import TransportKind, choose_kinds
-from kv_transfer.transports.frames import PullRequest, Verdict
+from kv_transfer.transports.frames import PullRequest, PullVerdict
 from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
@@ -256,13 +256,13 @@ async def test_many_single_rows_are_not_planned_on_the_event_loop(
     assert threads == [threading.main_thread().name, "kv-send_0"]
 
 
-async def ask(exporter: Exporter, request: bytes) -> Verdict:
+async def ask(exporter: Exporter, request: bytes) -> PullVerdict:
     """The first answer."""
     reader, writer = await asyncio.open_connection(*port_of(exporter))
     writer.write(admission(exporter) + request)
     async with asyncio.timeout(5):
         _, length = struct.unpack("!4sI", await reader.readexactly(8))
-        verdict = msgspec.msgpack.decode(await reader.readexactly(length), type=Verdict)
+        verdict = msgspec.msgpack.decode(await reader.readexactly(length), type=PullVerdict)
     await hang_up(writer)
     return verdict
 

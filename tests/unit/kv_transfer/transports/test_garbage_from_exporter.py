@@ -16,7 +16,7 @@ from kv_transfer.links.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.spans.box import KvBox
-from kv_transfer.transports.frames import GarbledFrame, Verdict
+from kv_transfer.transports.frames import GarbledFrame, PullVerdict
 from kv_transfer.transports.interface import Read
 from kv_transfer.transports.pull_client import Unanswered, ask
 from pdserve.protocol import TransportOffer
@@ -69,7 +69,7 @@ def answering(*parts: bytes) -> Answer:
 
 
 def verdict(num_bytes: int = 0, code: str = "") -> bytes:
-    return frame(msgspec.msgpack.encode(Verdict(num_bytes, code, "")))
+    return frame(msgspec.msgpack.encode(PullVerdict(num_bytes, code, "")))
 
 
 SIZE = 2 * SMALL.block_bytes

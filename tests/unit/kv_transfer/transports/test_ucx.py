@@ -25,7 +25,7 @@ from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.ucx import agent as ucx_agent
 from kv_transfer.transports.ucx import offer as ucx_offer
 from kv_transfer.transports.ucx import puller as ucx
-from kv_transfer.transports.ucx.agent import NixlAgent, Region, missing, rdma_devices
+from kv_transfer.transports.ucx.agent import NixlAgent, UcxRegion, missing, rdma_devices
 from kv_transfer.transports.ucx.offer import UcxOffer
 from kv_transfer.transports.ucx.puller import UcxChannel, UcxTransport
 from kv_transfer.transports.ucx.server import UcxServer
@@ -304,7 +304,9 @@ class BlankDriver:
     async def scratch(self, num_entries: int) -> AsyncIterator[np.ndarray]:
         yield np.zeros(num_entries, dtype=np.uint64)
 
-    async def transfer(self, peer: Peer, source: Region, to: Region, spans: np.ndarray) -> None:
+    async def transfer(
+        self, peer: Peer, source: UcxRegion, to: UcxRegion, spans: np.ndarray
+    ) -> None:
         """Nothing moves."""
 
 
@@ -315,7 +317,7 @@ async def test_validating_takes_no_memory_for_blocks_that_nobody_asked_for(
     ours, theirs = socket.socketpair()
     with theirs:
         peer = Peer("p0", 0)
-        channel = UcxChannel(BlankDriver(), peer, OFFER, welcome, Region(4096, 4096), ours)
+        channel = UcxChannel(BlankDriver(), peer, OFFER, welcome, UcxRegion(4096, 4096), ours)
         far = np.array([(1 << 40) - 1, 3, (1 << 40) - 1])
         await channel._validate(far, np.zeros(3, dtype=np.uint64))
         with pytest.raises(StaleTicket, match="block 1099511627775 has generation 0"):

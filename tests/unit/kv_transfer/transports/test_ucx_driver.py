@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from kv_transfer.spans.plan import Spans
-from kv_transfer.transports.ucx.agent import Descriptors, NothingPosted, Region, Segment
+from kv_transfer.transports.ucx.agent import Descriptors, NothingPosted, Segment, UcxRegion
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.transfer import Peer, cut_slices
 from pdserve.shared.errors import PeerLost, TransportUnavailable
 
-POOL = Region(0, 1 << 40)
-PEERS = Region(0, 1 << 40)
+POOL = UcxRegion(0, 1 << 40)
+PEERS = UcxRegion(0, 1 << 40)
 P0 = Peer("p0", 0)  # of the first agent
 MANY = np.stack([np.arange(100), np.arange(100), np.ones(100)], axis=1).astype(np.int64) << 20
 
@@ -28,7 +28,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.has_late_writes = False
-        self.regions: list[Region] = []
+        self.regions: list[UcxRegion] = []
         self.peers: list[str] = []
         self.posted: list[tuple[str, int]] = []  # (peer, bytes)
         self.finishing = threading.Event()  # posted reads are done
@@ -37,7 +37,7 @@ class FakeAgent:
         self.refuse: Exception | None = None  # to post one, or to register
         self.is_destroyed = False
 
-    def register(self, region: Region) -> None:
+    def register(self, region: UcxRegion) -> None:
         if self.refuse:
             raise self.refuse
         self.regions.append(region)

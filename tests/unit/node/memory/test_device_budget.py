@@ -18,7 +18,7 @@ from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import WHOLE, Shard
-from pdserve.engine.steps.worst import WorstStep
+from pdserve.engine.steps.worst import LargestStep
 from pdserve.node.memory.device_budget import GRAPH_BYTES, gpu_kv_bytes, step_bytes
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import EngineConfig, NodeConfig
@@ -85,7 +85,7 @@ def test_a_step_has_rows_for_each_expert_that_a_token_chooses() -> None:
         )
         for chosen in (4, 8)
     )
-    step = WorstStep(8192, 256)
+    step = LargestStep(8192, 256)
     # Gate, up and their product, and the result in float32; also where pieces are captured.
     extra_bytes = 4 * (8192 + 2048) * (3 * 768 * 2 + 2048 * 4)
     assert step_bytes(many, BF16, step) - step_bytes(few, BF16, step) == extra_bytes
@@ -100,7 +100,7 @@ def test_cards_hold_what_their_owners_expect(size_gib: int, num_contexts: int) -
         size_gib * GIB,
         0.9,
         weight_bytes(ModelPlan.of(model), BF16),
-        step_bytes(model, BF16, WorstStep(8192, 256)),
+        step_bytes(model, BF16, LargestStep(8192, 256)),
     )
     assert left // (16 * GIB) == num_contexts
 
@@ -108,8 +108,8 @@ def test_cards_hold_what_their_owners_expect(size_gib: int, num_contexts: int) -
 def test_captured_pieces_have_memory_of_their_own_up_to_their_largest() -> None:
     """Of a hundred tokens more, a step takes as much for each, and pieces only below 2048."""
     below, above = (
-        step_bytes(llama_8b(), BF16, WorstStep(tokens + 100, 1))
-        - step_bytes(llama_8b(), BF16, WorstStep(tokens, 1))
+        step_bytes(llama_8b(), BF16, LargestStep(tokens + 100, 1))
+        - step_bytes(llama_8b(), BF16, LargestStep(tokens, 1))
         for tokens in (1000, 3000)
     )
     handed_on = 4096 * 4 + 2 * 32 * 128 * 2  # the residual; queries and their attention
@@ -117,7 +117,7 @@ def test_captured_pieces_have_memory_of_their_own_up_to_their_largest() -> None:
 
 
 def test_without_graphs_their_memory_is_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, step = llama_8b(), WorstStep(1000, 8)
+    model, step = llama_8b(), LargestStep(1000, 8)
     saved = step_bytes(model, BF16, step) - step_bytes(model, BF16, step, has_graphs=False)
     # As much as the launched step, and what pieces hand on: 4 bytes of the residual, 2 of heads.
     widest = 2 * 4096 + 3 * 14_336 + 4096
@@ -136,13 +136,13 @@ def test_without_graphs_their_memory_is_for_kv(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_request_has_logits_and_what_its_row_attends_in_parts() -> None:
     """For each head, 16 programs have a float32 result of its width, and two numbers."""
-    one, two = (step_bytes(llama_8b(), BF16, WorstStep(1000, number)) for number in (1, 2))
+    one, two = (step_bytes(llama_8b(), BF16, LargestStep(1000, number)) for number in (1, 2))
     assert two - one == 128_256 * 4 * 5 + 32 * 16 * (128 + 2) * 4
 
 
 def test_a_node_knows_its_largest_step() -> None:
     engine = EngineConfig(device="cpu", token_budget=96, max_batch_size=7)
-    assert plan_model(NodeConfig(engine=engine)).worst_step == WorstStep(96, 7)
+    assert plan_model(NodeConfig(engine=engine)).worst_step == LargestStep(96, 7)
 
 
 def test_what_others_have_is_theirs() -> None:
@@ -155,7 +155,7 @@ def test_what_others_have_is_theirs() -> None:
 def test_larger_steps_leave_less() -> None:
     model = llama_8b()
     sizes = [
-        step_bytes(model, BF16, WorstStep(tokens, requests))
+        step_bytes(model, BF16, LargestStep(tokens, requests))
         for tokens, requests in ((512, 64), (8192, 64), (8192, 256))
     ]
     assert sizes == sorted(sizes)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.cuda.pinned import PinnedBlocks
+from kv_transfer.cuda.pinned import PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.kv.block_pool import BlockPool
@@ -133,7 +133,7 @@ def tiered(memory: str, **options: str) -> NodeConfig:
 def test_the_tier_of_a_gpu_is_pinned(host: FakeHost, on_gpu: NodeModel) -> None:
     size = on_gpu.layout.block_bytes
     blocks = make_tier_blocks(tiered(str(3 * size + 1)), on_gpu)
-    assert isinstance(blocks, PinnedBlocks)
+    assert isinstance(blocks, PinnedHostBlocks)
     assert blocks.num_blocks == 3
     assert [len(memory) for memory in host.pinned.values()] == [3 * size]
 
@@ -144,7 +144,7 @@ def test_ranks_have_a_place_in_every_slot(host: FakeHost, on_gpu: NodeModel) -> 
     sizes = [layout.block_bytes for layout in model.rank_layouts]
     assert sum(sizes) == 2 * model.layout.block_bytes
     blocks = make_tier_blocks(tiered(str(3 * sum(sizes))), model)
-    assert isinstance(blocks, PinnedBlocks)
+    assert isinstance(blocks, PinnedHostBlocks)
     assert [region.num_bytes for region in blocks.regions] == [3 * size for size in sizes]
     memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
     tier = make_tier(blocks, memory, BlockPool(memory.num_blocks, 16))

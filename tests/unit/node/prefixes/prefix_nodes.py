@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.pinned import PinnedBlocks
+from kv_transfer.cuda.pinned import PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
@@ -125,7 +125,7 @@ class PrefixNode:
         if self.gpus is None:
             blocks = FileBlocks(num_blocks, [block_bytes], "")
         else:
-            blocks = PinnedBlocks(num_blocks, [block_bytes], self.gpus.driver())
+            blocks = PinnedHostBlocks(num_blocks, [block_bytes], self.gpus.driver())
         return make_tier(blocks, self.memory, self.pool)
 
     async def start(self) -> None:

@@ -10,8 +10,8 @@ from pdserve.measured.perf_model import PerfModel
 from pdserve.node.prefixes.cost import (
     PULL_BYTES_PER_S,
     PULL_FIXED_S,
+    CostLine,
     Forecast,
-    Line,
     PullCosts,
     is_worth_pulling,
 )
@@ -58,7 +58,7 @@ def test_transports_are_told_apart() -> None:
 
 
 def test_a_machine_that_changes_is_followed() -> None:
-    line = Line(0.0, 1.0, 10.0)
+    line = CostLine(0.0, 1.0, 10.0)
     for _ in range(100):
         line.observe(10.0, 1.0)
     for _ in range(100):
@@ -92,7 +92,7 @@ def test_a_transport_that_is_declined_long_enough_is_tried_again() -> None:
     amount=st.floats(0, 1e12),
 )
 def test_a_forecast_is_never_negative(seen: list[tuple[float, float]], amount: float) -> None:
-    line = Line(0.005, 1e-9, 1e8)
+    line = CostLine(0.005, 1e-9, 1e8)
     for seen_amount, seconds in seen:
         line.observe(seen_amount, seconds)
     assert 0 <= line.predict(0) <= line.predict(amount)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pdserve.commands.bench.chaos.calls import KINDS, make_call
-from pdserve.commands.bench.chaos.clients import Heard
+from pdserve.commands.bench.chaos.clients import HeardStream
 from pdserve.commands.bench.chaos.config import ChaosConfig
 from pdserve.commands.bench.chaos.faults import FAULTS, NEEDS_HOSTS, NOT_IN, STOP_ENGINE
 from pdserve.commands.bench.chaos.histories import HUNG, LOST, WRONG, Excuses, gap_s, judge
@@ -22,8 +22,8 @@ from pdserve.settings.config import ONE_POOL, EngineConfig
 from pdserve.shared.errors import ConfigError
 
 
-def heard() -> Heard:
-    return Heard(
+def heard() -> HeardStream:
+    return HeardStream(
         kind="greedy",
         number=1,
         began_s=10.0,
@@ -41,7 +41,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert judge(heard(), heard(), Excuses()) == []
 
 
-PLANTED: dict[str, tuple[Callable[[Heard], None], str]] = {
+PLANTED: dict[str, tuple[Callable[[HeardStream], None], str]] = {
     "another token": (lambda h: h.answers.update({0: "once upon a tree"}), WRONG),
     "a doubled token": (lambda h: h.answers.update({0: "once upon upon a time"}), WRONG),
     "a missing end of the text": (lambda h: h.answers.update({0: "once upon a"}), WRONG),
@@ -58,7 +58,7 @@ PLANTED: dict[str, tuple[Callable[[Heard], None], str]] = {
 }
 
 
-def refused(h: Heard) -> None:
+def refused(h: HeardStream) -> None:
     h.status, h.error, h.answers, h.finish_reasons = 503, "no_node_available: none", {}, {}
     h.num_ends, h.completion_tokens = 0, None
 

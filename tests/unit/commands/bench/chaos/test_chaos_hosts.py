@@ -15,7 +15,7 @@ import pytest
 
 from pdserve.commands.bench.chaos import faults
 from pdserve.commands.bench.chaos.config import ChaosConfig
-from pdserve.commands.bench.chaos.faults import Target
+from pdserve.commands.bench.chaos.faults import FaultTarget
 from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.commands.bench.chaos.measurement import ChaosReport
 from pdserve.commands.bench.chaos.run import hosts_for
@@ -151,7 +151,7 @@ async def test_ways_are_found_again_whatever_becomes_of_one(
     monkeypatch.setattr(faults, "_FROZEN_S", 0.0)
     hosts = FailingHosts(**{f"never_{what}": way})
     nobody = cast(Cluster, None), cast(aiohttp.ClientSession, None)  # neither is asked
-    target = Target(nobody[0], {}, hosts, nobody[1], Random(0))
+    target = FaultTarget(nobody[0], {}, hosts, nobody[1], Random(0))
     with pytest.raises(ClusterError, match=f"cannot be {what}"):
         await target.parted(*WAYS)
     assert hosts.lost == ({way} if what == "found" else set())

@@ -16,7 +16,7 @@ from typing import cast
 import aiohttp
 import pytest
 
-from pdserve.commands.bench.chaos.faults import FAULTS, Target
+from pdserve.commands.bench.chaos.faults import FAULTS, FaultTarget
 from pdserve.commands.bench.chaos.hosts import Hosts
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.commands.cluster.plan import COORDINATOR
@@ -45,14 +45,14 @@ class Site:
     hosts: SlowHosts
 
     @property
-    def target(self) -> Target:
+    def target(self) -> FaultTarget:
         cluster = SimpleNamespace(
             node_names=NODES,
             is_running=lambda name: name in (*NODES, COORDINATOR),
             pid=lambda name: self.process.pid,
             send_signal=lambda name, number: self.process.send_signal(number),
         )
-        return Target(
+        return FaultTarget(
             cast("Cluster", cluster),
             {"decode-0": self.relay},
             cast("Hosts", self.hosts),

@@ -9,7 +9,13 @@ import pytest
 
 from pdserve.commands.bench.compare.cases import made_up, replayed
 from pdserve.commands.bench.load.client import PLAIN_IDS
-from pdserve.commands.bench.load.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
+from pdserve.commands.bench.load.scenarios import (
+    MODEL_LEN,
+    SCENARIOS,
+    Lengths,
+    RequestKind,
+    Scenario,
+)
 from pdserve.commands.bench.load.traces import TraceRow
 from pdserve.commands.bench.load.workload import (
     SyntheticWorkload,
@@ -24,8 +30,8 @@ MIXED = Scenario(
     name="mixed",
     shows="",
     kinds=(
-        Kind("chat", 4, Lengths(20, 0.5, 5, 80), Lengths(10, 0.0, 10, 10)),
-        Kind("long", 1, Lengths(300, 0.0, 300, 300), Lengths(2, 0.0, 2, 2)),
+        RequestKind("chat", 4, Lengths(20, 0.5, 5, 80), Lengths(10, 0.0, 10, 10)),
+        RequestKind("long", 1, Lengths(300, 0.0, 300, 300), Lengths(2, 0.0, 2, 2)),
     ),
     ttft_scale=2.0,
     tpot_scale=2.0,

@@ -23,8 +23,8 @@ from pdserve.commands.bench.transfer.measurement import (
 )
 from pdserve.commands.bench.transfer.wire import (
     BenchMessage,
-    Connect,
-    Connected,
+    ConnectedTo,
+    ConnectTo,
     Cpu,
     Issue,
     Issued,
@@ -131,7 +131,7 @@ def test_a_block_is_a_whole_number_of_layers() -> None:
 async def test_the_pool_is_verified_and_each_count_measured_with_fresh_blocks() -> None:
     cpu = [Cpu(0.5), Cpu(0.5), Cpu(1.0), Cpu(1.5)]
     exporter = Scripted(Served(welcome()), *cpu)
-    puller = Scripted(Connected(), Verified())
+    puller = Scripted(ConnectedTo(), Verified())
     rows = await measure_transport(exporter, puller, "shm", CASE, "127.0.0.1")
     assert not isinstance(rows, SkippedTransport)
     assert [row.blocks for row in rows] == [4, 20]
@@ -157,7 +157,7 @@ async def test_what_cannot_be_served_is_skipped_with_the_exporters_reason() -> N
 
 async def test_what_cannot_be_connected_is_skipped_with_the_pullers_reason() -> None:
     exporter = Scripted(Served(welcome()))
-    puller = Scripted(Connected("another host"))
+    puller = Scripted(ConnectedTo("another host"))
     found = await measure_transport(exporter, puller, "shm", CASE, "192.0.2.1")
     assert found == SkippedTransport("shm", "loopback", "another host")
-    assert isinstance(puller.asked[0], Connect)
+    assert isinstance(puller.asked[0], ConnectTo)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from coordinator.api.read.body_budget import SLOW_S, WAIT_S, BodyBudget
-from coordinator.api.server.outbox import FULL, PIECE_BYTES, Outbox
+from coordinator.api.server.outbox import FULL, PIECE_BYTES, HttpOutbox
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import EventLog, StoredResponse
 from pdserve.shared.clock import ManualClock
@@ -30,7 +30,7 @@ class Client:
         self.is_aborted = False
         self._has_read = asyncio.Event()
         transport: Any = self
-        self.outbox = Outbox(transport, budget, payer, stall_timeout_s=60.0)
+        self.outbox = HttpOutbox(transport, budget, payer, stall_timeout_s=60.0)
 
     def get_write_buffer_size(self) -> int:
         return self.num_unread
