@@ -21,6 +21,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -37,6 +39,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
     "qwen3_moe": (
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,

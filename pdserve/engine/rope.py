@@ -12,6 +12,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pdserve.engine.models.rope_config import RopeConfig, RopeType
 
@@ -54,11 +55,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Return the radians per position for each pair of dimensions.
+    """Return the radians per position for each pair of dimensions: 0 for those that do not rotate.
 
     Returns:
         [head_dim / 2] float32 on the CPU.
     """
+    dims = config.rotated_dims(head_dim)
+    return functional.pad(_rotated(config, dims), (0, (head_dim - dims) // 2))
+
+
+def _rotated(config: RopeConfig, head_dim: int) -> Tensor:
+    """Of the pairs that are rotated, which are those of `head_dim` dimensions."""
     plain = 1.0 / _wavelengths(config.theta, head_dim)
     match config.rope_type:
         case RopeType.DEFAULT | RopeType.DYNAMIC:  # dynamic: see rope_config

@@ -12,6 +12,7 @@ from pdserve.engine.models.families import (
     find_family,
     refuse_foreign_arithmetic,
     resolve_bias,
+    rotation,
 )
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.rope_config import RopeConfig, parse_rope
@@ -45,6 +46,8 @@ class ModelConfig:
     stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
     eos_token_ids: frozenset[int]
     experts: ExpertConfig | None = None
+    has_fused_qkv: bool = False  # checkpoints have one tensor of the three
+    has_fused_gate_up: bool = False  # likewise of the two
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """The mixture of a layer; None: it has one MLP."""
@@ -110,7 +113,10 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")
     max_positions = fields.integer("max_position_embeddings", family.default_max_positions)
-    rope = parse_rope(fields, max_positions, family.default_theta)
+    head_dim = _head_dim(fields, family, num_heads)
+    rope = rotation(
+        family, parse_rope(fields, max_positions, family.default_theta), fields, head_dim
+    )
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -119,7 +125,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(fields, family, num_heads),
+        head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps, above=0.0),
         has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
@@ -132,6 +138,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=token_ids(fields.raw("eos_token_id")),
         experts=family.experts(fields, num_layers),
+        has_fused_qkv=family.has_fused_qkv,
+        has_fused_gate_up=family.has_fused_gate_up,
     )
 
 

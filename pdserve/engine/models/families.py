@@ -8,7 +8,7 @@ sliding window or have experts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdserve.engine.models.expert_config import (
@@ -18,7 +18,8 @@ from pdserve.engine.models.expert_config import (
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.shared.errors import ModelError, UnknownArchitecture
+from pdserve.engine.models.rope_config import RopeConfig
+from pdserve.shared.errors import ModelError, UnknownArchitecture, UnsupportedRope
 
 Windows = tuple[int | None, ...]  # per layer: number of tokens a query sees; None for all
 
@@ -67,6 +68,10 @@ class Family:
     default_theta: float = 10_000.0  # of rotary positions
     default_norm_eps: float = 1e-6
     experts: Callable[[JsonFields, int], ExpertConfig | None] = no_experts  # as windows
+    rotated_share: float | None = None  # of a head, if config.json does not say; None: always all
+    rotates_neighbours: bool = False  # in checkpoints, pairs of rotated dimensions are neighbours
+    has_fused_qkv: bool = False  # checkpoints have one tensor of the three, qkv_proj
+    has_fused_gate_up: bool = False  # likewise gate_up_proj
 
 
 def _same_window(fields: JsonFields, num_layers: int) -> Windows:
@@ -137,6 +142,15 @@ FAMILIES: dict[str, Family] = {
         default_norm_eps=1e-5,
         experts=mixtral_experts,
     ),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        4096,
+        _window_if_set,
+        default_norm_eps=1e-5,
+        rotated_share=1.0,
+        has_fused_qkv=True,
+        has_fused_gate_up=True,
+    ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         32_768,
@@ -153,7 +167,6 @@ FAMILIES: dict[str, Family] = {
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "compression_config": (),
-    "partial_rotary_factor": (1.0,),
     "rotary_pct": (1.0,),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
@@ -201,6 +214,22 @@ def find_family(fields: JsonFields) -> tuple[str, Family]:
             return name, FAMILIES[name]
     found = ", ".join(names) or "no architecture"
     raise UnknownArchitecture(f"{fields.where} names {found}; supported are {', '.join(FAMILIES)}")
+
+
+def rotation(family: Family, rope: RopeConfig, fields: JsonFields, head_dim: int) -> RopeConfig:
+    """Which dimensions of a head are rotated. Raises UnsupportedRope: the family has none such."""
+    share = rope.rotated_share or family.rotated_share or 1.0
+    rope = replace(rope, rotated_share=share, is_interleaved=family.rotates_neighbours)
+    if (
+        share > 1
+        or (share != 1 and family.rotated_share is None)
+        or rope.rotated_dims(head_dim) % 2
+    ):
+        raise UnsupportedRope(
+            f"{fields.where}: partial_rotary_factor {share:g} of a head of {head_dim} is not "
+            "supported for this architecture"
+        )
+    return rope
 
 
 def resolve_bias(fields: JsonFields, key: str, fixed: bool | None) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pdserve.engine.models.json_fields import JsonFields
@@ -70,6 +70,27 @@ class RopeConfig:
     truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
     attention_factor: float = 1.0  # yarn: factor on cos and sin
     divisors: tuple[float, ...] = ()  # divided: one for each pair of dimensions
+    rotated_share: float | None = None  # of a head's dimensions; None: as the architecture has it
+    is_interleaved: bool = False  # in checkpoints, the two of a pair are neighbours
+
+    def rotated_dims(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated."""
+        return int(head_dim * (self.rotated_share or 1.0))
+
+    def head_order(self, head_dim: int) -> tuple[int, ...]:
+        """Of the rows of a query or key head, in the model's order: which of the checkpoint's.
+
+        In the model, the pairs are those of (i, i + head_dim / 2), and those that are not rotated
+        come last. Scores do not depend on the order. (): it is that of the checkpoint.
+        """
+        dims = self.rotated_dims(head_dim)
+        rotated, others = list(range(dims)), list(range(dims, head_dim))
+        firsts, seconds = rotated[: dims // 2], rotated[dims // 2 :]
+        if self.is_interleaved:
+            firsts, seconds = rotated[::2], rotated[1::2]
+        half = len(others) // 2
+        order = (*firsts, *others[:half], *seconds, *others[half:])
+        return () if order == tuple(range(head_dim)) else order
 
 
 def parse_rope(
@@ -94,7 +115,13 @@ def parse_rope(
     # If a model states the pretraining length twice, the outer value takes precedence.
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)
-    return _PARSERS[rope_type](params, theta, max_positions, original)
+    rope = _PARSERS[rope_type](params, theta, max_positions, original)
+    if "partial_rotary_factor" not in params and "partial_rotary_factor" not in fields:
+        return rope
+    share = (params if "partial_rotary_factor" in params else fields).number(
+        "partial_rotary_factor", above=0.0
+    )
+    return replace(rope, rotated_share=share)
 
 
 def _rope_type(params: JsonFields) -> RopeType:
@@ -112,8 +139,6 @@ def _refuse_unknown(params: JsonFields) -> None:
     unknown = sorted(set(params.keys()) - _KEYS)
     if unknown:
         raise UnsupportedRope(f"{params.where}: {', '.join(unknown)} is not supported")
-    if params.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedRope(f"{params.where}: partial_rotary_factor other than 1 is unsupported")
 
 
 def _default(_: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:

@@ -45,7 +45,12 @@ def load_native_weights(
     Raises:
         ModelError: as open_tensors; or a value is not finite.
     """
-    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=plan.config.ties_embeddings)
+    tensors = open_tensors(
+        checkpoint,
+        plan.expected(),
+        ties_embeddings=plan.config.ties_embeddings,
+        within=plan.within(),
+    )
     arrays = packed_arrays(
         cache,
         packed_name(checkpoint, plan, dtype),

@@ -7,12 +7,14 @@ results of `attention_out` and of MLPs are added up over the ranks, so only rank
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.plan.forms import FLOAT32, WeightForm
-from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import Shard
 
 Matrices = dict[str, Matrix]  # by the names that decoders know
@@ -66,9 +68,10 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         return range(of.start * head_dim, of.stop * head_dim)
 
     def gated(name: str, tensors: tuple[str, str, str], width: int, has_bias: bool) -> Matrices:
-        gate, up, down = (f"{layer}{tensor}" for tensor in tensors)
+        *names, down = (f"{layer}{tensor}" for tensor in tensors)
         inner = range(*shard.share(width).indices(width))
-        rows, out = (Part(gate, inner), Part(up, inner)), (Part(down, hidden),)
+        fused = f"{layer}mlp.gate_up_proj" if config.has_fused_gate_up else ""
+        rows, out = _parts(names, [inner] * 2, [width] * 2, fused), (Part(down, hidden),)
         bias = has_bias and adds_bias
         return {
             "gate_up": Matrix(f"{name}gate_up", rows, hidden, form, True, has_bias),
@@ -92,8 +95,13 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         )
 
     queries, keys = heads(shard.share(config.num_heads)), heads(shard.kv_heads(config))
-    named = zip("qkv", (queries, keys, keys), strict=True)
-    qkv = tuple(Part(f"{layer}self_attn.{name}_proj", rows) for name, rows in named)
+    qkv = _parts(
+        [f"{layer}self_attn.{name}_proj" for name in "qkv"],
+        [queries, keys, keys],
+        [count * head_dim for count in (config.num_heads, *[config.num_kv_heads] * 2)],
+        f"{layer}self_attn.qkv_proj" if config.has_fused_qkv else "",
+        [config.rope.head_order(head_dim)] * 2 + [()],
+    )
     out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
     return LayerPlan(
@@ -112,3 +120,19 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         mlp=mlp(),
         window=config.sliding_windows[index],
     )
+
+
+def _parts(
+    names: Sequence[str],
+    rows: Sequence[range],
+    widths: Sequence[int],
+    fused: str,
+    orders: Sequence[tuple[int, ...]] = ((), (), ()),
+) -> tuple[Part, ...]:
+    """Tensors of so many rows, of which a rank has some, one after the other in `fused`, if any."""
+    parts = []
+    firsts = accumulate(widths, initial=0)
+    for name, own, first, order in zip(names, rows, firsts, orders, strict=False):
+        within = TensorRows(fused or name, first if fused else 0, order)
+        parts.append(Part(name, own, within if fused or order else None))
+    return tuple(parts)

@@ -9,11 +9,22 @@ from pdserve.engine.plan.forms import WeightForm
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRows:
+    """Where files have a tensor of the model, with all its rows, in a tensor of another form."""
+
+    name: str  # of that tensor, as Part.name
+    first_row: int = 0  # there
+    # Of a head's rows, in the model's order: which of the file's. (): they are in one order.
+    head_order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """The rows that a rank has of a tensor in the checkpoint."""
 
     name: str  # of the tensor, without ".weight" and ".bias"
     rows: range
+    within: TensorRows | None = None  # where files have the tensor; None: by its own name
 
     @property
     def weight(self) -> str:

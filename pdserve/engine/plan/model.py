@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import BFLOAT16, WeightForm
 from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
-from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.kv import KvDtype, Plane
 from pdserve.shared.errors import ConfigError
@@ -71,7 +71,7 @@ class ModelPlan:
         return matrices if self.lm_head is None else [*matrices, self.lm_head]
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name |-> shape, for all that the checkpoint of the whole model must hold."""
+        """Tensor name |-> shape, for all of the whole model."""
         whole, config = ModelPlan.of(self.config), self.config
         shapes: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in whole.norms}
         shapes[f"{_EMBEDDING}.weight"] = (config.vocab_size, config.hidden_size)
@@ -81,6 +81,16 @@ class ModelPlan:
                 if matrix.has_bias:
                     shapes[part.bias] = (len(part.rows),)
         return shapes
+
+    def within(self) -> dict[str, TensorRows]:
+        """Tensor name |-> where it is, for those that files have in tensors of another form."""
+        places = {}
+        for matrix in ModelPlan.of(self.config).matrices:
+            for part in matrix.parts:
+                if (rows := part.within) is not None:
+                    places[part.weight] = replace(rows, name=f"{rows.name}.weight")
+                    places[part.bias] = replace(rows, name=f"{rows.name}.bias")
+        return places
 
     def planes(self, dtype: KvDtype) -> tuple[Plane, ...]:
         """What a token's KV costs on this rank."""

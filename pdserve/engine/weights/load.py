@@ -111,7 +111,12 @@ def load_torch_weights(
     Of the files, only the parts that this rank has are read.
     """
     weights = allocate_weights(plan, torch_dtype(dtype), device)
-    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=plan.config.ties_embeddings)
+    tensors = open_tensors(
+        checkpoint,
+        plan.expected(),
+        ties_embeddings=plan.config.ties_embeddings,
+        within=plan.within(),
+    )
     # Without the biases that rank 0 adds, of which others have no slot.
     slots = {name: weights.slots[name] for name in tensors if name in weights.slots}
     total_bytes = sum(slot.destination.nbytes for slot in slots.values())

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pdserve.engine.plan.matrix import TensorRows
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
@@ -55,8 +56,34 @@ class Reader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SomeRows:
+    """A tensor of the model that is some rows of a stored one, or has them in another order."""
+
+    tensor: StoredTensor
+    place: TensorRows
+    shape: tuple[int, ...]
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        rows, *columns = (part if isinstance(part, tuple) else (part,)) or (slice(None),)
+        own, order = range(*rows.indices(self.shape[0])), self.place.head_order
+        size = len(order) or 1
+        first, end = own.start // size * size, -(-own.stop // size) * size  # whole heads
+        start = self.place.first_row
+        stored = self.tensor[(slice(start + first, start + end), *columns)]
+        if order:
+            heads = stored.reshape((end - first) // size, size, *stored.shape[1:])[:, list(order)]
+            stored = heads.flatten(0, 1)
+        return stored[own.start - first : own.stop - first]
+
+
 def open_tensors(
-    checkpoint: Checkpoint, expected: Shapes, *, ties_embeddings: bool
+    checkpoint: Checkpoint,
+    expected: Shapes,
+    *,
+    ties_embeddings: bool,
+    within: Mapping[str, TensorRows] | None = None,
 ) -> dict[str, StoredTensor]:
     """Return name |-> tensor, in the order of the files.
 
@@ -64,27 +91,52 @@ def open_tensors(
         checkpoint: whose files are read.
         expected: the tensors that the model has.
         ties_embeddings: ignore a copy of the embedding that is stored as the output head.
+        within: where the files have those that are not tensors of their own there.
 
     Raises:
         MissingTensor: the files lack a tensor.
         MisshapedTensor: a tensor's shape contradicts the config.
         ModelError: a file is damaged, or holds tensors that the model does not have.
     """
-    found = _reader(checkpoint)(checkpoint, expected)
+    places = {name: TensorRows(name) for name in expected} | dict(within or {})
+    stored = _stored_shapes(expected, places)
+    found = _reader(checkpoint)(checkpoint, stored)
     for name, tensor in found.tensors.items():
-        if tuple(tensor.shape) != expected[name]:
+        if tuple(tensor.shape) != stored[name]:
             raise MisshapedTensor(
                 f"{found.file_of[name]}: {found.called(name)} has the shape "
-                f"{list(tensor.shape)}, but the config makes it {list(expected[name])}"
+                f"{list(tensor.shape)}, but the config makes it {list(stored[name])}"
             )
-    if missing := expected.keys() - found.tensors.keys():
+    if missing := stored.keys() - found.tensors.keys():
         raise MissingTensor(f"{checkpoint.path} lacks {listed(map(found.called, missing))}")
     unknown = [name for name in found.others if not (ties_embeddings and name == "lm_head.weight")]
     if unknown:
         raise ModelError(
             f"{checkpoint.path} holds {listed(unknown)}, which the config does not account for"
         )
-    return dict(found.tensors)
+    in_files = {name: number for number, name in enumerate(found.tensors)}
+    names = sorted(expected, key=lambda name: in_files[places[name].name])
+    return {name: _part_of(found.tensors, places[name], expected[name]) for name in names}
+
+
+def _stored_shapes(expected: Shapes, places: Mapping[str, TensorRows]) -> Shapes:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (num_rows, *columns) in expected.items():
+        place = places[name]
+        before = shapes.get(place.name, (0,))[0]
+        shapes[place.name] = (max(before, place.first_row + num_rows), *columns)
+    return shapes
+
+
+def _part_of(
+    tensors: Mapping[str, StoredTensor], place: TensorRows, shape: tuple[int, ...]
+) -> StoredTensor:
+    tensor = tensors[place.name]
+    if place == TensorRows(place.name) and tensor.shape == shape:
+        return tensor
+    if isinstance(tensor, Tensor) and not place.head_order:  # stays mapped
+        return tensor[place.first_row : place.first_row + shape[0]]
+    return SomeRows(tensor, place, shape)
 
 
 def listed(names: Iterable[str]) -> str:

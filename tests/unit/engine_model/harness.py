@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.plan.forms import FORMS, ActivationDtype
@@ -70,9 +70,12 @@ class Node:
         block_size: int = 16,
         num_tokens: int = 8192,
         device: torch.device = CPU,
+        change: Callable[[ModelConfig], ModelConfig] | None = None,
     ) -> Node:
+        """`change`: of what the checkpoint says."""
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
+        config = config if change is None else change(config)
         load = load_decoder if kind is DecoderKind.SERVED else load_torch_decoder
         plan = ModelPlan.of(config, form=FORMS[dtype])
         model = load(checkpoint, plan, ActivationDtype(dtype), device)

@@ -298,7 +298,7 @@ async def test_a_host_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPat
         asked = asyncio.create_task(admitted(node))
         await asyncio.wait({asked}, timeout=5.0)
         assert asked.done()
-        with pytest.raises(PeerLost, match=r"host 1: it has not answered AdmitPuller within 0\.02 s"):
+        with pytest.raises(PeerLost, match=r"host 1: it has not answered AdmitPuller"):
             await asked
         assert "Admit" in host.lost
 

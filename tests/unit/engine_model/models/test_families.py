@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.engine.models.config import ModelConfig
 from tests.checkpoints import make_checkpoint, to_transformers_4_style
-from tests.unit.engine_model.harness import DecoderKind
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,12 +48,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("mixtral", {}),
     "mixtral with window": ("mixtral", {"sliding_window": 24}),
+    "phi3": ("phi3", {}),
+    "phi3 with window": ("phi3", {"sliding_window": 24}),
+    "phi3 partial": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    ),
     "qwen3 moe": ("qwen3_moe", {}),
     "qwen3 moe with unnormalised weights": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3 moe with MLPs": (
         "qwen3_moe",
         {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+}
+
+Mutant = Callable[[ModelConfig], ModelConfig]
+
+
+def with_rope(**changes: Any) -> Mutant:
+    return lambda config: replace(config, rope=replace(config.rope, **changes))
+
+
+# What is special of a case, left out.
+MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "rotates all of a head": ("phi3 partial", with_rope(rotated_share=1.0)),
+    "rotates half of a head": ("phi3 partial", with_rope(rotated_share=0.5)),
+    "rotates neighbours": ("phi3 partial", with_rope(is_interleaved=True)),
 }
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -92,6 +114,18 @@ def test_family_matches_transformers(
 ) -> None:
     family, overrides = CASES[case]
     assert_matches(checkpoint_of(family, **overrides), kind)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_special_of_a_family_matters(
+    mutant: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
+) -> None:
+    """Else the tests above would not tell whether it is there."""
+    case, change = MUTANTS[mutant]
+    family, overrides = CASES[case]
+    path, prompt = checkpoint_of(family, **overrides), make_prompt(60)
+    right, wrong = (Node.load(path, kind, change=of).logits(prompt) for of in (None, change))
+    assert (right - wrong).abs().mean() > 1e-3, "50 times what a match may be off"
 
 
 @pytest.mark.parametrize("style", [4, 5])

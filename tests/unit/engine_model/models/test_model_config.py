@@ -19,7 +19,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
-from pdserve.shared.errors import ModelError, UnknownArchitecture
+from pdserve.shared.errors import ModelError, UnknownArchitecture, UnsupportedRope
 from tests.checkpoints import edit_config, make_checkpoint, to_transformers_4_style
 
 LLAMA_2 = {
@@ -200,6 +200,15 @@ def test_refused_fields_are_named(architecture: str, changes: dict[str, Any]) ->
     (field,) = changes
     with pytest.raises(ModelError, match=field):
         parse(**({"architectures": [architecture]} | EXPERTS.get(architecture, {}) | changes))
+
+
+@pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
+def test_rotation_of_a_part_of_heads_is_of_some_families(style: str) -> None:
+    rope = {style: {"rope_type": "default", "partial_rotary_factor": 0.5}}
+    with pytest.raises(UnsupportedRope, match=r"partial_rotary_factor 0\.5"):
+        parse(**rope)
+    for fields in (rope, {"partial_rotary_factor": 0.5}):
+        assert parse(architectures=["Phi3ForCausalLM"], **fields).rope.rotated_dims(128) == 64
 
 
 def test_neutral_values_are_no_reason_to_refuse() -> None:

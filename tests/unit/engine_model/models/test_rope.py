@@ -102,7 +102,6 @@ def test_outer_original_length_holds() -> None:
         ({"rope_type": "longrope", "factor": 2.0}, "longrope"),
         ({"type": "su"}, "su"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
-        ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary"),
         ({"full_attention": {"rope_type": "default"}}, "full_attention"),
     ],
 )

@@ -49,6 +49,7 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen2 tied": STAGES,
     "qwen3 with bias": Parallelism(4),
     "qwen3 with windows": BOTH,
+    "phi3 partial": BOTH,
     "mixtral": Parallelism(4),
 }
 Make = Callable[..., Path]
