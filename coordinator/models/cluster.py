@@ -18,7 +18,7 @@ from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow
+from coordinator.requests.flow import Flow, FlowTimes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -72,8 +72,7 @@ class ModelCluster:
             admission,
             metrics,
             model=files.name,
-            request_s=config.timeouts.request_s,
-            resume_s=config.timeouts.resume_s,
+            times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
             revision_of=self.revisions.choose,
             on_ended=on_ended,
             on_load=on_load,

@@ -34,8 +34,9 @@ class _Asked:
 class Claims:
     """The claims of one coordinator that nodes have not answered yet."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, answer_s: float = ANSWER_S) -> None:
         self._registry = registry
+        self._answer_s = answer_s
         self._asked: dict[str, _Asked] = {}  # by request id; siblings share theirs
         registry.on_lost(self._lost)
 
@@ -52,7 +53,7 @@ class Claims:
         members = [member for member in self._registry if member.exports_kv]
         waits_for = {(member, request_id) for member in members for request_id in ids}
         asked = _Asked(answers, waits_for, then)
-        asked.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._over, asked)
+        asked.timer = asyncio.get_running_loop().call_later(self._answer_s, self._over, asked)
         self._asked |= dict.fromkeys(ids, asked)
         for member, request_id in list(waits_for):
             member.send(Claim(request_id=request_id))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.admission import Admission, Refuse, Wait
@@ -20,14 +20,14 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
 from coordinator.prefixes.stability import PrefixWatch
-from coordinator.requests.claims import Claims
+from coordinator.requests.claims import ANSWER_S, Claims
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.journey import Journey
 from coordinator.requests.legs import error_of, is_of_the_request, lost
-from coordinator.requests.line_keeper import LineKeeper
-from coordinator.requests.moves import Moves
+from coordinator.requests.line_keeper import LINE_GAP_S, LineKeeper
+from coordinator.requests.moves import PREFETCH_S, TAKEOVER_S, Moves
 from coordinator.requests.once_per_cause import OncePerCause
 from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import Dispatch, RunningRequest
@@ -58,6 +58,18 @@ from pdserve.shared.errors import ContextLengthExceeded, NoNodeAvailable, Pdserv
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class FlowTimes:
+    """How long requests may take, and how long they wait for others."""
+
+    request_s: float
+    resume_s: float  # for a node to go on
+    line_gap_s: float = LINE_GAP_S
+    answer_s: float = ANSWER_S
+    takeover_s: float = TAKEOVER_S
+    prefetch_s: float = PREFETCH_S
+
+
 class Flow:
     """All requests in flight (`coordinator.generation.Generator`)."""
 
@@ -69,8 +81,7 @@ class Flow:
         metrics: CoordinatorMetrics,
         *,
         model: str,
-        request_s: float,
-        resume_s: float,
+        times: FlowTimes,
         clock: Clock | None = None,
         revision_of: Callable[[GenerationRequest], str] = lambda request: "",
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
@@ -94,7 +105,7 @@ class Flow:
         self._admission = admission
         self._metrics = metrics
         self._model = model
-        self._request_s = request_s
+        self._request_s = times.request_s
         self._clock = clock or SystemClock()
         self._revision_of = revision_of
         self._on_ended = on_ended
@@ -107,14 +118,21 @@ class Flow:
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(
-            registry, self._dispatcher, metrics, self._clock, resume_s, comes_back
+            registry, self._dispatcher, metrics, self._clock, times.resume_s, comes_back
         )
-        self._claims = Claims(registry)
+        self._claims = Claims(registry, times.answer_s)
         self._troubles = OncePerCause(log, self._clock)
-        self._moves = Moves(registry, self._dispatcher, metrics, self._clock)
+        self._moves = Moves(
+            registry,
+            self._dispatcher,
+            metrics,
+            self._clock,
+            times.takeover_s,
+            times.prefetch_s,
+        )
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(
-            admission, self._dispatcher, self._claims, metrics, self._clock
+            admission, self._dispatcher, self._claims, metrics, self._clock, times.line_gap_s
         )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)

@@ -45,12 +45,14 @@ class LineKeeper:
         claims: Claims,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        gap_s: float = LINE_GAP_S,
     ) -> None:
         self._admission = admission
         self._dispatcher = dispatcher
         self._claims = claims
         self._metrics = metrics
         self._clock = clock
+        self._gap_s = gap_s
         self._saving = _Saving()
         self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
 
@@ -58,7 +60,7 @@ class LineKeeper:
         """Serve the line soon: a prefill or a request has ended, or a node has reported."""
         if len(self._admission.line) and self._next_look is None:
             loop = asyncio.get_running_loop()
-            self._next_look = loop.call_later(LINE_GAP_S, self._serve)
+            self._next_look = loop.call_later(self._gap_s, self._serve)
 
     def _serve(self) -> None:
         self._next_look = None

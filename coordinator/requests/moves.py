@@ -62,11 +62,15 @@ class Moves:
         dispatcher: Dispatcher,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        takeover_s: float = TAKEOVER_S,
+        prefetch_s: float = PREFETCH_S,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._clock = clock
+        self._takeover_s = takeover_s
+        self._prefetch_s = prefetch_s
         self._unwanted: set[Member] = set()  # for decoding
         self._emptied: set[Member] = set()  # of these, those that have streams
         self._moves: dict[str, _Move] = {}  # by the id of the leg to come
@@ -173,7 +177,7 @@ class Moves:
 
     def _have_taken_over(self, running: RunningRequest, placement: Placement) -> None:
         give_up = partial(self.failed, running)
-        timer = asyncio.get_running_loop().call_later(TAKEOVER_S, give_up)
+        timer = asyncio.get_running_loop().call_later(self._takeover_s, give_up)
         self._dispatcher.begin_takeover(running, placement, timer)
 
     def _have_prefetched(
@@ -181,7 +185,7 @@ class Moves:
     ) -> None:
         request_id = running.rest()[0].request_id
         carry_out = partial(self._carry_out, request_id)
-        timer = asyncio.get_running_loop().call_later(PREFETCH_S, carry_out)
+        timer = asyncio.get_running_loop().call_later(self._prefetch_s, carry_out)
         self._moves[request_id] = _Move(running, running.request.request_id, target, timer)
         self._dispatcher.ask_to_prefetch(running, placement)
 

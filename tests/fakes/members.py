@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow
+from coordinator.requests.flow import Flow, FlowTimes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -21,6 +22,8 @@ from tests.fakes.hellos import node_hello
 from tests.fakes.outbox import RecordingOutbox
 
 NUM_BLOCKS = 100
+TIMES = FlowTimes(request_s=60.0, resume_s=30.0)
+NO_GAP = replace(TIMES, line_gap_s=0.0)  # the line is served in the next turn of the loop
 
 
 def made_flow(
@@ -30,8 +33,7 @@ def made_flow(
     *,
     metrics: CoordinatorMetrics | None = None,
     clock: Clock | None = None,
-    request_s: float = 60.0,
-    resume_s: float = 30.0,
+    times: FlowTimes = TIMES,
     on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
     waits_for_nodes: bool = False,
 ) -> Flow:
@@ -43,8 +45,7 @@ def made_flow(
         admission,
         metrics,
         model="m",
-        request_s=request_s,
-        resume_s=resume_s,
+        times=times,
         clock=clock,
         on_ended=on_ended,
         waits_for_nodes=waits_for_nodes,

@@ -8,7 +8,7 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.requests.flow import Flow
+from coordinator.requests.flow import Flow, FlowTimes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
@@ -52,8 +52,7 @@ class CoordinatorProcess(Process):
             self.admission,
             self.metrics,
             model="m",
-            request_s=timeouts.request_s,
-            resume_s=timeouts.resume_s,
+            times=FlowTimes(timeouts.request_s, timeouts.resume_s),
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
         self.model_id, self.revisions = "m", Revisions(self.registry, self.router.can_route, {})

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
+from coordinator.requests.flow import FlowTimes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.protocol import (
@@ -152,7 +153,11 @@ class PlayedCluster:
         line = WaitingLine[RunningRequest](6)
         self.admission = Admission(line, max_inflight=self.random.choice([6, 20, 100]))
         self.flow = made_flow(
-            self.registry, self.router, self.admission, clock=self.clock, request_s=1e5
+            self.registry,
+            self.router,
+            self.admission,
+            clock=self.clock,
+            times=FlowTimes(request_s=1e5, resume_s=30.0, line_gap_s=0.0),
         )
         self.nodes: list[PlayedNode] = []
         self.told: list[tuple[RunningRequest, list[TokenEvent | Exception]]] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.requests import line_keeper
 from pdserve.protocol import TokenEvent
 from pdserve.settings.config import Mode
 from pdserve.shared.errors import PdserveError
@@ -13,10 +12,7 @@ from tests.unit.coordinator.requests.played_cluster import PlayedCluster
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
-async def test_all_books_balance_in_the_end(
-    mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
+async def test_all_books_balance_in_the_end(mode: Mode, seed: int) -> None:
     cluster = PlayedCluster(mode, seed)
     for _ in range(10):
         cluster.join()

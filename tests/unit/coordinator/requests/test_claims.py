@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
-from coordinator.requests import claims as claims_module
-from coordinator.requests import running as running_module
+from coordinator.requests.flow import FlowTimes
 from coordinator.requests.resumes import MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import (
@@ -26,7 +26,7 @@ from pdserve.protocol import (
     TokenLogprobs,
 )
 from pdserve.shared.errors import Overloaded
-from tests.fakes.members import output
+from tests.fakes.members import TIMES, output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, legs, settle
 from tests.waits import until
@@ -35,9 +35,13 @@ PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(running_module, "token_hex", lambda _: "x")  # else each life has another
-    nodes = Nodes()
+def times() -> FlowTimes:
+    return TIMES
+
+
+@pytest.fixture
+def nodes(times: FlowTimes) -> Iterator[Nodes]:
+    nodes = Nodes(times=times)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._claims._asked
@@ -68,13 +72,14 @@ def claimed(member: Member) -> list[str]:
 async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     (running,) = start(nodes, "r")
+    leg_id = running.request.request_id
     assert claimed(prefill) == claimed(decode) == ["r"]
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
     nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
     leg = await decode_leg(decode)
-    assert (leg.request_id, leg.output_token_ids) == ("r~x1", [100, 101])
+    assert (leg.request_id, leg.output_token_ids) == (f"{leg_id}1", [100, 101])
     assert leg.is_claimable
-    further(nodes, decode, "r~x1", 2)
+    further(nodes, decode, f"{leg_id}1", 2)
     assert await output(running) == [100, 101, 102, 103]
 
 
@@ -85,13 +90,14 @@ async def test_of_a_stream_that_two_nodes_have_the_longer_part_goes_on(
     """One has taken it over from the other, and their coordinator is lost."""
     former, taker = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     (running,) = start(nodes, "r")
+    leg_id = running.request.request_id
     sent(taker)
     answers = [([100], former), ([100, 101], taker)]
     for token_ids, member in answers[::order]:
         nodes.flow.claimed(Claimed(request_id="r", token_ids=token_ids), member)
     leg = await decode_leg(taker)
     assert leg.output_token_ids == [100, 101]
-    further(nodes, taker, "r~x1", 2)
+    further(nodes, taker, f"{leg_id}1", 2)
     assert await output(running) == [100, 101, 102, 103]
 
 
@@ -103,6 +109,7 @@ async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: No
         TokenLogprobs(chosen=-i / 3, top_ids=[i, 9], top_logprobs=[-0.1, -i]) for i in range(4)
     ]
     (running,) = start(nodes, "r", logprobs=2)
+    leg_id = running.request.request_id
     sent(decode)
     nodes.flow.claimed(
         Claimed(request_id="r", token_ids=[100, 101], logprobs=PromptLogprobs.of(scores[:2])),
@@ -111,13 +118,13 @@ async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: No
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
     leg = await decode_leg(decode)
     assert leg.output_logprobs == PromptLogprobs.of(scores[:2])
-    nodes.say(decode, token(2, request_id="r~x1", logprobs=scores[2:3]))
+    nodes.say(decode, token(2, request_id=f"{leg_id}1", logprobs=scores[2:3]))
     nodes.registry.remove(decode)
     decode = nodes.join("d", DECODE, life="2")
     leg = await decode_leg(decode)
     assert leg.output_token_ids == [100, 101, 102]
     assert leg.output_logprobs == PromptLogprobs.of(scores[:3])
-    nodes.say(decode, token(3, last=True, request_id="r~x2", logprobs=scores[3:]))
+    nodes.say(decode, token(3, last=True, request_id=f"{leg_id}2", logprobs=scores[3:]))
     events = []
     running.listen(events.append)
     assert [each for event in events for each in event.logprobs] == scores
@@ -126,11 +133,12 @@ async def test_log_probabilities_are_claimed_and_go_on_with_the_stream(nodes: No
 async def test_tokens_without_their_log_probabilities_are_as_good_as_none(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     (running,) = start(nodes, "r", logprobs=0)
+    leg_id = running.request.request_id
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
     of_one = PromptLogprobs.of([TokenLogprobs(chosen=-1.0)])
     nodes.flow.claimed(Claimed(request_id="r", token_ids=[1, 2], logprobs=of_one), decode)
     leg = await decode_leg(decode)
-    assert (leg.request_id, leg.output_token_ids) == ("r~x", [])
+    assert (leg.request_id, leg.output_token_ids) == (leg_id, [])
     running.cancel("done")
 
 
@@ -144,14 +152,18 @@ async def test_one_that_has_ended_meanwhile_is_shown(nodes: Nodes) -> None:
     assert await legs(prefill) == await legs(decode) == []
 
 
-@pytest.mark.parametrize("how", ["nobody has it", "nobody answers", "the nodes are lost"])
-async def test_what_no_node_has_begins_as_usual(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    if how == "nobody answers":
-        monkeypatch.setattr(claims_module, "ANSWER_S", 0.0)
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ("nobody has it", TIMES),
+        ("nobody answers", replace(TIMES, answer_s=0.0)),
+        ("the nodes are lost", TIMES),
+    ],
+)
+async def test_what_no_node_has_begins_as_usual(nodes: Nodes, how: str) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     (running,) = start(nodes, "r")
+    leg_id = running.request.request_id
     if how == "nobody has it":
         for member in (prefill, decode):
             nodes.flow.claimed(Claimed(request_id="r"), member)
@@ -163,9 +175,9 @@ async def test_what_no_node_has_begins_as_usual(
         await settle()
     assert any(isinstance(message, PrefillLeg) for message in sent(prefill))
     leg = next(message for message in sent(decode) if isinstance(message, DecodeLeg))
-    assert (leg.request_id, leg.output_token_ids) == ("r~x", [])
-    nodes.say(prefill, token(0, request_id="r~x"))
-    further(nodes, decode, "r~x", 1)
+    assert (leg.request_id, leg.output_token_ids) == (leg_id, [])
+    nodes.say(prefill, token(0, request_id=leg_id))
+    further(nodes, decode, leg_id, 1)
     assert await output(running) == [100, 101, 102, 103]
 
 
@@ -246,19 +258,20 @@ async def test_what_no_node_has_waits_for_its_turn_in_line() -> None:
 async def test_siblings_are_claimed_each_and_go_on_each(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     first, second = start(nodes, "r", "s")
+    r, s = first.request.request_id, second.request.request_id
     assert claimed(prefill) == claimed(decode) == ["r", "s"]
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
     nodes.flow.claimed(Claimed(request_id="s"), prefill)
     nodes.flow.claimed(Claimed(request_id="s", token_ids=[100]), decode)
     nodes.flow.claimed(Claimed(request_id="r"), decode)
     of_first, of_second = await legs(decode)
-    assert (of_first.request_id, of_second.request_id) == ("r~x", "s~x1")
+    assert (of_first.request_id, of_second.request_id) == (r, f"{s}1")
     (prompt,) = await legs(prefill)
     assert isinstance(prompt, PrefillLeg)
-    assert prompt.request_ids == ["r~x"]
-    nodes.say(prefill, token(0, request_id="r~x"))
-    further(nodes, decode, "r~x", 1)
-    further(nodes, decode, "s~x1", 1)
+    assert prompt.request_ids == [r]
+    nodes.say(prefill, token(0, request_id=r))
+    further(nodes, decode, r, 1)
+    further(nodes, decode, f"{s}1", 1)
     assert [await output(first), await output(second)] == [[100, 101, 102, 103]] * 2
 
 
@@ -270,6 +283,7 @@ async def test_one_that_has_ended_leaves_its_sibling_to_go_on(
     """The sibling used to wait for ever if it was the first one that had ended."""
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     running = dict(zip("rs", start(nodes, "r", "s"), strict=True))
+    leg_ids = {name: running[name].request.request_id for name in "rs"}
     assert claimed(prefill) == claimed(decode) == ["r", "s"]
     (other,) = {"r", "s"} - {ended}
     end = Claimed(request_id=ended, token_ids=[100], finish_reason=FinishReason.STOP)
@@ -279,7 +293,7 @@ async def test_one_that_has_ended_leaves_its_sibling_to_go_on(
     for name in "rs":
         nodes.flow.claimed(Claimed(request_id=name), prefill)
     leg = await decode_leg(decode)
-    assert (leg.request_id, leg.output_token_ids) == (f"{other}~x1", [100])
+    assert (leg.request_id, leg.output_token_ids) == (f"{leg_ids[other]}1", [100])
     further(nodes, decode, leg.request_id, 1)
     assert await output(running[other]) == [100, 101, 102, 103]
     assert await output(running[ended]) == [100]
@@ -288,12 +302,13 @@ async def test_one_that_has_ended_leaves_its_sibling_to_go_on(
 async def test_siblings_that_nobody_has_begin_together(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     running = start(nodes, "r", "s")
+    r, s = (answer.request.request_id for answer in running)
     for member in (prefill, decode):
         for name in "rs":
             nodes.flow.claimed(Claimed(request_id=name), member)
     await settle()
     (prompt,) = (message for message in sent(prefill) if isinstance(message, PrefillLeg))
-    assert prompt.request_ids == ["r~x", "s~x"]
+    assert prompt.request_ids == [r, s]
     for answer in running:
         answer.cancel("done")
 

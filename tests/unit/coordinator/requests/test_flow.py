@@ -15,8 +15,8 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
+from coordinator.requests.flow import FlowTimes
 from coordinator.requests.journey import Journey
-from coordinator.requests.line_keeper import LINE_GAP_S
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
@@ -50,7 +50,7 @@ from pdserve.shared.errors import (
 )
 from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import node_hello
-from tests.fakes.members import made_flow, output
+from tests.fakes.members import NO_GAP, TIMES, made_flow, output
 from tests.fakes.outbox import RecordingOutbox
 from tests.waits import until
 
@@ -67,6 +67,7 @@ class Nodes:
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
         waits_for_nodes: bool = False,
         protocol: int = PROTOCOL,
+        times: FlowTimes = TIMES,
     ) -> None:
         self.protocol = protocol  # of its nodes
         self.clock = ManualClock(1000.0)
@@ -82,6 +83,7 @@ class Nodes:
             clock=self.clock,
             on_ended=on_ended,
             waits_for_nodes=waits_for_nodes,
+            times=times,
         )
 
     def join(
@@ -293,7 +295,7 @@ async def test_an_empty_pool_is_named(nodes: Nodes, missing: NodeRole) -> None:
 
 
 async def test_requests_wait_for_nodes_that_will_be_started() -> None:
-    nodes = Nodes(waits_for_nodes=True, max_inflight=2)
+    nodes = Nodes(waits_for_nodes=True, max_inflight=2, times=NO_GAP)
     assert nodes.flow.is_ready()
     waiting = [nodes.start("one"), nodes.start("two")]
     with pytest.raises(Overloaded, match="queue of requests without a promise is full: it has 2"):
@@ -301,9 +303,8 @@ async def test_requests_wait_for_nodes_that_will_be_started() -> None:
     prefill = nodes.join("p", NodeRole.PREFILL)
     assert sent(prefill) == []
     nodes.join("d", NodeRole.DECODE)
-    await asyncio.sleep(2 * LINE_GAP_S)
+    await until(lambda: nodes.flow.num_on_nodes == 2)
     assert [type(message) for message in sent(prefill)] == [PrefillLeg, PrefillLeg]
-    assert nodes.flow.num_on_nodes == 2
     for running in waiting:
         running.cancel("enough")
 

@@ -12,7 +12,6 @@ from coordinator.admission.decisions import Decision, Predicted
 from coordinator.generation import GenerationRequest, Route
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Placement, Router
 from pdserve.metrics import CoordinatorMetrics
@@ -32,7 +31,7 @@ from pdserve.protocol import (
 from pdserve.protocol.status import PrefixStatus, WaitingClass
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import DeadlineExceeded, Overloaded, RequestCancelled, SloUnreachable
-from tests.fakes.members import join, made_flow, output, report, said_to
+from tests.fakes.members import NO_GAP, join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
 BATCH = Slo(name="batch")
@@ -96,7 +95,12 @@ class Nodes:
         self.admission = ScriptedAdmission()
         self.router = Router(self.registry, "disaggregated", clock=self.clock)
         self.flow = made_flow(
-            self.registry, self.router, self.admission, metrics=self.metrics, clock=self.clock
+            self.registry,
+            self.router,
+            self.admission,
+            metrics=self.metrics,
+            clock=self.clock,
+            times=NO_GAP,
         )
         self.prefill = join(self.registry, "p", NodeRole.PREFILL)
         self.decode = join(self.registry, "d", NodeRole.DECODE)
@@ -135,8 +139,7 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
+def nodes() -> Nodes:
     return Nodes()
 
 

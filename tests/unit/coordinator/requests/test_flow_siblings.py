@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.generation import GenerationRequest
-from coordinator.requests import line_keeper
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import (
     CancelLeg,
@@ -21,7 +20,7 @@ from pdserve.protocol import (
     Slo,
 )
 from pdserve.shared.errors import GrammarFailed, Overloaded
-from tests.fakes.members import output
+from tests.fakes.members import NO_GAP, output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
@@ -178,8 +177,8 @@ async def test_those_that_follow_have_what_is_left_of_the_time() -> None:
         answer.cancel("done")
 
 
-async def test_they_wait_for_room_together(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
+async def test_they_wait_for_room_together() -> None:
+    nodes = Nodes(times=NO_GAP)
     prefill, _ = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     others = [nodes.start(f"other {i}") for i in range(6)]  # of 8 that may be in flight
     running = start(nodes)

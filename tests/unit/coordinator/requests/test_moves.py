@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from coordinator.nodes.registry import Member
-from coordinator.requests import moves as moves_module
+from coordinator.requests.flow import FlowTimes
 from coordinator.requests.moves import MOST_PREFETCHES
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import (
@@ -23,7 +24,7 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import TAKES_OVER
 from pdserve.shared.errors import RequestCancelled
-from tests.fakes.members import output, report
+from tests.fakes.members import TIMES, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle
 
@@ -31,8 +32,13 @@ PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    nodes = Nodes(max_inflight=100, protocol=TAKES_OVER - 1)
+def times() -> FlowTimes:
+    return TIMES
+
+
+@pytest.fixture
+def nodes(times: FlowTimes) -> Iterator[Nodes]:
+    nodes = Nodes(max_inflight=100, protocol=TAKES_OVER - 1, times=times)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves
@@ -125,10 +131,8 @@ async def test_a_few_move_to_a_node_at_a_time(nodes: Nodes) -> None:
         nodes.flow._moves._carry_out(request_id)
 
 
-async def test_a_slow_prefetch_is_not_waited_for(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moves_module, "PREFETCH_S", 0.0)
+@pytest.mark.parametrize("times", [replace(TIMES, prefetch_s=0.0)])
+async def test_a_slow_prefetch_is_not_waited_for(nodes: Nodes) -> None:
     nodes.join("p", PREFILL)
     source = nodes.join("d1", DECODE)
     running = stream(nodes)

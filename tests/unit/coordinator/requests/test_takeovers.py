@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
 from coordinator.nodes.registry import Member
-from coordinator.requests import moves as moves_module
+from coordinator.requests.flow import FlowTimes
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import (
@@ -24,7 +25,7 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.version import TAKES_OVER
 from pdserve.shared.errors import PeerLost, RequestCancelled
-from tests.fakes.members import output, report
+from tests.fakes.members import TIMES, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 from tests.unit.coordinator.requests.test_moves import drain, flowing_pair, stream
 from tests.unit.coordinator.requests.test_resumes import decode_leg, further, settle
@@ -34,8 +35,13 @@ EXPECTED = [100, 101, 102, 103]
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    nodes = Nodes(max_inflight=100)
+def times() -> FlowTimes:
+    return TIMES
+
+
+@pytest.fixture
+def nodes(times: FlowTimes) -> Iterator[Nodes]:
+    nodes = Nodes(max_inflight=100, times=times)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._dispatcher.by_leg
@@ -160,10 +166,8 @@ async def test_a_stream_that_is_not_taken_over_stays_and_moves_without_that(node
     nodes.flow._moves._carry_out("r~2")
 
 
-async def test_a_target_that_does_nothing_is_not_waited_for(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moves_module, "TAKEOVER_S", 0.0)
+@pytest.mark.parametrize("times", [dataclasses.replace(TIMES, takeover_s=0.0)])
+async def test_a_target_that_does_nothing_is_not_waited_for(nodes: Nodes) -> None:
     source, _target, running = await moving(nodes)
     while running.successor is not None:
         await settle()
