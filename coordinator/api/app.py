@@ -62,8 +62,13 @@ def create_app(
         write_turns=WriteTurns(clock),
         long_turns=WriteTurns(clock, num_per_turn=1),
         prompt_places=PromptPlaces(),
-        bodies=BodyBudget(config.max_buffered_bytes, clock),
-        known_keys=KnownKeys(clock),
+        bodies=BodyBudget(
+            config.max_buffered_bytes,
+            clock,
+            wait_s=config.space_wait_s,
+            slow_s=config.slow_sender_s,
+        ),
+        known_keys=KnownKeys(clock, former_s=config.former_call_s),
         begin_span=begin_span,
     )
     app[CALLS] = dict(ENDPOINTS)

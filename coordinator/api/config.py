@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from coordinator.api.read.body_budget import SLOW_S, WAIT_S
+from coordinator.api.read.idempotency import FORMER_S
+from coordinator.api.server.https import HANDSHAKE_S
 from pdserve.settings.timeouts import IDLE_S
 from pdserve.shared.errors import ConfigError
 
@@ -33,6 +36,11 @@ class ApiConfig:
     max_buffered_bytes: int = 128 * 2**20  # of all bodies until their calls are planned
     max_unread_bytes: int = 32 * 2**20  # of answers, made and not read by their clients
     body_timeout_s: float = 60.0  # for reading one request's body
+    space_wait_s: float = WAIT_S  # of a body, for space in memory
+    slow_sender_s: float = SLOW_S  # without progress, after which one gives way to others
+    handshake_timeout_s: float = HANDSHAKE_S  # of TLS
+    former_call_s: float = FORMER_S  # a client that comes back waits for its former connection
+    socket_age_s: float = 3600.0  # maximum age of a WebSocket
     idle_timeout_s: float = IDLE_S  # of a connection: also the time to send a request's headers
     max_connections: int = 8192  # of clients; fewer if the process's file limit is lower
     keep_alive_s: float = 15.0  # interval of keep-alive comments on an idle stream

@@ -12,6 +12,7 @@ from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
+from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
 from pdserve.shared.errors import ModelNotFound, NoNodeAvailable
@@ -86,7 +87,7 @@ def make_model(
         fingerprint=Fingerprint(names[0]),
         tokenizer=tokenizer,
         tool_format=tool_format or tokenizer.tool_format,
-        grammars=GrammarChecker(tokenizer),
+        grammars=GrammarChecker(GrammarProcess(tokenizer)),
         embedding=embedding or EmbeddingModel(),
         generator=generator,
     )

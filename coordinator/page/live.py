@@ -34,9 +34,18 @@ _MOST_UNREAD: Final = 8  # events; a client that reads nothing ends sooner, by i
 class Live:
     """Keeps the history, and tells those who watch."""
 
-    def __init__(self, status: Callable[[], ClusterStatus], history: History) -> None:
+    def __init__(
+        self,
+        status: Callable[[], ClusterStatus],
+        history: History,
+        news_s: float = NEWS_S,
+        num_per_period: int = round(PERIOD_S / NEWS_S),
+    ) -> None:
+        """There is news every `news_s`, and a period ends with each `num_per_period`-th."""
         self._status = status
         self._history = history
+        self._news_s = news_s
+        self._num_per_period = num_per_period
         self._viewers: set[asyncio.Queue[bytes]] = set()
 
     @asynccontextmanager
@@ -73,9 +82,9 @@ class Live:
         """Driven by time: what it tells are states, and rates."""
         num_ticks, num_told = 0, self._history.num_journeys
         while True:
-            await asyncio.sleep(NEWS_S)
+            await asyncio.sleep(self._news_s)
             num_ticks += 1
-            is_over = num_ticks % round(PERIOD_S / NEWS_S) == 0
+            is_over = num_ticks % self._num_per_period == 0
             if is_over:
                 self._history.end_period(self._status())
             if self._viewers:

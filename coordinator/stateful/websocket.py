@@ -35,7 +35,6 @@ from coordinator.stateful.storage.store import STORE
 from coordinator.stateful.storage.stored import StoredResponse
 from pdserve.shared.errors import BuffersFull, ConnectionExpired, NodeDraining
 
-MAX_AGE_S = 3600.0  # maximum age of a connection
 _log = logging.getLogger(__name__)
 
 
@@ -89,7 +88,8 @@ class _Session:
     async def run(self) -> None:
         """Serve calls until the client disconnects, the connection expires or the server drains."""
         clock = self._context.clock
-        until_s = clock.now() + MAX_AGE_S
+        age_s = self._context.config.socket_age_s
+        until_s = clock.now() + age_s
         draining = asyncio.ensure_future(self._context.tasks.draining.wait())
         full = asyncio.ensure_future(self._inbox.is_full.wait())
         receiving = asyncio.ensure_future(self._inbox.receive())
@@ -107,7 +107,7 @@ class _Session:
                     return await self._close(BuffersFull(SLOW if self._held.was_ended else FULL))
                 if not receiving.done():
                     return await self._close(
-                        ConnectionExpired(f"a connection is good for {MAX_AGE_S:g} s")
+                        ConnectionExpired(f"a connection is good for {age_s:g} s")
                     )
                 message = receiving.result()
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):

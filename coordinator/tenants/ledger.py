@@ -81,13 +81,15 @@ class Owed(NamedTuple):
 class Ledger:
     """Adds usage to one SQLite file until it is closed."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or create it.
+    def __init__(self, path: Path, flush_s: float = FLUSH_S, busy_s: float = _BUSY_S) -> None:
+        """Open the file, or create it. What is added is written every `flush_s`.
 
         Raises:
             ConfigError: the file cannot be written, or is not an SQLite database.
         """
         self._path = path
+        self._flush_s = flush_s
+        self._busy_s = busy_s
         self._owed: dict[str, Owed] = {}  # at the start
         self._is_behind = False  # the last attempt to write failed; only the writer knows
         try:
@@ -132,8 +134,8 @@ class Ledger:
             sqlite3.Error: the file cannot be used.
         """
         try:
-            _write(self._path, {}, {})
-            with connected(self._path) as database:
+            self._write({}, {})
+            with connected(self._path, self._busy_s) as database:
                 self._owed = _owed_in(database)
         except sqlite3.Error as error:
             if not has_no_room(error):
@@ -152,7 +154,7 @@ class Ledger:
     def _write_until_closed(self) -> None:
         is_closing = False
         while not is_closing:
-            is_closing = self._closing.wait(FLUSH_S)
+            is_closing = self._closing.wait(self._flush_s)
             self._flush()
         if self._pending:
             num_requests = sum(amounts.requests for amounts in self._pending.values())
@@ -165,7 +167,7 @@ class Ledger:
         if not (pending or owed):
             return
         try:
-            _write(self._path, pending, owed)
+            self._write(pending, owed)
         except sqlite3.Error as error:
             self._tell_behind(error)
             for account, amounts in pending.items():
@@ -177,6 +179,14 @@ class Ledger:
                 log.info("usage is written again: %s", self._path)
             self._is_behind = False
 
+    def _write(self, pending: Mapping[Account, Amounts], owed: Mapping[str, Owed]) -> None:
+        with connected(self._path, self._busy_s) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(_CREATE)  # each time: the file may have been moved away
+            database.execute(_CREATE_OWED)
+            database.executemany(_OWE, [(tenant, *owed[tenant]) for tenant in owed])
+            database.executemany(_ADD, [(*account, *used) for account, used in pending.items()])
+
 
 def _owed_in(database: sqlite3.Connection) -> dict[str, Owed]:
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'owed'").fetchone():
@@ -185,17 +195,8 @@ def _owed_in(database: sqlite3.Connection) -> dict[str, Owed]:
     return {tenant: Owed(*owed) for tenant, *owed in rows}
 
 
-def _write(path: Path, pending: Mapping[Account, Amounts], owed: Mapping[str, Owed]) -> None:
-    with connected(path) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute(_CREATE)  # each time: the file may have been moved away
-        database.execute(_CREATE_OWED)
-        database.executemany(_OWE, [(tenant, *owed[tenant]) for tenant in owed])
-        database.executemany(_ADD, [(*account, *used) for account, used in pending.items()])
-
-
 @contextmanager
-def connected(path: Path) -> Iterator[sqlite3.Connection]:
+def connected(path: Path, busy_s: float = _BUSY_S) -> Iterator[sqlite3.Connection]:
     """Open a connection; it is committed at the end unless an error is raised, and then closed."""
-    with closing(sqlite3.connect(path, timeout=_BUSY_S)) as database, database:
+    with closing(sqlite3.connect(path, timeout=busy_s)) as database, database:
         yield database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.tenants.identity import ANYBODY, Tenant
@@ -27,11 +28,20 @@ class Admitted:
 class Tenants:
     """Identifies callers by key. Without keys, every caller is `ANYBODY`."""
 
-    def __init__(self, keys: KeyBook | None, ledger: Ledger | None, model: str, clock: Clock):
+    def __init__(
+        self,
+        keys: KeyBook | None,
+        ledger: Ledger | None,
+        model: str,
+        clock: Clock,
+        since_1970: Callable[[], float] = time.time,
+    ) -> None:
+        """`since_1970` returns seconds, which the next process can read."""
         self._keys = keys
         self._ledger = ledger
         self._model = model
         self._clock = clock
+        self._since_1970 = since_1970
         self._quotas: dict[str, Quota] = {}  # by tenant
         self._num_shares = 1
 
@@ -95,7 +105,7 @@ class Tenants:
             admitted.quota.charge(spent - admitted.num_charged, self._clock.now())
             self._owe(admitted.tenant, admitted.quota)
         if self._ledger is not None:
-            hour = int(time.time()) // HOUR_S
+            hour = int(self._since_1970()) // HOUR_S
             account = Account(hour, admitted.tenant.name, admitted.key_id, self._model)
             self._ledger.add(account, used)
 
@@ -120,10 +130,10 @@ class Tenants:
         owed = None if self._ledger is None else self._ledger.owed(tenant.name)
         if owed is None:
             return Quota(tenant, now_s)
-        since_s = max(0.0, time.time() - owed.at_s)
+        since_s = max(0.0, self._since_1970() - owed.at_s)
         return Quota(tenant, now_s - since_s, (owed.requests, owed.tokens))
 
     def _owe(self, tenant: Tenant, quota: Quota) -> None:
         if self._ledger is not None:
             owed = quota.owed(self._clock.now())
-            self._ledger.owe(tenant.name, Owed(*owed, at_s=time.time()))
+            self._ledger.owe(tenant.name, Owed(*owed, at_s=self._since_1970()))

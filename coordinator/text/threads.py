@@ -29,7 +29,8 @@ class Asker:
 class TextThreads:
     """The threads of one tokenizer. Used on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float = WAIT_S) -> None:
+        self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._turns = Turns(NUM_THREADS)
 
@@ -49,7 +50,7 @@ class TextThreads:
 
     async def _turn(self, payer: str) -> None:
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(self._wait_s):
                 await self._turns.take(payer)
         except TimeoutError:
             raise Overloaded(

@@ -103,11 +103,20 @@ class BodyBudget:
     """
 
     def __init__(
-        self, total_bytes: int, clock: Clock, full: str = FULL, *, spares: bool = False
+        self,
+        total_bytes: int,
+        clock: Clock,
+        full: str = FULL,
+        *,
+        spares: bool = False,
+        wait_s: float = WAIT_S,
+        slow_s: float = SLOW_S,
     ) -> None:
         self.clock = clock
         self._full = full
         self._spares = spares
+        self._wait_s = wait_s
+        self._slow_s = slow_s
         self._total_bytes = total_bytes
         self.share_bytes = total_bytes // 2
         self._num_bytes: Counter[str] = Counter()  # by payer; none without bytes
@@ -143,7 +152,7 @@ class BodyBudget:
         self._waiting[space] = body, num_bytes
         body.is_waiting = True
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(self._wait_s):
                 await space
         except TimeoutError:
             # By now, others may be slow; and the space may have been given in this very moment.
@@ -188,7 +197,7 @@ class BodyBudget:
         if self._num_bytes[body.payer] + num_bytes > self.share_bytes:
             most = body.payer
         now_s = self.clock.now()
-        least_s = SLOW_S if self._spares or most == body.payer else 0.0
+        least_s = self._slow_s if self._spares or most == body.payer else 0.0
         found = [
             other
             for other in self._bodies.get(most, ())

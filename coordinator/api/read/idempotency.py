@@ -122,9 +122,10 @@ class KnownKeys:
     When there are too many, the tenant that has most loses the oldest one whose call has ended.
     """
 
-    def __init__(self, clock: Clock, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, clock: Clock, max_keys: int = MAX_KEYS, former_s: float = FORMER_S) -> None:
         self._clock = clock
         self._max_keys = max_keys
+        self._former_s = former_s
         self._by_owner: dict[str, OrderedDict[str, _Known]] = {}
 
     def __len__(self) -> int:
@@ -139,7 +140,7 @@ class KnownKeys:
         known = self._find(call)
         if known is not None and known.running is not None and call.seen is not None:
             try:
-                async with asyncio.timeout(FORMER_S):
+                async with asyncio.timeout(self._former_s):
                     await known.ended.wait()
             except TimeoutError:
                 pass  # refused below

@@ -29,6 +29,7 @@ class Https:
         directory: Path,
         places: Places,
         make_protocol: Callable[[], asyncio.Protocol],
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         """`make_protocol` makes what speaks HTTP on a connection.
 
@@ -38,6 +39,7 @@ class Https:
         self._contexts = Reloaded(directory, (CERT_FILE, KEY_FILE), https_context)
         self._places = places
         self._make_protocol = make_protocol
+        self._handshake_s = handshake_s
         self._handshakes: dict[_Handshake, asyncio.Task[None]] = {}
         self._quiet_until_s = 0.0
 
@@ -77,7 +79,7 @@ class Https:
                 handshake,
                 self._contexts.latest(),
                 server_side=True,
-                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_handshake_timeout=self._handshake_s,
             )
         except ssl.SSLError as error:  # no TLS, too old a version, or the client does not trust us
             self._tell(_address(transport), error)

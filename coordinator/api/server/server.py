@@ -56,7 +56,9 @@ class HttpServer:
         self._places = Places(self._max_connections, need_keys=app[CONTEXT].tenants.need_keys)
         clock, most = app[CONTEXT].clock, self._config.max_unread_bytes
         self._unread = BodyBudget(most, clock, FULL, spares=True)
-        self._https = https_dir and Https(https_dir, self._places, self._connection)
+        self._https = https_dir and Https(
+            https_dir, self._places, self._connection, self._config.handshake_timeout_s
+        )
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,

@@ -69,7 +69,7 @@ class StoreFile(Backing):
 
     is_durable = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, busy_s: float = _BUSY_S) -> None:
         """Open the file, or create it.
 
         Raises:
@@ -79,7 +79,7 @@ class StoreFile(Backing):
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it has what users have written
-            self._database = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+            self._database = sqlite3.connect(path, timeout=busy_s, check_same_thread=False)
             self._is_prepared = self._has_prepared()
         except (sqlite3.Error, OSError) as error:
             raise config_error(

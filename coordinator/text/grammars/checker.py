@@ -14,13 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from coordinator.text.grammars.process import GrammarProcess
-from coordinator.text.tokenizer import Tokenizer
 from pdserve.grammar import Prepared
 from pdserve.shared.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 
-# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
-# answer takes the same time again.
-CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
 MAX_WAITING = 16  # for each tenant
 _MAX_REMEMBERED = 256
@@ -29,8 +25,10 @@ _MAX_REMEMBERED = 256
 class GrammarChecker:
     """Checks grammars for one tokenizer. Used on one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, check_cpu_s: float = CHECK_CPU_S) -> None:
-        self._process = GrammarProcess(tokenizer, check_cpu_s)
+    def __init__(self, process: GrammarProcess, max_waiting: int = MAX_WAITING) -> None:
+        """`max_waiting`: of each tenant."""
+        self._process = process
+        self._max_waiting = max_waiting
         self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by document
         self._under_way: dict[tuple[str, str], asyncio.Task[Prepared]] = {}  # tenant, document
         self._num_waiting: Counter[str] = Counter()  # documents under way, by tenant
@@ -88,9 +86,10 @@ class GrammarChecker:
         key = tenant, document
         task = self._under_way.get(key)
         if task is None:
-            if self._num_waiting[tenant] >= MAX_WAITING:
+            if self._num_waiting[tenant] >= self._max_waiting:
+                most = self._max_waiting
                 raise Overloaded(
-                    f"{MAX_WAITING} other grammars of yours are being prepared; try again later"
+                    f"{most} other grammars of yours are being prepared; try again later"
                 )
             task = asyncio.create_task(self._prepare(document, tenant))
             self._under_way[key] = task

@@ -11,6 +11,9 @@ from pdserve.grammar.preparing import Prepared
 from pdserve.shared.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.shared.turns import Turns
 
+# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
+# answer takes the same time again.
+CHECK_CPU_S = 0.5
 _MAX_LINE_BYTES = 1 << 20  # of an answer, which is mostly the grammar
 _BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two
 _PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
@@ -19,7 +22,7 @@ _PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
 class GrammarProcess:
     """The process for one tokenizer. It prepares one grammar at a time; tenants take turns."""
 
-    def __init__(self, tokenizer: Tokenizer, cpu_s: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, cpu_s: float = CHECK_CPU_S) -> None:
         self._tokenizer = tokenizer
         self._cpu_s = cpu_s  # for a grammar
         self._process = LimitedProcess("pdserve.grammar.child", "checks grammars", _MAX_LINE_BYTES)

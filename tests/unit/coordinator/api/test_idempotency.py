@@ -155,12 +155,9 @@ async def test_the_id_of_a_tool_call_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("last", [None, "1"])
-async def test_a_key_is_in_use_while_its_call_runs(
-    last: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idempotency, "FORMER_S", 0.01)
+async def test_a_key_is_in_use_while_its_call_runs(last: str | None) -> None:
     gate = asyncio.Event()
-    async with served(held(gate)) as api:
+    async with served(held(gate), former_call_s=0.01) as api:
         async with api.chat(KEY, stream=True) as running:
             headers = KEY if last is None else KEY | {"Last-Event-ID": last}
             async with api.chat(headers, stream=True) as refused:

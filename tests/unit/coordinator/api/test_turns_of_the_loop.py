@@ -26,9 +26,9 @@ from coordinator.api.responses.requests import MAX_ITEMS as MAX_INPUT_ITEMS
 from coordinator.api.routes import ROUTES
 from coordinator.stateful import routes as stateful
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
-from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
-from tests.fakes.generator import FakeGenerator, tool_tokenizer
+from tests.fakes.generator import FakeGenerator
+from tests.fakes.tokenizer import FakeTokenizer
 from tests.unit.coordinator.api.harness import served
 
 MOST_S = 0.05
@@ -44,6 +44,18 @@ class Turns:
         self.most_s = 0.0
         self.most_of = ""
         self._now_s = 0.0
+
+    def tokenizer(self) -> FakeTokenizer:
+        """One whose work counts."""
+
+        def encoded(num_chars: int) -> None:
+            try:
+                asyncio.get_running_loop()
+                self.add(num_chars * CHAR_S)
+            except RuntimeError:
+                assert num_chars <= 100 * CONTEXT, "in a thread, but not for ever"
+
+        return FakeTokenizer(encoded, lambda num_ids: self.add(num_ids * ID_S))
 
     def add(self, seconds: float) -> None:
         self._now_s += seconds
@@ -67,7 +79,6 @@ class Turns:
 def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
     counted = Turns()
     run, decode, is_ids = asyncio.events.Handle._run, msgspec.json.decode, prompts._is_ids
-    encode, check = Tokenizer.encode, Tokenizer.check_ids
 
     def counted_decode(text: bytes, **how: Any) -> Any:
         *objects, _ = _native.json_shape(bytes(text)) if isinstance(text, bytes) else (0, 0)
@@ -78,23 +89,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
         counted.add(len(prompt) * ID_S if isinstance(prompt, list) else 0)
         return is_ids(prompt)
 
-    def counted_check(self: Tokenizer, token_ids: list[int], param: str) -> None:
-        counted.add(len(token_ids) * ID_S)
-        check(self, token_ids, param)
-
-    def counted_encode(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            asyncio.get_running_loop()
-            counted.add(len(text) * CHAR_S)
-        except RuntimeError:
-            assert len(text) <= 100 * CONTEXT, "in a thread, but not for ever"
-        return encode(self, text, add_special_tokens=add_special_tokens)
-
     monkeypatch.setattr(asyncio.events.Handle, "_run", lambda handle: counted.run(handle, run))
     monkeypatch.setattr(msgspec.json, "decode", counted_decode)
     monkeypatch.setattr(prompts, "_is_ids", counted_ids)
-    monkeypatch.setattr(Tokenizer, "check_ids", counted_check)
-    monkeypatch.setattr(Tokenizer, "encode", counted_encode)
     return counted
 
 
@@ -171,7 +168,7 @@ async def test_no_turn_does_more_than_a_little(case: str, turns: Turns) -> None:
     path, body = CASES[case]
     model = {} if path in ("/tokenize", "/detokenize", "/v1/conversations") else {"model": "alias"}
     raw = json.dumps(model | body).encode()
-    async with served(FakeGenerator(max_model_len=CONTEXT), tool_tokenizer()) as api:
+    async with served(FakeGenerator(max_model_len=CONTEXT), turns.tokenizer()) as api:
         status, told = await asyncio.to_thread(post, api.server.port, path, raw)
         assert status == (400 if case in REFUSED else 200), told
         assert b"lists and objects" not in told, "a larger input than is accepted"
@@ -184,7 +181,7 @@ async def test_no_turn_does_more_for_the_largest_message_of_a_websocket(turns: T
     call = {"type": "response.create", "model": "alias", "input": ""}
     call["input"] = "x" * (MAX_MESSAGE_BYTES - len(json.dumps(call)) - 1)
     async with (
-        served(FakeGenerator(max_model_len=CONTEXT)) as api,
+        served(FakeGenerator(max_model_len=CONTEXT), turns.tokenizer()) as api,
         api.client.ws_connect("/v1/responses") as socket,
         asyncio.timeout(20),
     ):

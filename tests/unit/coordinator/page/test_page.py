@@ -16,7 +16,6 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.observer import RequestSummary
-from coordinator.page import live as live_module
 from coordinator.page.ended import MOST_LAST, MOST_SLOWEST, MOST_UNANSWERED
 from coordinator.page.history import GROWTH, MOST_PERIODS, MOST_TENANTS, OTHERS, History, Level
 from coordinator.page.live import Live
@@ -177,9 +176,10 @@ async def served(
     history: History,
     tenants: Tenants | None = None,
     told: Callable[[], ClusterStatus] = status,
+    **pace: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(tiny_catalog(), tenants=tenants)
-    live = Live(told, history)
+    live = Live(told, history, **pace)
     add_page_routes(app, live)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
@@ -195,13 +195,14 @@ async def news(response: aiohttp.ClientResponse) -> News:
     return msgspec.json.decode(data, type=News)
 
 
-async def test_who_watches_gets_everything_and_then_what_is_new(monkeypatch: Any) -> None:
-    monkeypatch.setattr(live_module, "NEWS_S", 0.02)
-    monkeypatch.setattr(live_module, "PERIOD_S", 0.04)
+async def test_who_watches_gets_everything_and_then_what_is_new() -> None:
     history = History()
     history.end_period(status())
     history.journey_ended(ended("before"))
-    async with served(history) as client, client.get("/admin/live") as response:
+    async with (
+        served(history, news_s=0.02, num_per_period=2) as client,
+        client.get("/admin/live") as response,
+    ):
         assert response.content_type == "text/event-stream"
         first = await news(response)
         assert first.status == status()

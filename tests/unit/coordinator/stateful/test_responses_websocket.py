@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from coordinator.stateful import websocket
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import LOOK_S
 from pdserve.settings.access import hash_key
@@ -157,9 +156,8 @@ async def test_a_stop_is_told(is_busy: bool) -> None:
         await stopping
 
 
-async def test_a_connection_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "MAX_AGE_S", 0.0)
-    async with served() as api, connected(api) as socket:
+async def test_a_connection_has_its_time() -> None:
+    async with served(socket_age_s=0.0) as api, connected(api) as socket:
         told = await rest_of_turn(socket)
         assert error_of(told)[1] == "websocket_connection_limit_reached"
 

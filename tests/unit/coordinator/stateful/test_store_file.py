@@ -188,13 +188,10 @@ async def test_a_write_that_fails_is_told_and_made_up_for(
     await again.close()
 
 
-async def test_two_coordinators_cannot_have_one_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("coordinator.stateful.storage.store_file._BUSY_S", 0.05)
+async def test_two_coordinators_cannot_have_one_file(path: Path) -> None:
     store = reopened(path)
     with pytest.raises(ConfigError, match=r"locked; name another file with `answers\.store`"):
-        StoreFile(path)
+        StoreFile(path, busy_s=0.05)
     await store.close()
 
 

@@ -19,11 +19,9 @@ from tests.full_disk import full_disk
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) // HOUR_S
 
 
-@pytest.fixture
-def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written by itself until the ledger is closed, and nothing is waited for."""
-    monkeypatch.setattr("coordinator.tenants.ledger.FLUSH_S", 60.0)
-    monkeypatch.setattr("coordinator.tenants.ledger._BUSY_S", 0.01)
+def unflushed(path: Path) -> Ledger:
+    """Nothing is written by itself until it is closed, and nothing is waited for."""
+    return Ledger(path, flush_s=60.0, busy_s=0.01)
 
 
 def filled(path: Path) -> Path:
@@ -74,11 +72,11 @@ def test_two_coordinators_may_share_a_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_now_is_written_later(
-    tmp_path: Path, unflushed: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     path = tmp_path / "usage.sqlite"
-    ledger = Ledger(path)
+    ledger = unflushed(path)
     ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
     with sqlite3.connect(path) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -96,10 +94,10 @@ def test_what_cannot_be_written_now_is_written_later(
 
 
 def test_what_can_never_be_written_is_counted(
-    tmp_path: Path, unflushed: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "gone"
-    ledger = Ledger(folder / "usage.sqlite")
+    ledger = unflushed(folder / "usage.sqlite")
     ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(2))
     ledger.add(Account(NOON, "acme", "k2", "m"), Amounts(1))
     rmtree(folder)
@@ -107,9 +105,9 @@ def test_what_can_never_be_written_is_counted(
     assert caplog.records[-1].getMessage() == "the usage of 3 requests is lost: see above"
 
 
-def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path, unflushed: None) -> None:
+def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "usage.sqlite"
-    ledger = Ledger(path)
+    ledger = unflushed(path)
     path.rename(tmp_path / "january.sqlite")
     ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
     ledger.close()

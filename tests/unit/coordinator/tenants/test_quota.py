@@ -174,9 +174,7 @@ def test_waits_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert format_wait(seconds) == text
 
 
-def test_what_was_used_up_before_a_restart_is_used_up_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_used_up_before_a_restart_is_used_up_after_it(tmp_path: Path) -> None:
     """The next coordinator's clock begins anew, and the buckets have been refilled meanwhile."""
     file, since_1970 = tmp_path / "keys.toml", 1e9
     limits = "requests_per_minute = 4\ntokens_per_minute = 600"
@@ -184,9 +182,10 @@ def test_what_was_used_up_before_a_restart_is_used_up_after_it(
 
     def tenants(clock: ManualClock) -> Tenants:
         keys = KeyBook(file, {}, ("standard",), clock)
-        return Tenants(keys, Ledger(tmp_path / "usage.sqlite"), "m", clock)
+        return Tenants(
+            keys, Ledger(tmp_path / "usage.sqlite"), "m", clock, since_1970=lambda: since_1970
+        )
 
-    monkeypatch.setattr("time.time", lambda: since_1970)
     first = tenants(ManualClock(1000.0))
     for number in range(4):
         admitted = first.identify("key")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.text import threads
 from coordinator.text.threads import NUM_THREADS, Asker, TextThreads
 from pdserve.shared.errors import DeadlineExceeded, Overloaded
 
@@ -81,9 +80,8 @@ async def test_the_deadline_counts_while_a_text_waits_and_while_it_is_tokenised(
     assert {"b", "c"}.isdisjoint(work.done)
 
 
-async def test_waiting_for_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "WAIT_S", 0.01)
-    pool, work = TextThreads(), Work()
+async def test_waiting_for_a_turn_is_bounded() -> None:
+    pool, work = TextThreads(wait_s=0.01), Work()
     running = [asyncio.create_task(pool.run(work.of("a"), Asker("a"))) for _ in range(NUM_THREADS)]
     await work.began(NUM_THREADS)
     with pytest.raises(Overloaded, match="try again later"):

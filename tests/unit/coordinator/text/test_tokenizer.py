@@ -14,7 +14,7 @@ import pytest
 from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
 from pdserve.shared.errors import InvalidRequest, TokenizerError
-from tests.fakes.generator import tiny_tokenizer
+from tests.fakes.tokenizer import FakeTokenizer
 from tests.unit.coordinator.text import made_tokenizers as made
 
 TEXTS = [
@@ -168,15 +168,8 @@ async def test_long_texts_leave_the_event_loop_alone(tmp_path: Path) -> None:
         ({"variables": {"hints": ["x"] * LONG_TEXT_CHARS}}, True),
     ],
 )
-async def test_long_tools_leave_the_event_loop_alone(
-    beside: dict[str, Any], is_long: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, threads = tiny_tokenizer(), []
-
-    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        threads.append(threading.current_thread())
-        return [1]
-
-    monkeypatch.setattr(ours, "encode", encode)
+async def test_long_tools_leave_the_event_loop_alone(beside: dict[str, Any], is_long: bool) -> None:
+    threads: list[threading.Thread] = []
+    ours = FakeTokenizer(on_text=lambda _: threads.append(threading.current_thread()))
     await ours.encode_chat(TemplateInput(messages=[{"role": "user", "content": "x"}], **beside))
     assert [thread is not threading.main_thread() for thread in threads] == [is_long]

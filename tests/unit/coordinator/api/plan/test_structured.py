@@ -17,7 +17,7 @@ import tokenizers
 from coordinator.api.read.fields import MAX_ANSWERS
 from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
-from coordinator.text.grammars import checker as checker_module
+from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.grammar import Prepared, make_vocabulary, new_matcher
 from pdserve.shared.errors import (
@@ -34,6 +34,7 @@ from tests.fakes.generator import (
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.fakes.tokenizer import FakeTokenizer
 from tests.unit.coordinator.api.answer.test_tools import MESSAGES
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.text import made_tokenizers as made
@@ -410,7 +411,7 @@ def regex(text: str) -> Callable[[], str]:
 
 @pytest.fixture
 async def checker() -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(tiny_tokenizer(), check_cpu_s=0.1)
+    checker = GrammarChecker(GrammarProcess(tiny_tokenizer(), cpu_s=0.1))
     yield checker
     await checker.close()
 
@@ -438,18 +439,29 @@ async def test_a_process_that_was_killed_is_begun_anew(checker: GrammarChecker) 
     assert takes(await checker.checked(regex("b+"), "guided_regex", "t"), "bb")
 
 
-async def test_who_asks_for_the_same_waits_for_one_answer(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    prepare = checker._process.prepare
+class WatchedProcess(GrammarProcess):
+    """Counts what is asked for, and never answers the tenant "late"."""
 
-    async def count(document: str, tenant: str) -> Prepared:
-        asked.append(document)
-        return await prepare(document, tenant)
+    def __init__(self) -> None:
+        super().__init__(tiny_tokenizer(), cpu_s=0.1)
+        self.asked: list[str] = []
 
-    monkeypatch.setattr(checker._process, "prepare", count)
-    monkeypatch.setattr(checker_module, "MAX_WAITING", 1)
+    async def prepare(self, document: str, tenant: str) -> Prepared:
+        self.asked.append(document)
+        if tenant == "late":
+            await asyncio.Event().wait()
+        return await super().prepare(document, tenant)
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[WatchedProcess]:
+    process = WatchedProcess()
+    yield process
+    await process.close()
+
+
+async def test_who_asks_for_the_same_waits_for_one_answer(process: WatchedProcess) -> None:
+    checker = GrammarChecker(process, max_waiting=1)
     same = [asyncio.create_task(checker.checked(regex("a+"), "p", "t")) for _ in range(3)]
     while not checker._under_way:
         await asyncio.sleep(0)
@@ -459,21 +471,14 @@ async def test_who_asks_for_the_same_waits_for_one_answer(
     same[0].cancel()
     _, second, third = await asyncio.gather(*same, return_exceptions=True)
     assert second == third
-    assert len(asked) == 2
+    assert len(process.asked) == 2
     assert takes(await checker.checked(regex("b+"), "p", "t"), "bb"), "who went away left no answer"
 
 
 async def test_nobody_waits_for_the_turn_of_another_tenant_who_asks_for_the_same(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+    process: WatchedProcess,
 ) -> None:
-    prepare = checker._process.prepare
-
-    async def late_for_one(document: str, tenant: str) -> Prepared:
-        if tenant == "late":
-            await asyncio.Event().wait()
-        return await prepare(document, tenant)
-
-    monkeypatch.setattr(checker._process, "prepare", late_for_one)
+    checker = GrammarChecker(process)
     late = asyncio.create_task(checker.checked(regex("a+"), "p", "late"))
     while not checker._under_way:
         await asyncio.sleep(0)
@@ -482,10 +487,12 @@ async def test_nobody_waits_for_the_turn_of_another_tenant_who_asks_for_the_same
     late.cancel()
 
 
-async def test_a_tokenizer_that_cannot_be_told_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = tiny_tokenizer()
-    monkeypatch.setattr(tokenizer, "to_json", lambda: '{"model": {}}')
-    checker = GrammarChecker(tokenizer)
+async def test_a_tokenizer_that_cannot_be_told_as_bytes() -> None:
+    class Untold(FakeTokenizer):
+        def to_json(self) -> str:
+            return '{"model": {}}'
+
+    checker = GrammarChecker(GrammarProcess(Untold()))
     try:
         with pytest.raises(InvalidRequest, match="cannot be used with this tokenizer"):
             await checker.checked(regex("a"), "guided_regex", "t")

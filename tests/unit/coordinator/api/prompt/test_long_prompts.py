@@ -10,28 +10,14 @@ from typing import Any
 import pytest
 
 from coordinator.api.prompt.parameter import PromptParameter
-from coordinator.text import Tokenizer
 from pdserve.shared.errors import ContextLengthExceeded
-from tests.fakes.generator import FakeGenerator, tiny_tokenizer
+from tests.fakes.generator import FakeGenerator
+from tests.fakes.tokenizer import FakeTokenizer
 from tests.unit.coordinator.api.harness import served
 
 CONTEXT = 512
 WORDS = "The quick brown fox jumps over the lazy dog, naïve café 你好世界 😀. "
 FAR_BEYOND = (WORDS * 20_000)[:652_000]
-
-
-@pytest.fixture
-def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of all texts that are tokenised."""
-    lengths: list[int] = []
-    encode = Tokenizer.encode
-
-    def counted(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-        lengths.append(len(text))
-        return encode(self, text, add_special_tokens=add_special_tokens)
-
-    monkeypatch.setattr(Tokenizer, "encode", counted)
-    return lengths
 
 
 @pytest.mark.parametrize(
@@ -45,10 +31,11 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 async def test_a_text_far_beyond_the_context_is_not_tokenised(
-    path: str, body: dict[str, Any], tokenised: list[int], monkeypatch: pytest.MonkeyPatch
+    path: str, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(Tokenizer, "max_chars_per_token", 2**20)  # a token may be that long
-    async with served(FakeGenerator(max_model_len=CONTEXT)) as api:
+    tokenised: list[int] = []
+    ours = FakeTokenizer(tokenised.append, max_chars_per_token=2**20)  # a token may be that long
+    async with served(FakeGenerator(max_model_len=CONTEXT), ours) as api:
         raw = io.BytesIO(json.dumps({"model": "alias", **body}).encode())
         kind = {"Content-Type": "application/json"}
         async with api.client.post(f"/v1/{path}", data=raw, headers=kind) as response:
@@ -58,8 +45,9 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(
     assert sum(tokenised) < 20 * CONTEXT
 
 
-def test_what_fits_is_tokenised_as_ever(tokenised: list[int]) -> None:
-    ours = tiny_tokenizer()
+def test_what_fits_is_tokenised_as_ever() -> None:
+    tokenised: list[int] = []
+    ours = FakeTokenizer(tokenised.append)
     for text in ("", "x", WORDS * 9, " " * 40_000, "a" * 100_000):
         expected = ours.encode(text, add_special_tokens=True)
         for limit in (len(expected), len(expected) + 1):

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 
 from coordinator.api.completions import CompletionRequest
-from coordinator.api.read import body_budget
 from coordinator.api.read.chat import ChatRequest
 from coordinator.api.responses.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
@@ -62,10 +61,12 @@ async def reaches(api: Harness, num_bytes: int) -> None:
 
 
 async def test_sixty_unfinished_bodies_fill_a_share_and_another_tenant_does_not_notice(
-    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+    tenants: Tenants,
 ) -> None:
-    monkeypatch.setattr(body_budget, "SLOW_S", 0.0)
-    async with served(tenants=tenants, max_buffered_bytes=2048 * KIB) as api, AsyncExitStack() as s:
+    async with (
+        served(tenants=tenants, max_buffered_bytes=2048 * KIB, slow_sender_s=0.0) as api,
+        AsyncExitStack() as s,
+    ):
         clients = [await s.enter_async_context(connected(api)) for _ in range(60)]
         for client in clients:
             client.writer.write(unfinished("night", 64 * KIB))
@@ -143,11 +144,11 @@ async def status_of(asking: Any) -> int:
         return int(response.status)
 
 
-async def test_a_body_that_waits_in_vain_is_told_when_to_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(body_budget, "WAIT_S", 0.01)
-    async with served(max_buffered_bytes=KIB) as api, api.chat(user="x" * KIB) as response:
+async def test_a_body_that_waits_in_vain_is_told_when_to_come_again() -> None:
+    async with (
+        served(max_buffered_bytes=KIB, space_wait_s=0.01) as api,
+        api.chat(user="x" * KIB) as response,
+    ):
         assert response.status == 503
         assert response.headers["Retry-After"]
         assert (await response.json())["error"]["code"] == "buffers_full"

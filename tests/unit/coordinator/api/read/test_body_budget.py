@@ -83,10 +83,8 @@ async def test_room_that_becomes_free_goes_to_those_who_wait(budget: BodyBudget)
     assert budget.num_bytes == 400
 
 
-async def test_waiting_for_room_is_bounded(
-    budget: BodyBudget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(body_budget, "WAIT_S", 0.01)
+async def test_waiting_for_room_is_bounded(clock: ManualClock) -> None:
+    budget = BodyBudget(1000, clock, wait_s=0.01)
     await budget.body("a").take(500)
     late = budget.body("a")
     with pytest.raises(BuffersFull, match="try again later"):

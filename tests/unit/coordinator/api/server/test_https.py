@@ -211,14 +211,11 @@ def test_a_request_may_come_with_the_end_of_the_handshake(run: Run, keys: Path) 
 
 
 @both_loops
-def test_who_is_silent_has_a_place_but_not_for_long(
-    run: Run, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(https, "HANDSHAKE_S", 1.0)
-
+def test_who_is_silent_has_a_place_but_not_for_long(run: Run, keys: Path) -> None:
     async def wait() -> None:
+        folder = keys / "ours/coordinator"
         async with (
-            served(https_dir=keys / "ours/coordinator", max_connections=1) as api,
+            served(https_dir=folder, max_connections=1, handshake_timeout_s=1.0) as api,
             connected(api) as silent,
             asyncio.timeout(10),
         ):

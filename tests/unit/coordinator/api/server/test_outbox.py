@@ -61,9 +61,9 @@ class Client:
 class Crowd:
     """Clients, and what is sent to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_s: float = WAIT_S) -> None:
         self.clock = ManualClock()
-        self.budget = BodyBudget(TOTAL, self.clock, FULL, spares=True)
+        self.budget = BodyBudget(TOTAL, self.clock, FULL, spares=True, wait_s=wait_s)
         self.clients: list[Client] = []
         self.sending: list[asyncio.Task[None]] = []
 
@@ -138,9 +138,8 @@ async def test_a_lost_connection_that_waits_for_space_holds_nothing() -> None:
     await crowd.end()
 
 
-async def test_a_body_waits_for_space_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.api.read.body_budget.WAIT_S", 0.01)
-    crowd = Crowd()
+async def test_a_body_waits_for_space_before_it_is_made() -> None:
+    crowd = Crowd(wait_s=0.01)
     first, second = (Client(crowd.budget, "eve") for _ in range(2))
     crowd.clients += [first, second]
     await first.outbox.reserve(100 * TOTAL)  # more than there ever is: it is alone

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 
 import aiohttp
 import pytest
 
 from coordinator.api import HttpServer, create_app
-from coordinator.api.server import server
 from coordinator.models.model import make_model
 from pdserve.shared.errors import ConfigError
 from tests.fakes.generator import (
@@ -133,9 +133,17 @@ async def test_a_client_with_one_connection_too_many_is_turned_away() -> None:
 
 
 async def test_a_file_limit_that_turns_clients_away_is_told_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(server, "file_limit", lambda: 1024)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    try:
+        await check_what_is_told(caplog)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def check_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with served(max_connections=500):
         assert not caplog.records
     async with served(max_connections=1000):
