@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -38,6 +42,31 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    # Scales, caps and windows are such that each of them changes what the model says.
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 1000,
+            "sliding_window": 40,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 12.0,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 40,
+            "num_hidden_layers": 7,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
     "qwen3_moe": (
@@ -90,7 +119,7 @@ def make_checkpoint(
 
     Args:
         path: directory, created if need be.
-        family: "llama", "mistral", "qwen2", "qwen3", "mixtral" or "qwen3_moe".
+        family: a key of `_FAMILIES`.
         seed: of the weights.
         dtype: to store them in.
         max_shard_size: smaller than the model gives several files and an index.
@@ -147,10 +176,13 @@ def _randomise(model: PreTrainedModel) -> None:
 
     Layers weigh more than the embedding, so that the newest token does not decide all by itself.
     """
+    scales_embedding = "Gemma" in type(model).__name__
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.normal_(1.0, 0.2)
+            elif scales_embedding and "embed_tokens" in name:
+                parameter.normal_(0.0, 0.1)
             elif name.endswith("bias") or "embed_tokens" in name:
                 parameter.normal_(0.0, 0.2)
             else:

@@ -38,6 +38,8 @@ class NativeAttention:
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend."""
+        if kv.cap is not None:
+            return ReferenceAttention().attend(query, kv, batch, out)
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype)
         _native.paged_attention(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.layers import Linear, Mlp
+from pdserve.engine.layers import Gated, Linear, Mlp, gated_silu
 from pdserve.engine.models.expert_config import ExpertConfig
 
 
@@ -21,9 +21,9 @@ class Experts:
     gate_up: Linear  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
     down: Linear  # [num_experts, hidden_size, intermediate_size]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        return _mixed(x, self, choose_experts(x, self.router, self.config))
+        return _mixed(x, self, choose_experts(x, self.router, self.config), gated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ def choose_experts(x: Tensor, router: Tensor, config: ExpertConfig) -> Routing:
     return Routing(experts, (best - whole.logsumexp(dim=-1, keepdim=True)).exp())
 
 
-def _mixed(x: Tensor, layer: Experts, routing: Routing) -> Tensor:
+def _mixed(x: Tensor, layer: Experts, routing: Routing, gated: Gated) -> Tensor:
     """Return the weighted sums, added in float32 in the experts' order."""
     mixed = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(layer.config.num_experts):
         rows, places = torch.where(routing.experts == expert)
-        made = Mlp(layer.gate_up[expert], layer.down[expert])(x[rows])
+        made = Mlp(layer.gate_up[expert], layer.down[expert])(x[rows], gated)
         mixed.index_add_(0, rows, made * routing.weights[rows, places, None])
     return mixed.to(x.dtype)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.models.arithmetic import Activation
 from pdserve.engine.plan.matrix import Matrix
 
 
@@ -73,32 +75,49 @@ def quantised(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (ratios if dtype.is_floating_point else ratios.round()).to(dtype), scales
 
 
+Gated: TypeAlias = Callable[[Tensor], Tensor]  # [..., 2 * size], gate and then up, -> [..., size]
+
+
 def gated_silu(rows: Tensor) -> Tensor:
-    """Return silu(gate) * up: [..., 2 * size], gate and then up, -> [..., size]."""
+    """Return silu(gate) * up. See Gated."""
     gate, up = rows.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
 
+def gated_gelu(rows: Tensor) -> Tensor:
+    """Return gelu(gate) * up. See Gated."""
+    gate, up = rows.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+GATED: Final = {Activation.SILU: gated_silu, Activation.GELU_TANH: gated_gelu}
+
+
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     gate_up: Linear  # the rows of gate, then those of up: [2 * intermediate_size, hidden_size]
     down: Linear  # [hidden_size, intermediate_size]
 
-    def __call__(self, x: Tensor, gated: Callable[[Tensor], Tensor] = gated_silu) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; `gated` as gated_silu."""
+    def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
         return self.down(gated(self.gate_up(x)))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in x's dtype.
+    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its dtype.
 
     Args:
-        x: [..., size].
+        x: [..., size], whose dtype the result has.
         weight: [size], or anything that broadcasts to x.
         eps: added to the mean square.
     """
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
-    return weight * (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    return (weight * (wide * torch.rsqrt(mean_square + eps)).to(weight.dtype)).to(x.dtype)
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return x, pulled to within cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)

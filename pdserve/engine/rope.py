@@ -9,21 +9,23 @@ that can be measured.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.models.layer_ropes import Ropes
 from pdserve.engine.models.rope_config import RopeConfig, RopeType
 
 
 class Rope:
-    """The rotary embedding of one model. A pure function of a token's position."""
+    """A rotary embedding. A pure function of a token's position."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+    def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
         # Computed on the CPU for any device, so that nodes that exchange KV use equal angles.
         self._inverse_frequencies = inverse_frequencies(config, head_dim).to(device)  # [head_dim/2]
-        self._scale = config.attention_factor
+        self._scale = 1.0 if config is None else config.attention_factor
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for the tokens of a step.
@@ -37,6 +39,22 @@ class Rope:
         """
         angles = positions[:, None, None].float() * self._inverse_frequencies
         return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+
+
+Angles: TypeAlias = tuple[Tensor, Tensor]  # as Rope.cos_sin returns them
+
+
+class LayerRopes:
+    """Those of consecutive layers, of which several may have the same."""
+
+    def __init__(self, configs: Ropes, head_dim: int, device: torch.device) -> None:
+        self._of_layers = configs
+        self._ropes = {config: Rope(config, head_dim, device) for config in configs}
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> list[Angles]:
+        """Return those of each layer. Arguments as for Rope.cos_sin."""
+        made = {key: rope.cos_sin(positions, dtype) for key, rope in self._ropes.items()}
+        return [made[config] for config in self._of_layers]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -54,12 +72,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+def inverse_frequencies(config: RopeConfig | None, head_dim: int) -> Tensor:
     """Return the radians per position for each pair of dimensions: 0 for those that do not rotate.
 
     Returns:
         [head_dim / 2] float32 on the CPU.
     """
+    if config is None:
+        return torch.zeros(head_dim // 2)
     dims = config.rotated_dims(head_dim)
     return functional.pad(_rotated(config, dims), (0, (head_dim - dims) // 2))
 

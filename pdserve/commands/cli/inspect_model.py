@@ -51,11 +51,13 @@ def _config(checkpoint: Checkpoint) -> str:
     from pdserve.engine.models.config import load_model_config
 
     config = load_model_config(checkpoint)
+    ropes = {f"{rope.rope_type} {rope.theta:g}" if rope else "none" for rope in config.ropes}
+    rope = " and ".join(sorted(ropes))
     experts = "" if config.experts is None else f", {config.experts.num_experts} experts"
     return (
         f"{config.architecture}, {config.num_layers} layers of {config.hidden_size}, "
         f"{config.num_heads} heads ({config.num_kv_heads} of keys) of {config.head_dim}{experts}, "
-        f"{config.vocab_size} tokens, context {config.max_model_len}, rope {config.rope.rope_type}"
+        f"{config.vocab_size} tokens, context {config.max_model_len}, rope {rope}"
     )
 
 

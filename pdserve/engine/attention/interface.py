@@ -35,6 +35,7 @@ class LayerKv:
     layer: int  # index into the pool's second dimension
     scale: float  # factor on the dot products, usually head_dim ** -0.5
     sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all
+    cap: float | None = None  # scores become cap * tanh(score / cap); None: they do not
 
 
 class Attend(Protocol):

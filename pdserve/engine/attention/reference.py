@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
+from pdserve.engine.layers import capped
 
 
 class ReferenceAttention:
@@ -37,7 +38,7 @@ class ReferenceAttention:
         for r, context_len in enumerate(context_lens):
             rows = slice(starts[r], starts[r + 1])
             keys, values = _gather(kv.pool, kv.layer, batch.block_tables[r], context_len)
-            out[rows] = _attend_one(query[rows], keys, values, kv.scale, kv.sliding_window)
+            out[rows] = _attend_one(query[rows], keys, values, kv)
         return out
 
 
@@ -54,20 +55,18 @@ def _gather(
     return tokens[0], tokens[1]
 
 
-def _attend_one(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None
-) -> Tensor:
+def _attend_one(query: Tensor, keys: Tensor, values: Tensor, kv: LayerKv) -> Tensor:
     """Return [num_rows, num_heads, head_dim] of one request, whose rows are its newest tokens."""
     num_rows, num_heads, _ = query.shape
     num_kv_heads, context_len, _ = keys.shape
     group_size = num_heads // num_kv_heads
     keys = keys.repeat_interleave(group_size, dim=0)
     values = values.repeat_interleave(group_size, dim=0)
-    scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * scale
+    scores = capped(query.float().transpose(0, 1) @ keys.transpose(1, 2) * kv.scale, kv.cap)
     positions = torch.arange(context_len - num_rows, context_len, device=query.device)[:, None]
     key_positions = torch.arange(context_len, device=query.device)[None, :]
     hidden = key_positions > positions
-    if sliding_window is not None:
-        hidden |= key_positions <= positions - sliding_window
+    if kv.sliding_window is not None:
+        hidden |= key_positions <= positions - kv.sliding_window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return (weights @ values).transpose(0, 1).to(query.dtype)

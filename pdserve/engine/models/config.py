@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pdserve.engine.models.arithmetic import PLAIN, Arithmetic
 from pdserve.engine.models.expert_config import ExpertConfig
-from pdserve.engine.models.families import (
-    Family,
-    LayerNorm,
-    Windows,
-    find_family,
-    refuse_foreign_arithmetic,
-    resolve_bias,
-    rotation,
-)
+from pdserve.engine.models.families import Family, LayerNorm, find_family, resolve_bias, rotation
+from pdserve.engine.models.foreign_fields import refuse_foreign_fields
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.engine.models.rope_config import RopeConfig, parse_rope
+from pdserve.engine.models.layer_ropes import Ropes
+from pdserve.engine.models.windows import Windows
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
@@ -41,13 +36,21 @@ class ModelConfig:
     norms: tuple[LayerNorm, ...]  # of each layer
     ties_embeddings: bool
     sliding_windows: Windows  # one per layer; None: the layer sees the whole context
-    rope: RopeConfig
+    ropes: Ropes  # likewise
     max_model_len: int  # tokens, prompt and output together
     stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
     eos_token_ids: frozenset[int]
     experts: ExpertConfig | None = None
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three
     has_fused_gate_up: bool = False  # likewise of the two
+    arithmetic: Arithmetic = PLAIN
+    norm_offset: float = 0.0  # what the weights of all norms lack in checkpoints
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the dot products of queries and keys."""
+        scale = self.arithmetic.attention_scale
+        return self.head_dim**-0.5 if scale is None else scale
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """The mixture of a layer; None: it has one MLP."""
@@ -106,7 +109,7 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
 def parse_model_config(fields: JsonFields) -> ModelConfig:
     """Parse the fields of config.json alone. Raises the same errors as load_model_config."""
     architecture, family = find_family(fields)
-    refuse_foreign_arithmetic(fields)
+    refuse_foreign_fields(fields, family)
     num_layers = fields.integer("num_hidden_layers")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -114,8 +117,10 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")
     max_positions = fields.integer("max_position_embeddings", family.default_max_positions)
     head_dim = _head_dim(fields, family, num_heads)
-    rope = rotation(
-        family, parse_rope(fields, max_positions, family.default_theta), fields, head_dim
+    windows = family.windows(fields, num_layers)
+    ropes = tuple(
+        None if rope is None else rotation(family, rope, fields, head_dim)
+        for rope in family.ropes(fields, windows, max_positions, family.default_theta)
     )
     return ModelConfig(
         architecture=architecture,
@@ -131,15 +136,17 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
         norms=family.norms,
-        ties_embeddings=fields.boolean("tie_word_embeddings", False),
-        sliding_windows=family.windows(fields, num_layers),
-        rope=rope,
-        max_model_len=rope.max_model_len,
+        ties_embeddings=fields.boolean("tie_word_embeddings", family.ties_embeddings),
+        sliding_windows=windows,
+        ropes=ropes,
+        max_model_len=min((rope.max_model_len for rope in ropes if rope), default=max_positions),
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=token_ids(fields.raw("eos_token_id")),
         experts=family.experts(fields, num_layers),
         has_fused_qkv=family.has_fused_qkv,
         has_fused_gate_up=family.has_fused_gate_up,
+        arithmetic=family.arithmetic(fields),
+        norm_offset=family.norm_offset,
     )
 
 

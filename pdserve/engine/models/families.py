@@ -1,16 +1,17 @@
 """What each supported architecture fixes, and what it leaves to config.json. No torch here.
 
-All are pre-norm decoders with RMSNorm, rotary positions, grouped-query attention and a gated SiLU
-MLP, or a mixture of such. They differ in biases, in query and key norms, and in which layers use a
-sliding window or have experts.
+All are decoders with RMSNorm, rotary positions, grouped-query attention and a gated MLP, or a
+mixture of such. They differ in biases, in norms, in which layers use a sliding window, have experts
+or rotate how, and in some numbers (`arithmetic.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
+from pdserve.engine.models.arithmetic import Activation, Arithmetic, Scalar
 from pdserve.engine.models.expert_config import (
     ExpertConfig,
     mixtral_experts,
@@ -18,10 +19,18 @@ from pdserve.engine.models.expert_config import (
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.layer_ropes import RopeRule, rope_by_window, same_rope
 from pdserve.engine.models.rope_config import RopeConfig
-from pdserve.shared.errors import ModelError, UnknownArchitecture, UnsupportedRope
-
-Windows = tuple[int | None, ...]  # per layer: number of tokens a query sees; None for all
+from pdserve.engine.models.windows import (
+    WindowRule,
+    no_windows,
+    same_window,
+    window_but_every,
+    window_if_set,
+    window_if_used,
+    window_per_layer,
+)
+from pdserve.shared.errors import UnknownArchitecture, UnsupportedRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +50,18 @@ _OF_HEADS = (
 )
 PRE_NORMS = (_BEFORE_ATTENTION, _BEFORE_MLP)
 PRE_AND_HEAD_NORMS = (_BEFORE_ATTENTION, *_OF_HEADS, _BEFORE_MLP)
+_SANDWICHED = (  # each sublayer between two
+    _BEFORE_ATTENTION,
+    LayerNorm("after_attention_norm", "post_attention_layernorm"),
+    LayerNorm("mlp_norm", "pre_feedforward_layernorm"),
+    LayerNorm("after_mlp_norm", "post_feedforward_layernorm"),
+)
 
-
-def _no_windows(fields: JsonFields, num_layers: int) -> Windows:
-    if "sliding_window" in fields:
-        raise ModelError(
-            f"{fields.where}: sliding_window is {fields.raw('sliding_window')!r}, which this "
-            "architecture does not have"
-        )
-    return (None,) * num_layers
+# Gemma's.
+_SCALARS = (
+    Scalar("embedding_scale", "hidden_size", made=math.sqrt),
+    Scalar("attention_scale", "query_pre_attn_scalar", 256.0, lambda size: size**-0.5),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +70,7 @@ class Family:
 
     model_type: str
     default_max_positions: int
-    # (config.json, num_layers) -> windows
-    windows: Callable[[JsonFields, int], Windows] = _no_windows
+    windows: WindowRule = no_windows
     qkv_bias: bool | None = False
     o_bias: bool | None = False
     mlp_bias: bool | None = False
@@ -72,63 +83,31 @@ class Family:
     rotates_neighbours: bool = False  # in checkpoints, pairs of rotated dimensions are neighbours
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three, qkv_proj
     has_fused_gate_up: bool = False  # likewise gate_up_proj
+    ropes: RopeRule = same_rope
+    activation: Activation = Activation.SILU
+    scalars: tuple[Scalar, ...] = ()
+    norm_offset: float = 0.0  # added to the weights of all norms
+    ties_embeddings: bool = False  # if config.json does not say
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields of config.json that are of few families, and of this one."""
+        return frozenset(scalar.key for scalar in self.scalars)
 
-def _same_window(fields: JsonFields, num_layers: int) -> Windows:
-    # Mistral: absent means the default of the architecture, null means none.
-    window: int | None = 4096
-    if fields.has_key("sliding_window"):
-        window = fields.integer("sliding_window") if "sliding_window" in fields else None
-    layer_types = set(fields.texts("layer_types") or [])
-    if layer_types - {"full_attention" if window is None else "sliding_attention"}:
-        raise ModelError(
-            f"{fields.where}: layer_types contradicts sliding_window, which holds for all layers "
-            "of this architecture"
-        )
-    return (window,) * num_layers
-
-
-def _window_if_set(fields: JsonFields, num_layers: int) -> Windows:
-    window = fields.integer("sliding_window") if "sliding_window" in fields else None
-    return (window,) * num_layers
-
-
-def _window_if_used(fields: JsonFields, num_layers: int) -> Windows:
-    return (_used_window(fields),) * num_layers
-
-
-def _used_window(fields: JsonFields) -> int | None:
-    is_null = fields.has_key("sliding_window") and "sliding_window" not in fields
-    if is_null or not fields.boolean("use_sliding_window", False):
-        return None
-    return fields.integer("sliding_window", 4096)
-
-
-def _window_per_layer(fields: JsonFields, num_layers: int) -> Windows:
-    window = _used_window(fields)
-    layer_types = fields.texts("layer_types")
-    if layer_types is None:
-        first = fields.integer("max_window_layers", 28, minimum=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(layer_types) != num_layers:
-        raise fields.error("layer_types", f"a list of {num_layers}, one for each layer")
-    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-    if unknown or (window is None and "sliding_attention" in layer_types):
-        raise fields.error(
-            "layer_types",
-            "of full_attention, and with use_sliding_window and sliding_window sliding_attention",
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    def arithmetic(self, fields: JsonFields) -> Arithmetic:
+        """Raises ModelError: a field is no number above 0."""
+        read = (number for scalar in self.scalars for number in scalar.read(fields).items())
+        return Arithmetic(self.activation, **dict(read))
 
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", 2048, qkv_bias=None, o_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", 131_072, _same_window),
-    "Qwen2ForCausalLM": Family("qwen2", 32_768, _window_per_layer, qkv_bias=True),
+    "MistralForCausalLM": Family("mistral", 131_072, same_window),
+    "Qwen2ForCausalLM": Family("qwen2", 32_768, window_per_layer, qkv_bias=True),
     "Qwen3ForCausalLM": Family(
         "qwen3",
         32_768,
-        _window_per_layer,
+        window_per_layer,
         qkv_bias=None,
         o_bias=None,
         norms=PRE_AND_HEAD_NORMS,
@@ -137,7 +116,7 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(
         "mixtral",
         131_072,
-        _window_if_set,
+        window_if_set,
         default_theta=1e6,
         default_norm_eps=1e-5,
         experts=mixtral_experts,
@@ -145,7 +124,7 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family(
         "phi3",
         4096,
-        _window_if_set,
+        window_if_set,
         default_norm_eps=1e-5,
         rotated_share=1.0,
         has_fused_qkv=True,
@@ -154,48 +133,44 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         32_768,
-        _window_if_used,
+        window_if_used,
         qkv_bias=None,
         o_bias=None,
         norms=PRE_AND_HEAD_NORMS,
         experts=qwen3_experts,
     ),
-}
-
-# Fields with which other architectures, or variants of these, change the arithmetic, and the values
-# that change nothing. With any other value, ignoring the field would give wrong results.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
-    "rotary_pct": (1.0,),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "query_pre_attn_scalar": (),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1.0,),
-    "residual_multiplier": (1.0,),
-    "logits_scaling": (1.0,),
-    "logit_scale": (1.0,),
-    "scale_emb": (1.0,),
-    "scale_depth": (1.0,),
-    "clip_qkv": (),
-    "attention_chunk_size": (),
-    "no_rope_layers": ([],),
-    "no_rope_layer_interval": (0,),
-    "attn_temperature_tuning": (False,),
-    "use_qk_norm": (False,),
-    "qk_layernorm": (False,),
-    "use_mrope": (False,),
-    "alibi": (False,),
-    "parallel_attn": (False,),
-    "use_parallel_residual": (False,),
-    "bias": (False,),
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "n_routed_experts": (0,),
-    "vision_config": (),
-    "audio_config": (),
-    "pruned_heads": ({},),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        8192,
+        window_but_every(2),
+        qkv_bias=None,
+        o_bias=None,
+        norms=_SANDWICHED,
+        default_head_dim=256,
+        activation=Activation.GELU_TANH,
+        scalars=(
+            *_SCALARS,
+            Scalar("attention_cap", "attn_logit_softcapping", 50.0),
+            Scalar("logit_cap", "final_logit_softcapping", 30.0),
+        ),
+        norm_offset=1.0,
+        ties_embeddings=True,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        131_072,
+        window_but_every(6),
+        qkv_bias=None,
+        o_bias=None,
+        norms=(*_SANDWICHED[:1], *_OF_HEADS, *_SANDWICHED[1:]),
+        default_head_dim=256,
+        default_theta=1e6,
+        ropes=rope_by_window(10_000.0),
+        activation=Activation.GELU_TANH,
+        scalars=(*_SCALARS, Scalar("logit_cap", "final_logit_softcapping")),
+        norm_offset=1.0,
+        ties_embeddings=True,
+    ),
 }
 
 
@@ -243,23 +218,3 @@ def resolve_bias(fields: JsonFields, key: str, fixed: bool | None) -> bool:
     if fields.boolean(key, fixed) != fixed:
         raise fields.error(key, f"{str(fixed).lower()} for this architecture")
     return fixed
-
-
-def refuse_foreign_arithmetic(fields: JsonFields) -> None:
-    """Raise ModelError for a field that asks for arithmetic that the decoder does not have."""
-    for key, neutral in _NEUTRAL.items():
-        value = fields.raw(key)
-        if value is not None and value not in neutral:
-            raise ModelError(f"{fields.where}: {key} = {_shortened(value)} is not supported")
-    if "AutoModelForCausalLM" in fields.nested("auto_map"):
-        raise ModelError(f"{fields.where}: auto_map asks for code of the model's own; none is run")
-    activation = fields.text("hidden_act", "silu")
-    if activation not in {"silu", "swish"}:
-        raise ModelError(
-            f"{fields.where}: hidden_act {activation!r} is not supported; supported is 'silu'"
-        )
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdserve.engine.experts import Experts
 from pdserve.engine.layers import Linear, Mlp, empty_linear, quantised
-from pdserve.engine.plan.layer import LayerPlan, Matrices
+from pdserve.engine.plan.layer import LayerPlan, Matrices, Norm
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.shared.errors import ModelError
@@ -23,7 +23,7 @@ from pdserve.shared.errors import ModelError
 class LayerWeights:
     """One layer, by the names of its plan."""
 
-    norms: dict[str, Tensor]  # of the residual stream: [hidden_size]
+    norms: dict[str, Tensor]  # of rows of the residual stream or for it: [hidden_size]
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]: one row per head
     mixer: dict[str, Linear]
     mlp: Mlp | Experts
@@ -36,6 +36,7 @@ class TensorSlot:
     destination: Tensor  # the part of the weights that it is copied or broadcast into
     part: tuple[slice, ...] = ()  # of the tensor, that this rank has; (): all of it
     scales: Tensor | None = None  # [rows] float32; None: it is not quantised
+    offset: float = 0.0  # to be added to the tensor
 
     @property
     def checked(self) -> Tensor:
@@ -83,9 +84,10 @@ class _Allocation:
         plan = self._plan
         embedding = self._vocabulary(plan.embedding)
         layers = [self._layer(layer) for layer in plan.layers]
-        final_norm = self._empty(0 if plan.final_norm is None else plan.final_norm.size)
-        if plan.final_norm is not None:
-            self._slots[plan.final_norm.tensor] = TensorSlot(final_norm)
+        norm = plan.final_norm
+        final_norm = self._empty(0) if norm is None else self._norm(norm, norm.size)
+        if norm is not None:
+            self._slots[norm.tensor] = TensorSlot(final_norm, offset=norm.offset)
         output = None if plan.lm_head is None else plan.lm_head.parts[0]
         is_shared = output is not None and output == plan.embedding
         lm_head = embedding if is_shared else self._vocabulary(output)
@@ -93,6 +95,10 @@ class _Allocation:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _norm(self, norm: Norm, *shape: int) -> Tensor:
+        dtype = torch.float32 if norm.offset else self._dtype
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def _vocabulary(self, part: Part | None) -> Tensor:
         rows = self._empty(0 if part is None else len(part.rows), self._plan.config.hidden_size)
@@ -103,16 +109,19 @@ class _Allocation:
     def _layer(self, layer: LayerPlan) -> LayerWeights:
         # The checkpoint has one vector for all query heads and one for all key heads. They are
         # broadcast to a row per head, so that one product normalises both.
-        num_heads = sum(norm.num_heads for norm in layer.norms.values())
-        qk_norm = self._empty(num_heads, self._plan.config.head_dim) if num_heads else None
+        of_heads = [norm for norm in layer.norms.values() if norm.num_heads]
+        qk_norm = None
+        if of_heads:
+            num_heads = sum(norm.num_heads for norm in of_heads)
+            qk_norm = self._norm(of_heads[0], num_heads, self._plan.config.head_dim)
         norms, head = {}, 0
         for name, norm in layer.norms.items():
             if qk_norm is not None and norm.num_heads:
                 place = qk_norm[head : head + norm.num_heads]
                 head += norm.num_heads
             else:
-                place = norms[name] = self._empty(norm.size)
-            self._slots[norm.tensor] = TensorSlot(place)
+                place = norms[name] = self._norm(norm, norm.size)
+            self._slots[norm.tensor] = TensorSlot(place, offset=norm.offset)
         mixer, mlp = self._linears(layer.mixer), self._linears(layer.mlp.matrices)
         experts, choice = layer.mlp.experts, layer.mlp.choice
         if choice is None:

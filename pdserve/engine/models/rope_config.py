@@ -108,10 +108,17 @@ def parse_rope(
         ModelError: a parameter is missing or of the wrong type.
     """
     params = fields.nested("rope_scaling" if fields.raw("rope_scaling") else "rope_parameters")
+    theta = fields.number("rope_theta", default_theta, above=0.0)
+    return rope_of(params, fields, max_positions, theta)
+
+
+def rope_of(
+    params: JsonFields, fields: JsonFields, max_positions: int, default_theta: float
+) -> RopeConfig:
+    """Read one of several in config.json, of its own parameters. Raises as parse_rope."""
     rope_type = _rope_type(params)
     _refuse_unknown(params)
-    outer_theta = fields.number("rope_theta", default_theta, above=0.0)
-    theta = params.number("rope_theta", outer_theta, above=0.0)
+    theta = params.number("rope_theta", default_theta, above=0.0)
     # If a model states the pretraining length twice, the outer value takes precedence.
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)

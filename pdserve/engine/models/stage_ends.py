@@ -131,7 +131,7 @@ class StageEnds:
         return self._config.vocab_size if num_sampled else 1  # a sign is one number
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._weights.final_norm.new_empty(shape, dtype=dtype)
+        return self._weights.embedding.new_empty(shape, dtype=dtype)
 
 
 def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:

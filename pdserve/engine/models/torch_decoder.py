@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.layers import rms_norm
+from pdserve.engine.layers import GATED, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
-from pdserve.engine.rope import Rope, rotate
+from pdserve.engine.rope import Angles, LayerRopes, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.parts import LEAST_PART
@@ -38,9 +38,13 @@ class TorchDecoder:
         """`config` is that of the whole model, `weights` are those of this rank.
 
         Raises:
-            ModelError: layers have norms that are none of this decoder.
+            ModelError: layers have norms, or the model arithmetic, of which this decoder has none.
         """
-        weights.expect_norms("attention_norm", "mlp_norm")
+        weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+        arithmetic = config.arithmetic
+        arithmetic.expect(
+            "activation", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"
+        )
         self.config = config
         self.sampler = PlainSampler()
         self.most_ahead = 0
@@ -51,8 +55,9 @@ class TorchDecoder:
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._attention = attention
         self._ranks = ranks
-        self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
-        self._scale = config.head_dim**-0.5
+        ropes = config.ropes[layers.start : layers.stop]
+        self._ropes = LayerRopes(ropes, config.head_dim, weights.embedding.device)
+        self._gated = GATED[arithmetic.activation]
 
     @property
     def device(self) -> torch.device:
@@ -87,25 +92,33 @@ class TorchDecoder:
     def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
 
+    def _after(self, layer: LayerWeights, norm: str, made: Tensor) -> Tensor:
+        """Return what a sublayer adds to the residual, of what this rank has made of it."""
+        made = self._ranks.all_reduce(made)
+        weight = layer.norms.get(norm)
+        return made if weight is None else rms_norm(made, weight, self.config.rms_norm_eps)
+
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """Return the hidden states behind the layers: [num_tokens, hidden_size]."""
         hidden = self._ends.enter(batch.token_ids)
-        cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
+        scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
+        angles = self._ropes.angles(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
             normed = rms_norm(hidden, layer.norms["attention_norm"], self.config.rms_norm_eps)
-            query, key, value = self._heads(layer, normed, cos, sin)
+            query, key, value = self._heads(layer, normed, angles[index])
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            kv = LayerKv(kv_pool, index, self._scale, self._windows[index])
+            kv = LayerKv(kv_pool, index, scale, self._windows[index], cap)
             attended = self._attention.attend(query, kv, batch.attention)
-            hidden += self._ranks.all_reduce(layer.mixer["attention_out"](attended.flatten(1)))
+            made = layer.mixer["attention_out"](attended.flatten(1))
+            hidden += self._after(layer, "after_attention_norm", made)
             if progress is not None:
                 progress.reached(index + 1)  # the ranks have met: all have written their heads
             normed = rms_norm(hidden, layer.norms["mlp_norm"], self.config.rms_norm_eps)
-            hidden += self._ranks.all_reduce(layer.mlp(normed))
+            hidden += self._after(layer, "after_mlp_norm", layer.mlp(normed, self._gated))
         return hidden
 
     def _heads(
-        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
+        self, layer: LayerWeights, normed: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
         config = self._own
@@ -114,5 +127,5 @@ class TorchDecoder:
         query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
         if layer.qk_norm is not None:
             query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)
-        query_key = rotate(query_key, cos, sin)
+        query_key = rotate(query_key, *angles)
         return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value

@@ -20,7 +20,7 @@ from pdserve.engine.rope import inverse_frequencies
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.protocol import Sickness
-from pdserve.shared.errors import NodeSick
+from pdserve.shared.errors import ModelError, NodeSick
 
 
 class NativeDecoder:
@@ -48,7 +48,11 @@ class NativeDecoder:
 
         Raises:
             ValueError: the weights are those of another architecture.
+            ModelError: the model has arithmetic that is none of this decoder.
         """
+        config.arithmetic.expect()
+        if len(set(config.ropes)) > 1:
+            raise ModelError("layers rotate positions differently, which is not computed here")
         self.config = config
         self._weights = weights
         self._variant = variant
@@ -68,8 +72,8 @@ class NativeDecoder:
             norm_eps=config.rms_norm_eps,
             is_bfloat16=weights.dtype == torch.bfloat16,
             sliding_windows=[config.sliding_windows[layer] or 0 for layer in layers],
-            inverse_frequencies=inverse_frequencies(config.rope, config.head_dim),
-            rope_scale=config.rope.attention_factor,
+            inverse_frequencies=inverse_frequencies(config.ropes[0], config.head_dim),
+            rope_scale=1.0 if config.ropes[0] is None else config.ropes[0].attention_factor,
             variant=variant,
             model_kv_heads=config.num_kv_heads,
             first_kv_head=shard.kv_heads(config).start,

@@ -81,7 +81,7 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: P
     if (part := plan.embedding) is not None:
         yield from _embedding(part, dtype, tensors[part.weight])
     for norm in plan.norms:
-        yield norm.tensor, _checked(tensors, norm.tensor).float().contiguous()
+        yield norm.tensor, (_checked(tensors, norm.tensor).float() + norm.offset).contiguous()
     total, done = sum(matrix.num_weights for matrix in plan.matrices), 0
     for matrix in plan.matrices:
         yield from _packed(matrix, tensors)

@@ -27,6 +27,7 @@ class Norm:
     tensor: str  # in the checkpoint, [size]
     size: int
     num_heads: int = 0  # of the rank, each of which it normalises; 0: it is no heads' norm
+    offset: float = 0.0  # added to the tensor; then the sum is float32 everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,14 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
             experts,
         )
 
+    rope = config.ropes[index]
     queries, keys = heads(shard.share(config.num_heads)), heads(shard.kv_heads(config))
     qkv = _parts(
         [f"{layer}self_attn.{name}_proj" for name in "qkv"],
         [queries, keys, keys],
         [count * head_dim for count in (config.num_heads, *[config.num_kv_heads] * 2)],
         f"{layer}self_attn.qkv_proj" if config.has_fused_qkv else "",
-        [config.rope.head_order(head_dim)] * 2 + [()],
+        [() if rope is None else rope.head_order(head_dim)] * 2 + [()],
     )
     out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
@@ -110,6 +112,7 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
                 f"{layer}{norm.tensor}.weight",
                 head_dim if norm.is_of_heads else config.hidden_size,
                 num_heads[norm.name] if norm.is_of_heads else 0,
+                config.norm_offset,
             )
             for norm in config.norms
         },

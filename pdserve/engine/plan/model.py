@@ -46,7 +46,7 @@ class ModelPlan:
             form,
             Part(_EMBEDDING, tokens) if shard.is_first_stage else None,
             tuple(layer_plan(config, index, shard, form) for index in shard.layers(config)),
-            Norm("model.norm.weight", hidden) if is_last else None,
+            Norm("model.norm.weight", hidden, offset=config.norm_offset) if is_last else None,
             Matrix("lm_head", (output,), range(hidden), form) if is_last else None,
         )
         for matrix in plan.matrices:

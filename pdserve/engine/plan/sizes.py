@@ -10,13 +10,14 @@ from pdserve.engine.plan.model import ModelPlan
 def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     """Return the size of a rank's weights in torch: what is in no layer's matrix is of `dtype`."""
     matrices = [matrix for layer in plan.layers for matrix in layer.all_matrices]
-    others = sum(norm.size * (norm.num_heads or 1) for norm in plan.norms)
-    others += sum(matrix.num_out for matrix in matrices if matrix.has_bias)
+    norms = sum(norm.size * (norm.num_heads or 1) for norm in plan.norms)
+    norms *= ActivationDtype.FLOAT32.itemsize if plan.config.norm_offset else dtype.itemsize
+    others = sum(matrix.num_out for matrix in matrices if matrix.has_bias)
     ends = [] if plan.embedding is None else [plan.embedding]
     ends += [] if plan.lm_head is None else plan.lm_head.parts
     rows = {part.name: len(part.rows) for part in ends}  # once, if they are tied
     others += sum(rows.values()) * plan.config.hidden_size
-    return sum(matrix.num_bytes for matrix in matrices) + others * dtype.itemsize
+    return sum(matrix.num_bytes for matrix in matrices) + norms + others * dtype.itemsize
 
 
 def bytes_read(layer: LayerPlan, num_rows: int) -> int:

@@ -132,6 +132,8 @@ def load_torch_weights(
     for name, slot in slots.items():
         stored = tensors[name]
         source = stored[slot.part]
+        if slot.offset:
+            source = source.float() + slot.offset
         if slot.scales is None:
             copies.append((source, slot.destination))
         else:

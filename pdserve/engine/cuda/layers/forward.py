@@ -59,6 +59,7 @@ class Forward:
     ) -> None:
         """Raises ModelError: layers have norms that are none of this decoder."""
         weights.expect_norms("attention_norm", "mlp_norm")
+        config.arithmetic.expect("embedding_scale", "logit_cap")
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
@@ -66,7 +67,7 @@ class Forward:
         layers = ranks.shard.layers(config)
         self.num_layers = len(layers)  # of this stage
         self._windows = config.sliding_windows[layers.start : layers.stop]
-        self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
+        self._rope = Rope(config.ropes[layers.start], config.head_dim, weights.embedding.device)
         self._scale = config.head_dim**-0.5
 
     @property

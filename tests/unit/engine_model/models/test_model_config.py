@@ -123,7 +123,7 @@ def test_experts_are_read_from_the_config() -> None:
     assert mixtral.experts.intermediate_size == mixtral.intermediate_size
     assert mixtral.experts.normalizes_weights
     assert mixtral.experts.layers == frozenset(range(32))
-    assert mixtral.rope.theta == 1e6
+    assert {rope.theta for rope in mixtral.ropes if rope} == {1e6}
     qwen = parse_as("Qwen3MoeForCausalLM", **QWEN3_MOE).experts
     assert qwen is not None
     assert (qwen.num_experts, qwen.num_chosen, qwen.intermediate_size) == (128, 8, 768)

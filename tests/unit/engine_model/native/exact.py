@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from pdserve.engine.layers import GATED, capped
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.rope_config import RopeConfig
 from pdserve.engine.native.linear import PackedLinear, lanes_of_rows, unpack
 from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
 from pdserve.engine.rope import inverse_frequencies
@@ -37,24 +38,33 @@ class ExactDecoder:
     def logits(self, token_ids: list[int]) -> Tensor:
         """[num_tokens, vocab_size] float64."""
         config, weights = self._config, self._weights
-        hidden = weights.embedding[torch.tensor(token_ids)].double()
-        for layer, window in zip(weights.layers, config.sliding_windows, strict=True):
+        scale = torch.tensor(config.arithmetic.embedding_scale).to(weights.embedding)
+        hidden = weights.embedding[torch.tensor(token_ids)].double() * scale.double()
+        for index, layer in enumerate(weights.layers):
             normed = self._norm(hidden, layer.norms["attention_norm"])
-            attended = self._attend(layer, normed, window)
-            hidden = hidden + _linear(attended, layer.matrices["attention_out"])
+            attended = self._attend(layer, normed, index)
+            made = _linear(attended, layer.matrices["attention_out"])
+            hidden = hidden + self._after(layer, "after_attention_norm", made)
             normed = self._norm(hidden, layer.norms["mlp_norm"])
             if layer.experts is not None:
-                hidden = hidden + self._mixed(normed, layer.matrices["router"], layer.experts)
+                made = self._mixed(normed, layer.matrices["router"], layer.experts)
             else:
-                hidden = hidden + self._mlp(normed, layer.matrices)
-        return _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
+                made = self._mlp(normed, layer.matrices)
+            hidden = hidden + self._after(layer, "after_mlp_norm", made)
+        logits = _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
+        return capped(logits, config.arithmetic.logit_cap)
+
+    def _after(self, layer: NativeLayer, norm: str, made: Tensor) -> Tensor:
+        weight = layer.norms.get(norm)
+        return made if weight is None else _rms_norm(made, weight, self._config.rms_norm_eps)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return self._rounded(_rms_norm(hidden, weight, self._config.rms_norm_eps))
 
     def _mlp(self, normed: Tensor, mlp: dict[str, PackedLinear]) -> Tensor:
         gate, up = _linear(normed, mlp["gate_up"]).chunk(2, dim=-1)
-        return _linear(self._rounded(functional.silu(gate) * up), mlp["down"])
+        gated = GATED[self._config.arithmetic.activation](torch.cat((gate, up), dim=-1))
+        return _linear(self._rounded(gated), mlp["down"])
 
     def _mixed(self, normed: Tensor, router: PackedLinear, experts: NativeExperts) -> Tensor:
         shares = _linear(normed, router).softmax(dim=-1)
@@ -65,9 +75,10 @@ class ExactDecoder:
         made = torch.stack([self._mlp(normed, mlp) for mlp in experts.matrices])
         return torch.einsum("eth,te->th", made, weights)
 
-    def _attend(self, layer: NativeLayer, normed: Tensor, window: int | None) -> Tensor:
+    def _attend(self, layer: NativeLayer, normed: Tensor, index: int) -> Tensor:
         """[num_tokens, num_heads * head_dim]."""
         config = self._config
+        window, rope = config.sliding_windows[index], config.ropes[index]
         heads = self._rounded(_linear(normed, layer.matrices["qkv"])).view(
             len(normed), -1, config.head_dim
         )
@@ -75,25 +86,28 @@ class ExactDecoder:
         query, key, value = heads.split(sizes, dim=1)
         norms = layer.norms
         query, key = (
-            self._turned(heads, norms.get(name))
+            self._turned(heads, norms.get(name), rope)
             for heads, name in ((query, "q_norm"), (key, "k_norm"))
         )
         group_size = config.num_heads // config.num_kv_heads
         key, value = (x.repeat_interleave(group_size, dim=1) for x in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * config.head_dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", query, key) * config.attention_scale
+        scores = capped(scores, config.arithmetic.attention_cap)
         distance = torch.arange(len(normed))[:, None] - torch.arange(len(normed))
         hidden = (distance < 0) | (distance >= (window or len(normed)))
         attention = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         return self._rounded(torch.einsum("hqk,khd->qhd", attention, value).flatten(1))
 
-    def _turned(self, heads: Tensor, norm: Tensor | None) -> Tensor:
+    def _turned(self, heads: Tensor, norm: Tensor | None, rope: RopeConfig | None) -> Tensor:
         config = self._config
         if norm is not None:
             heads = _rms_norm(heads, norm, config.rms_norm_eps)
         # Angles are float32 where models are trained, so they are part of what is asked.
-        frequencies = inverse_frequencies(config.rope, config.head_dim)
+        frequencies = inverse_frequencies(rope, config.head_dim)
         angles = (torch.arange(len(heads)).float()[:, None, None] * frequencies).double()
-        cos, sin = (f(angles) * config.rope.attention_factor for f in (torch.cos, torch.sin))
+        cos, sin = (
+            f(angles) * (rope.attention_factor if rope else 1.0) for f in (torch.cos, torch.sin)
+        )
         first, second = heads.chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return self._rounded(turned)

@@ -47,6 +47,7 @@ def llama_8b() -> ModelConfig:
         norms=PRE_NORMS,
         ties_embeddings=False,
         sliding_windows=(None,) * 32,
+        ropes=demo.ropes[:1] * 32,
         max_model_len=131_072,
     )
 

@@ -1,0 +1,72 @@
+"""What decoders of different families compute differently, but for sizes, norms and positions.
+
+Each decoder says which of it it has (`Arithmetic.expect`): what it lacks is refused by name. No
+torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Final
+
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.shared.errors import ModelError
+
+
+class Activation(StrEnum):
+    """What is computed of the gate in an MLP."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"  # x * sigmoid(1.5957691 * (x + 0.044715 x³))
+
+
+# As config.json has them.
+ACTIVATIONS: Final = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """By default, what every decoder has."""
+
+    activation: Activation = Activation.SILU
+    attention_scale: float | None = None  # of dot products; None: head_dim ** -0.5
+    attention_cap: float | None = None  # scores become cap * tanh(score / cap); None: they do not
+    logit_cap: float | None = None  # likewise
+    embedding_scale: float = 1.0  # of embedded tokens, rounded to the type of activations
+
+    def expect(self, *known: str) -> None:
+        """Raises ModelError: it has something besides `known`, which would be left out."""
+        foreign = [
+            f"{field.name} {getattr(self, field.name)}"
+            for field in fields(self)
+            if field.name not in known and getattr(self, field.name) != field.default
+        ]
+        if foreign:
+            raise ModelError(f"the model has {', '.join(foreign)}, which is not computed here")
+
+
+PLAIN: Final = Arithmetic()
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number of the arithmetic, and the field of config.json that it comes from."""
+
+    name: str  # in Arithmetic
+    key: str
+    default: float | None = None  # where config.json says nothing; null there is none at all
+    made: Callable[[float], float] = float  # of what config.json says
+
+    def read(self, config: JsonFields) -> dict[str, float]:
+        """Return it by its name; {}: there is none. Raises ModelError: it is no number above 0."""
+        is_null = config.has_key(self.key) and self.key not in config
+        if is_null or (self.key not in config and self.default is None):
+            return {}
+        return {self.name: self.made(config.number(self.key, self.default, above=0.0))}
