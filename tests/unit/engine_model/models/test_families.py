@@ -66,7 +66,11 @@ Mutant = Callable[[ModelConfig], ModelConfig]
 
 
 def with_rope(**changes: Any) -> Mutant:
-    return lambda config: replace(config, rope=replace(config.rope, **changes))
+    def change(config: ModelConfig) -> ModelConfig:
+        ropes = tuple(rope and replace(rope, **changes) for rope in config.ropes)
+        return replace(config, ropes=ropes)
+
+    return change
 
 
 # What is special of a case, left out.

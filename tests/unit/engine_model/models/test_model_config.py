@@ -208,7 +208,9 @@ def test_rotation_of_a_part_of_heads_is_of_some_families(style: str) -> None:
     with pytest.raises(UnsupportedRope, match=r"partial_rotary_factor 0\.5"):
         parse(**rope)
     for fields in (rope, {"partial_rotary_factor": 0.5}):
-        assert parse(architectures=["Phi3ForCausalLM"], **fields).rope.rotated_dims(128) == 64
+        rope = parse(architectures=["Phi3ForCausalLM"], **fields).ropes[0]
+        assert rope is not None
+        assert rope.rotated_dims(128) == 64
 
 
 def test_neutral_values_are_no_reason_to_refuse() -> None:
