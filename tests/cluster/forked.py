@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
@@ -99,10 +100,11 @@ class ForkedProcess:
 
 @cache
 def fork_server() -> ForkServerContext:
-    """It starts with the first process, and ends when this process does."""
+    """It runs from the first call on, on the host where that was made, until this process ends."""
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # gRPC is imported there, and does nothing yet
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
     return context
 
 

@@ -16,7 +16,7 @@ from pdserve.commands.bench.chaos.histories import LOST
 from pdserve.commands.bench.chaos.hosts import enter, obstacle, own_hosts
 from pdserve.commands.bench.chaos.measurement import ChaosReport
 from pdserve.commands.bench.chaos.run import measure
-from tests.cluster.forked import HastyChild
+from tests.cluster.forked import HastyChild, fork_server
 
 SHOWN = ["kill-decode", "kill-prefill", "kill-coordinator", "drain-and-kill", "flip", "cut"]
 PARTED = ["part-coordinator", "part-nodes"]
@@ -56,6 +56,7 @@ async def test_hosts_that_lose_each_other_lose_nothing() -> None:
         pytest.skip(why)
     config = ChaosConfig(faults=2, seed=1, calls=4, pause_s=0.2)
     report = ChaosReport(seed=config.seed)
+    fork_server()  # here: in a network of this test it would outlive the test
     with own_hosts(3) as hosts:
         await measure(config, PARTED, report, hosts, ChildThere)
     assert len(report.faults) == config.faults
