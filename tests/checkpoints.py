@@ -9,10 +9,12 @@ greedy output looks random and does not repeat itself, which makes comparing tok
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
@@ -30,6 +32,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -69,6 +73,16 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 104,
+        },
+    ),
     "qwen3_moe": (
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,
@@ -161,6 +175,17 @@ def edit_config(path: Path, name: str = "config.json", **changes: Any) -> None:
         if value is not None:
             config[key] = value
     file.write_text(json.dumps(config))
+
+
+def with_plain_tensors(path: Path, changed: Path, part: str, number: float) -> Path:
+    """Copy a checkpoint; in tensors with this part in their names, all numbers are this one."""
+    shutil.copytree(path, changed)
+    file = changed / "model.safetensors"
+    tensors = load_file(file)
+    names = [name for name in tensors if part in name]
+    assert names, f"no tensor is called {part}"
+    save_file(tensors | {n: torch.full_like(tensors[n], number) for n in names}, file)
+    return changed
 
 
 def to_transformers_4_style(path: Path) -> None:

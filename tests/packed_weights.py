@@ -44,6 +44,9 @@ def _layer(layer: LayerWeights, config: ModelConfig, form: WeightForm) -> Native
         return NativeLayer(norms, matrices | mlp(layer.mlp), None)
     experts = layer.mlp
     matrices["router"] = pack(experts.router, form=FLOAT32)
+    if (shared := experts.shared) is not None:
+        matrices |= {f"shared_{name}": packed for name, packed in mlp(shared.mlp).items()}
+        matrices["shared_weight"] = pack(shared.weight, form=FLOAT32)
     each = [
         mlp(Mlp(experts.gate_up[number], experts.down[number]))
         for number in range(experts.config.num_experts)

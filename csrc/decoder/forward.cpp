@@ -217,7 +217,7 @@ void Forward::finish_layer(const Layer& layer) {
 void Forward::mix_experts(const Experts& experts) {
     mixture_.compute(experts, buffers_, num_rows_);
     add_rows([&](int64_t first, int64_t count, Result result, float* out) {
-        mixture_.sum(buffers_, first, count, result, out);
+        mixture_.sum(experts, buffers_, first, count, result, out);
     });
 }
 

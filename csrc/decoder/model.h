@@ -20,11 +20,14 @@ struct Mlp {
 struct Experts {
     linear::PackedMatrix router;  // [num_experts, hidden], float32
     std::vector<Mlp> mlps;        // of one size; none: the layer has an MLP
+    Mlp shared;                   // of all rows; without weights: there is none
+    linear::PackedMatrix shared_weight;  // [1, hidden], float32: it is weighed by a sigmoid
     int64_t num_chosen;           // of a row
     bool normalizes_weights;      // those of the chosen ones add up to 1
 
     int64_t count() const { return static_cast<int64_t>(mlps.size()); }
     int64_t inner() const { return mlps.front().inner(); }
+    bool has_shared() const { return shared_weight.weights != nullptr; }
 };
 
 struct Layer {
@@ -85,6 +88,11 @@ inline constexpr MatrixField<Mlp> kMlp[] = {
     {"gate_up", &Mlp::gate_up, [](auto& sizes, auto& mlp) {
         return MatrixShape{2 * mlp.inner(), sizes.hidden, true};
     }},
+};
+
+inline constexpr MatrixField<Mlp> kSharedMlp[] = {
+    {"shared_down", kMlp[0].member, kMlp[0].size},
+    {"shared_gate_up", kMlp[1].member, kMlp[1].size},
 };
 
 struct Model {

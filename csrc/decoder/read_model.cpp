@@ -73,6 +73,11 @@ public:
         } else {
             layer.experts = mixture(experts, matrices["router"], prefix);
             ++taken;
+            if (matrices.contains("shared_weight")) {
+                taken += 1 + take(matrices, prefix, kSharedMlp, layer.experts.shared);
+                layer.experts.shared_weight = read(matrices["shared_weight"],
+                    prefix + "shared_weight", MatrixShape{1, sizes_.hidden});
+            }
         }
         expect_all_taken(matrices, prefix + "matrices", taken);
         return layer;
@@ -135,7 +140,8 @@ void widen(Sizes& sizes, const Layer& layer) {
     const Experts& experts = layer.experts;
     const int64_t inner =
         layer.has_experts() ? experts.num_chosen * experts.inner() : layer.mlp.inner();
-    sizes.inner = std::max(sizes.inner, inner);
+    sizes.inner = std::max({sizes.inner, inner, experts.shared.inner()});
+    sizes.num_shared = std::max<int64_t>(sizes.num_shared, experts.has_shared());
     sizes.num_experts = std::max(sizes.num_experts, experts.count());
     sizes.num_chosen = std::max(sizes.num_chosen, experts.num_chosen);
 }

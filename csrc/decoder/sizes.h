@@ -24,6 +24,7 @@ struct Sizes {
     int64_t inner = 0;        // of a row: the widest MLP, or the chosen experts of the widest layer
     int64_t num_experts = 0;  // most of a layer; 0: no layer has experts
     int64_t num_chosen = 0;   // likewise
+    int64_t num_shared = 0;   // likewise: 0 or 1
 
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }

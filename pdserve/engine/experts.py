@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,18 @@ from pdserve.engine.models.expert_config import ExpertConfig
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """One that all tokens have, weighed by a sigmoid."""
+
+    mlp: Mlp
+    weight: Tensor  # [1, hidden_size] float32
+
+    def __call__(self, x: Tensor, gated: Callable[[Tensor], Tensor] = gated_silu) -> Tensor:
+        """[num_tokens, hidden_size] -> the same, float32; `gated` as gated_silu."""
+        return functional.linear(x.float(), self.weight).sigmoid() * self.mlp(x, gated)
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The experts of one layer."""
 
@@ -20,10 +33,12 @@ class Experts:
     router: Tensor  # [num_experts, hidden_size] float32
     gate_up: Linear  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
     down: Linear  # [num_experts, hidden_size, intermediate_size]
+    shared: SharedExpert | None = None
 
     def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        return _mixed(x, self, choose_experts(x, self.router, self.config), gated)
+        mixed = _mixed(x, self, choose_experts(x, self.router, self.config), gated)
+        return (mixed if self.shared is None else mixed + self.shared(x, gated)).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +62,10 @@ def choose_experts(x: Tensor, router: Tensor, config: ExpertConfig) -> Routing:
 
 
 def _mixed(x: Tensor, layer: Experts, routing: Routing, gated: Gated) -> Tensor:
-    """Return the weighted sums, added in float32 in the experts' order."""
+    """Return the weighted sums in float32, added in the experts' order."""
     mixed = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(layer.config.num_experts):
         rows, places = torch.where(routing.experts == expert)
         made = Mlp(layer.gate_up[expert], layer.down[expert])(x[rows], gated)
         mixed.index_add_(0, rows, made * routing.weights[rows, places, None])
-    return mixed.to(x.dtype)
+    return mixed

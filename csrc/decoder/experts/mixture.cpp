@@ -1,6 +1,7 @@
 #include "mixture.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "../../threads/thread_pool.h"
@@ -16,6 +17,11 @@ constexpr int64_t kElementsPerItem = 16 * 1024;
 
 constexpr int64_t kTotals = 256;  // of a row at a time, in the L1 cache
 
+// In float64, as weights of chosen experts: every machine rounds to the same float32.
+float weight_of(float score) {
+    return static_cast<float>(1.0 / (1.0 + std::exp(-double{score})));
+}
+
 // Calls body(row) for all rows, divided among the threads.
 template <class Body>
 void for_rows(int64_t num_rows, int64_t row_elements, const Body& body) {
@@ -29,21 +35,38 @@ void for_rows(int64_t num_rows, int64_t row_elements, const Body& body) {
 }  // namespace
 
 void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
-    const linear::Product scores{
-        .matrix = &experts.router,
-        .x = buffers.normed,
-        .is_bfloat16 = model_.is_bfloat16,
-        .x_stride = model_.sizes.hidden,
-        .num_rows = num_rows,
-        .result = Result::kStoreFloat,
-        .out = buffers.scores,
-        .out_stride = experts.count(),
-    };
-    linear::multiply(scores, variant_);
+    const void* rows = buffers.normed;
+    if (experts.has_shared()) share(experts, buffers, num_rows);
+    multiply_rows(experts.router, rows, num_rows, Result::kStoreFloat, buffers.scores);
     choice_.choose(experts, buffers.scores, num_rows);
     gather(buffers, num_rows);
     multiply(experts, &Mlp::gate_up, buffers);
     multiply(experts, &Mlp::down, buffers);
+}
+
+// Lets the shared expert compute all rows.
+void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
+    const void* rows = buffers.normed;
+    multiply_rows(experts.shared_weight, rows, num_rows, Result::kStoreFloat, buffers.shared_scores);
+    multiply_rows(experts.shared.gate_up, rows, num_rows, Result::kGatedSilu, buffers.inner);
+    multiply_rows(
+        experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat, buffers.shared_rows);
+}
+
+// x and out are contiguous.
+void Mixture::multiply_rows(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
+    Result result, void* out) const {
+    const linear::Product product{
+        .matrix = &matrix,
+        .x = x,
+        .is_bfloat16 = model_.is_bfloat16,
+        .x_stride = matrix.num_in,
+        .num_rows = num_rows,
+        .result = result,
+        .out = out,
+        .out_stride = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out,
+    };
+    linear::multiply(product, variant_);
 }
 
 // Brings the rows of each expert together.
@@ -88,19 +111,25 @@ void Mixture::multiply(
     linear::multiply_all(products_.data(), products_.size(), variant_);
 }
 
-void Mixture::sum(const Buffers& buffers, int64_t first_row, int64_t num_rows, Result result,
-    float* out) const {
+void Mixture::sum(const Experts& experts, const Buffers& buffers, int64_t first_row,
+    int64_t num_rows, Result result, float* out) const {
     const int64_t hidden = model_.sizes.hidden, num_chosen = choice_.num_chosen();
     const auto* made = static_cast<const float*>(buffers.expert_rows);
     for_rows(num_rows, hidden * num_chosen, [&](int64_t row) {
         const ExpertChoice::Chosen* chosen = choice_.of(first_row + row);
         float* target = out + row * hidden;
+        const float* shared = buffers.shared_rows + (first_row + row) * hidden;
+        const float share = experts.has_shared() ? weight_of(buffers.shared_scores[first_row + row])
+                                                 : 0.0f;
         for (int64_t first = 0; first < hidden; first += kTotals, target += kTotals) {
             const int64_t count = std::min(kTotals, hidden - first);
             float totals[kTotals] = {};
             for (int64_t c = 0; c < num_chosen; ++c) {
                 const float* from = made + chosen[c].place * hidden + first;
                 for (int64_t i = 0; i < count; ++i) totals[i] += chosen[c].weight * from[i];
+            }
+            if (experts.has_shared()) {
+                for (int64_t i = 0; i < count; ++i) totals[i] += share * shared[first + i];
             }
             if (result == Result::kAdd) {
                 for (int64_t i = 0; i < count; ++i) target[i] += totals[i];

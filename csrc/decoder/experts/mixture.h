@@ -21,11 +21,15 @@ public:
     void compute(const Experts& experts, const Buffers& buffers, int64_t num_rows);
 
     // Writes the sums of `num_rows` of these rows to out [num_rows, hidden], or adds them. A row's
-    // experts are summed in ascending order, so its bits do not depend on other rows.
-    void sum(const Buffers& buffers, int64_t first_row, int64_t num_rows, linear::Result result,
+    // experts are summed in ascending order, and the shared one last, so its bits do not depend on
+    // other rows.
+    void sum(const Experts& experts, const Buffers& buffers, int64_t first_row, int64_t num_rows, linear::Result result,
         float* out) const;
 
 private:
+    void share(const Experts& experts, const Buffers& buffers, int64_t num_rows);
+    void multiply_rows(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
+        linear::Result result, void* out) const;
     void gather(const Buffers& buffers, int64_t num_rows);
     void multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers);
 

@@ -59,11 +59,12 @@ class ModelConfig:
 
     @property
     def inner_widths(self) -> list[int]:
-        """Inner widths of the MLPs: of layers without experts, and of each expert."""
+        """Inner widths of the MLPs: of layers without experts, of each expert, of a shared one."""
         if self.experts is None:
             return [self.intermediate_size]
         has_both = len(self.experts.layers) < self.num_layers
-        return [self.intermediate_size] * has_both + [self.experts.intermediate_size]
+        shared = [self.experts.shared_size] * (self.experts.shared_size > 0)
+        return [self.intermediate_size] * has_both + [self.experts.intermediate_size, *shared]
 
     def default_dtype(self, device_type: str) -> ActivationDtype:
         """The dtype to compute in by default: the stored one, but bfloat16 for float16 on CPUs."""

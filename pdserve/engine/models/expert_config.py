@@ -6,7 +6,7 @@ weighted sum of what the best of them make of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.shared.errors import ModelError
@@ -30,6 +30,15 @@ class ExpertNames:
         expert = f"{self.block}.experts.{number}"
         return f"{expert}.{self.gate}", f"{expert}.{self.up}", f"{expert}.{self.down}"
 
+    def shared(self) -> tuple[str, str, str]:
+        """Of the shared expert, likewise."""
+        expert = f"{self.block}.shared_expert"
+        return f"{expert}.{self.gate}", f"{expert}.{self.up}", f"{expert}.{self.down}"
+
+    def shared_gate(self) -> str:
+        """What weighs that, likewise."""
+        return f"{self.block}.shared_expert_gate"
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
@@ -41,6 +50,7 @@ class ExpertConfig:
     normalizes_weights: bool  # those of a token's experts add up to 1
     layers: frozenset[int]  # that have experts; the others have one MLP
     names: ExpertNames
+    shared_size: int = 0  # width of one more, which all tokens have, weighed by a sigmoid; 0: none
 
 
 def no_experts(fields: JsonFields, num_layers: int) -> ExpertConfig | None:
@@ -76,6 +86,12 @@ def qwen3_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
         layers=frozenset(n for n in range(num_layers) if (n + 1) % step == 0 and n not in dense),
         names=ExpertNames("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     )
+
+
+def qwen2_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
+    """As Qwen3's, and a shared one."""
+    shared = fields.integer("shared_expert_intermediate_size")
+    return replace(qwen3_experts(fields, num_layers), shared_size=shared)
 
 
 def _experts(

@@ -16,6 +16,7 @@ from pdserve.engine.models.expert_config import (
     ExpertConfig,
     mixtral_experts,
     no_experts,
+    qwen2_experts,
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
@@ -28,6 +29,7 @@ from pdserve.engine.models.windows import (
     window_but_every,
     window_if_set,
     window_if_used,
+    window_of_types,
     window_per_layer,
 )
 from pdserve.shared.errors import UnknownArchitecture, UnsupportedRope
@@ -129,6 +131,9 @@ FAMILIES: dict[str, Family] = {
         rotated_share=1.0,
         has_fused_qkv=True,
         has_fused_gate_up=True,
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe", 32_768, window_of_types, qkv_bias=True, experts=qwen2_experts
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",

@@ -34,6 +34,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "qk_layernorm": (False,),
     "use_mrope": (False,),
     "alibi": (False,),
+    "qkv_bias": (True,),
     "parallel_attn": (False,),
     "use_parallel_residual": (False,),
     "bias": (False,),

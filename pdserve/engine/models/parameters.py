@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdserve.engine.experts import Experts
+from pdserve.engine.experts import Experts, SharedExpert
 from pdserve.engine.layers import Linear, Mlp, empty_linear, quantised
 from pdserve.engine.plan.layer import LayerPlan, Matrices, Norm
 from pdserve.engine.plan.matrix import Matrix, Part
@@ -127,7 +127,12 @@ class _Allocation:
         if choice is None:
             return LayerWeights(norms, qk_norm, mixer, Mlp(**mlp))
         stacks = {name: self._stack(name, experts) for name in experts[0]}
-        return LayerWeights(norms, qk_norm, mixer, Experts(choice, mlp["router"].weight, **stacks))
+        shared = None
+        if choice.shared_size:
+            one = Mlp(mlp["shared_gate_up"], mlp["shared_down"])
+            shared = SharedExpert(one, mlp["shared_weight"].weight)
+        mixture = Experts(choice, mlp["router"].weight, **stacks, shared=shared)
+        return LayerWeights(norms, qk_norm, mixer, mixture)
 
     def _linears(self, matrices: Matrices) -> dict[str, Linear]:
         made = {}

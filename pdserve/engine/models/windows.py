@@ -65,6 +65,13 @@ def window_per_layer(fields: JsonFields, num_layers: int) -> Windows:
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
+def window_of_types(fields: JsonFields, num_layers: int) -> Windows:
+    """Of layer_types alone: what holds without them changed between versions of transformers."""
+    if _used_window(fields) is not None and "layer_types" not in fields:
+        raise fields.error("layer_types", "there, since there are windows")
+    return window_per_layer(fields, num_layers)
+
+
 def window_but_every(nth: int, default: int = 4096) -> WindowRule:
     """All layers but every nth, or those that layer_types names; null means none."""
 

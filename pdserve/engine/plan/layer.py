@@ -34,7 +34,7 @@ class Norm:
 class MlpPlan:
     """The MLP of a layer, or its experts."""
 
-    matrices: Matrices  # gate_up and down, or the router
+    matrices: Matrices  # gate_up and down; or the router, and those of a shared expert
     experts: tuple[Matrices, ...] = ()  # gate_up and down of each
     choice: ExpertConfig | None = None  # of experts
 
@@ -89,8 +89,14 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
             (f"{layer}expert.{number}.", experts.names.expert(number))
             for number in range(experts.num_experts)
         )
+        matrices = {"router": Matrix(f"{layer}router", scores, hidden, FLOAT32)}
+        if experts.shared_size:
+            shared = gated(f"{layer}shared_", experts.names.shared(), experts.shared_size, False)
+            weight = (Part(f"{layer}{experts.names.shared_gate()}", range(1)),)
+            matrices |= {f"shared_{name}": matrix for name, matrix in shared.items()}
+            matrices["shared_weight"] = Matrix(f"{layer}shared_weight", weight, hidden, FLOAT32)
         return MlpPlan(
-            {"router": Matrix(f"{layer}router", scores, hidden, FLOAT32)},
+            matrices,
             tuple(gated(*named, experts.intermediate_size, False) for named in each),
             experts,
         )

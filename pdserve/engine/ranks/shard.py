@@ -66,7 +66,11 @@ class Shard:
         heads, kv_heads = self.share(config.num_heads), self.kv_heads(config)
         experts = config.experts
         if experts is not None:
-            experts = replace(experts, intermediate_size=self._width(experts.intermediate_size))
+            experts = replace(
+                experts,
+                intermediate_size=self._width(experts.intermediate_size),
+                shared_size=self._width(experts.shared_size),
+            )
         return replace(
             config,
             num_heads=heads.stop - heads.start,
@@ -97,7 +101,7 @@ def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
     heads, kv_heads = config.num_heads, config.num_kv_heads
     least = min(config.intermediate_size, config.vocab_size)
     if config.experts is not None:
-        least = min(least, config.experts.intermediate_size)
+        least = min(least, *config.inner_widths)
     if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads) or least < num_ranks:
         fits = [
             n

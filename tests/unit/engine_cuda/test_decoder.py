@@ -78,7 +78,9 @@ def requests():
 
 
 @pytest.mark.parametrize(
-    "both", matrix(["qwen3", "llama", "mistral", "qwen3_moe", "phi3"], 1), indirect=True
+    "both",
+    matrix(["qwen3", "llama", "mistral", "qwen3_moe", "phi3", "qwen2_moe"], 1),
+    indirect=True,
 )
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     """A step of 12 rows is launched, one of 6 goes through pieces, and then come decodes."""

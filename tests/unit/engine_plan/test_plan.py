@@ -36,6 +36,12 @@ BIASES: Final = {  # of those that leave them to config.json
 }
 EXPERTS: Final = {
     "MixtralForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+    },
     "Qwen3MoeForCausalLM": {
         "num_experts": 5,
         "num_experts_per_tok": 2,
@@ -79,7 +85,7 @@ def test_ranks_have_all_of_the_model_together(
             continue
         is_replicated = "k_proj" in name or "v_proj" in name
         copies = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
-        is_router = name.endswith((".gate.weight",))
+        is_router = name.endswith((".gate.weight", "shared_expert_gate.weight"))
         expected = math.prod(shape) * (num_ranks if is_router else copies)
         assert found.pop(name) == expected, name
     assert not found

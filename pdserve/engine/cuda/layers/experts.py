@@ -32,7 +32,7 @@ class _Places:
 
 
 def mix_experts(x: Tensor, layer: Experts) -> Tensor:
-    """Return the weighted sums of what its experts make of each row.
+    """Return the weighted sums of what its experts make of each row, a shared one too.
 
     Args:
         x: [num_rows, hidden_size], contiguous, of the dtype of the experts.
@@ -46,7 +46,8 @@ def mix_experts(x: Tensor, layer: Experts) -> Tensor:
         raise ValueError(f"rows of shape {list(x.shape)} for experts {list(weights.shape)}")
     if x.dtype != weights.dtype:
         raise TypeError(f"rows of {x.dtype} for experts of {weights.dtype}")
-    return _mixed(x, layer, _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts))
+    mixed = _mixed(x, layer, _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts))
+    return mixed if layer.shared is None else mixed.add_(layer.shared(x, silu_mul))
 
 
 def warm_up(layer: Experts) -> None:

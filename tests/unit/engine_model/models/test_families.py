@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdserve.engine.models.config import ModelConfig
-from tests.checkpoints import make_checkpoint, to_transformers_4_style
+from tests.checkpoints import make_checkpoint, to_transformers_4_style, with_plain_tensors
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
@@ -54,6 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     ),
+    "qwen2 moe": ("qwen2_moe", {}),
+    "qwen2 moe with MLPs": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
     "qwen3 moe": ("qwen3_moe", {}),
     "qwen3 moe with unnormalised weights": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3 moe with MLPs": (
@@ -73,11 +75,16 @@ def with_rope(**changes: Any) -> Mutant:
     return change
 
 
-# What is special of a case, left out.
+# Of a case: what is special of it, left out or done otherwise.
 MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rotates all of a head": ("phi3 partial", with_rope(rotated_share=1.0)),
     "rotates half of a head": ("phi3 partial", with_rope(rotated_share=0.5)),
     "rotates neighbours": ("phi3 partial", with_rope(is_interleaved=True)),
+}
+# Of a case: a tensor whose numbers are all alike in the mutant, and what they are.
+PLAIN: dict[str, tuple[str, str, float]] = {
+    "shared expert that is not weighed": ("qwen2 moe", "shared_expert_gate", 0.0),
+    "no shared expert": ("qwen2 moe", "shared_expert.down_proj", 0.0),
 }
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -127,9 +134,26 @@ def test_what_is_special_of_a_family_matters(
     """Else the tests above would not tell whether it is there."""
     case, change = MUTANTS[mutant]
     family, overrides = CASES[case]
-    path, prompt = checkpoint_of(family, **overrides), make_prompt(60)
-    right, wrong = (Node.load(path, kind, change=of).logits(prompt) for of in (None, change))
-    assert (right - wrong).abs().mean() > 1e-3, "50 times what a match may be off"
+    path = checkpoint_of(family, **overrides)
+    assert_differ(Node.load(path, kind), Node.load(path, kind, change=change))
+
+
+@pytest.mark.parametrize("mutant", PLAIN)
+def test_what_a_family_has_of_tensors_matters(
+    mutant: str, kind: DecoderKind, checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Likewise."""
+    case, part, number = PLAIN[mutant]
+    family, overrides = CASES[case]
+    path = checkpoint_of(family, **overrides)
+    changed = with_plain_tensors(path, tmp_path / "changed", part, number)
+    assert_differ(Node.load(path, kind), Node.load(changed, kind))
+
+
+def assert_differ(right: Node, wrong: Node) -> None:
+    prompt = make_prompt(60)
+    difference = (right.logits(prompt) - wrong.logits(prompt)).abs()
+    assert difference.mean() > 1e-3, "50 times what a match may be off"
 
 
 @pytest.mark.parametrize("style", [4, 5])

@@ -49,7 +49,11 @@ QWEN3_MOE: dict[str, Any] = {
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
-EXPERTS = {"MixtralForCausalLM": MIXTRAL, "Qwen3MoeForCausalLM": QWEN3_MOE}
+EXPERTS = {
+    "MixtralForCausalLM": MIXTRAL,
+    "Qwen2MoeForCausalLM": QWEN3_MOE | {"shared_expert_intermediate_size": 5632},
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+}
 
 
 def parse(**changes: Any) -> ModelConfig:
@@ -193,6 +197,8 @@ def test_unknown_architecture(names: list[str]) -> None:
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": 1}),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["0"]}),
         ("Qwen3MoeForCausalLM", {"num_experts": 0}),
+        ("Qwen2MoeForCausalLM", {"shared_expert_intermediate_size": None}),
+        ("Qwen2MoeForCausalLM", {"qkv_bias": False}),
     ],
     ids=str,
 )

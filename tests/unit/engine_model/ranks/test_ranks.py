@@ -50,6 +50,7 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen3 with bias": Parallelism(4),
     "qwen3 with windows": BOTH,
     "phi3 partial": BOTH,
+    "qwen2 moe with MLPs": BOTH,
     "mixtral": Parallelism(4),
 }
 Make = Callable[..., Path]
