@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting
 MAX_CONTAINERS = 2**16  # lists and objects
 MAX_MEMBERS = 2**16  # of objects
 MAX_ITEMS = 5 * 2**16  # of lists and objects; usually token ids, of which OpenAI takes 300,000
+T = TypeVar("T")
 Shape = tuple[int, int, int, int]  # containers, members, items, depth
 _CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
 _WIDEST = (  # what begins a character beyond U+FFFF, as UTF-8 and escaped
@@ -70,10 +71,10 @@ class JsonReader:
         try:
             value = _decoded(text, what, None)
         except InvalidRequest:
-            check_request(text)  # one too large for any double is not even decoded
+            await _check_long(text)  # one too large for any double is not even decoded
             raise
         if isinstance(value, dict) and has_schemas(value):
-            check_request(text)
+            await _check_long(text)
         if len(text) > _LONG_BYTES:
             await asyncio.sleep(0)
         return value
@@ -138,9 +139,9 @@ _FIELDS = frozenset(
         *("guided_json", "json_schema"),
     )
 )
-_HOLDERS = _FIELDS | {"response"}
+_HOLDER = "response"
 _EXAMPLES = frozenset(("default", "examples", "example"))
-_MAX_BYTES = 2**18  # more is not enforced anyway
+_MAX_BYTES = 2**18  # of one schema in which numbers are looked at
 _MAX_CHARS = 40
 
 
@@ -152,7 +153,14 @@ class _Rounded(float):
 
 def has_schemas(request: dict[str, Any]) -> bool:
     """Whether a decoded request may have schemas."""
-    return not _HOLDERS.isdisjoint(request)
+    return _HOLDER in request or not _FIELDS.isdisjoint(request)
+
+
+async def _check_long(text: bytes) -> None:
+    if len(text) > _MAX_BYTES:
+        await asyncio.to_thread(check_request, text)
+    else:
+        check_request(text)
 
 
 def check_request(text: bytes) -> None:
@@ -160,23 +168,40 @@ def check_request(text: bytes) -> None:
 
     Raises InvalidRequest, which names the path.
     """
+    fields = _parts(text, _FIELDS_DECODER, {})
+    holder = _parts(bytes(fields.get(_HOLDER, b"")), _FIELDS_DECODER, {})
+    for path, parts in (("", fields), (f"{_HOLDER}.", holder)):
+        for name in _FIELDS & parts.keys():
+            raw = bytes(parts[name])
+            for index, one in enumerate(_parts(raw, _LIST_DECODER, [])):
+                check_exact(bytes(one), f"{path}{name}.{index}")
+            if raw.startswith(b"{"):
+                check_exact(raw, path + name)
+
+
+def _parts(text: bytes, decoder: msgspec.json.Decoder[T], otherwise: T) -> T:
+    """Return the parts of a text, undecoded; otherwise it is another kind, or no JSON."""
     try:
-        fields = _FIELDS_DECODER.decode(text)
+        return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return  # whoever decodes it says so
-    for name in _HOLDERS & fields.keys():
-        check_exact(bytes(fields[name]), name, is_schema=name in _FIELDS)
+        return otherwise  # whoever decodes it says so
 
 
-def check_exact(text: bytes, param: str, *, is_schema: bool = True) -> None:
-    """Likewise for the text of one parameter."""
-    if len(text) > _MAX_BYTES or not _SUSPECT.search(text):
+def check_exact(text: bytes, param: str) -> None:
+    """Likewise for the text of one schema, or of what has it."""
+    if not _SUSPECT.search(text):
         return
+    if len(text) > _MAX_BYTES:
+        raise InvalidRequest(
+            f"'{param}' has numbers of 16 digits or an exponent, and {len(text)} bytes, but "
+            f"they can be checked in schemas of at most {_MAX_BYTES}: shorten it",
+            param,
+        )
     try:
         value = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
-    for path, number in _rounded(value, (param,), is_schema):
+    for path, number in _rounded(value, (param,)):
         where = ".".join(path)
         shown = number.text if len(number.text) <= _MAX_CHARS else number.text[:_MAX_CHARS] + "..."
         raise InvalidRequest(
@@ -197,19 +222,17 @@ def _number(text: str) -> float:
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=_number)
 _FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _rounded(
-    value: Any, path: tuple[str, ...], is_schema: bool
-) -> Iterator[tuple[tuple[str, ...], _Rounded]]:
+def _rounded(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], _Rounded]]:
     if isinstance(value, _Rounded):
-        if is_schema:
-            yield path, value
+        yield path, value
     elif isinstance(value, dict):
         for name, inner in value.items():
             is_name = path[-1:] == ("properties",)
             if is_name or name not in _EXAMPLES:
-                yield from _rounded(inner, (*path, name), is_schema or name in _FIELDS)
+                yield from _rounded(inner, (*path, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _rounded(inner, (*path, str(index)), is_schema)
+            yield from _rounded(inner, (*path, str(index)))

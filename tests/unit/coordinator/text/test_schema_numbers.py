@@ -91,6 +91,9 @@ def test_constants_are_exact_wherever_they_are() -> None:
     assert Enforced({"const": value}).takes_value(value)
 
 
+LONG = f'{{"description": "{"x" * 200_000}", "const": 1e2}}'
+
+
 @pytest.mark.parametrize(
     ("request_text", "path"),
     [
@@ -105,6 +108,16 @@ def test_constants_are_exact_wherever_they_are() -> None:
         ('{"temperature": 0.70000000000000000001, "tools": [{"x": 1.50, "y": 1e2}]}', None),
         ('{"messages": [{"content": "0.12345678901234567891"}]}', None),
         ('{"tools": [1e400', None),  # no JSON, as is said elsewhere
+        (f'{{"tools": [{LONG}, {LONG}, {{"x": 0.12345678901234567891}}]}}', "tools.2.x' is 0.1234"),
+        (
+            f'{{"response": {{"input": "{"x" * 2**20}", "tools": [{{"const": 1e400}}]}}}}',
+            "response.tools.0.const",
+        ),
+        (
+            f'{{"tools": [{LONG}, {{"d": "{"x" * 2**18}", "const": 1e400}}]}}',
+            "tools.1' has numbers of 16 digits or an exponent, and 2621",
+        ),
+        (f'{{"tools": [{{"d": "{"x" * 2**18}", "const": 15}}]}}', None),
     ],
 )
 def test_rounded_numbers_are_found_in_schemas_only(request_text: str, path: str | None) -> None:
