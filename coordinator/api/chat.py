@@ -29,7 +29,7 @@ from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_tex
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import ChatRequest, checked
-from coordinator.api.read.terms import ServiceTerms, service_terms, tier
+from coordinator.api.read.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 
@@ -82,7 +82,7 @@ async def plan_chat_call(ask: Ask) -> CallPlan:
         num_top=body.prompt_logprobs,
         tells_ids=bool(body.return_token_ids),
     )
-    service_tier = UNSET if body.service_tier is None else tier(body)
+    service_tier = UNSET if body.service_tier is None else terms.tier
     head = AnswerHead.now(answer_id, body.model, model, service_tier)
     chat_format = ChatFormat(
         head,

@@ -14,7 +14,7 @@ from coordinator.api.chat import ChatPlan, plan_chat
 from coordinator.api.context import RequestTrace
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.idempotency import KeyedCall
-from coordinator.api.read.terms import TERMS_HEADERS, service_terms, tier
+from coordinator.api.read.terms import TERMS_HEADERS, service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.events import Frame
 from coordinator.api.responses.format import ItemsFormat
@@ -60,7 +60,7 @@ async def plan_response(
         order = _ordered(asked, ask.headers, trace)
     terms = service_terms(asked.body, ask.headers, context, trace)
     created_at = int(time.time()) if order is None else order.created_at
-    response = _begun(asked, RESPONSE_ID.format(trace.unique), created_at)
+    response = _begun(asked, RESPONSE_ID.format(trace.unique), created_at, terms.tier)
     keeper = make_keeper(asked, response, trace.owner)
     keeper.stored.order = order
 
@@ -105,7 +105,7 @@ def _ordered(asked: Asked, headers: Mapping[str, str], trace: RequestTrace) -> O
     )
 
 
-def _begun(asked: Asked, response_id: str, created_at: int) -> Response:
+def _begun(asked: Asked, response_id: str, created_at: int, service_tier: str) -> Response:
     """Return the response object before anything has been generated."""
     body, conversation = asked.body, asked.conversation
     text = body.text or TextConfig()
@@ -127,7 +127,7 @@ def _begun(asked: Asked, response_id: str, created_at: int) -> Response:
         prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningShown(effort),
         safety_identifier=body.safety_identifier,
-        service_tier=tier(body),
+        service_tier=service_tier,
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=TextShown(text.format or TextFormat(type="text"), text.verbosity or "medium"),

@@ -47,6 +47,7 @@ class ServiceTerms:
     keyed: KeyedCall | None = None
     span: CallSpan | None = None  # None: the call is not recorded
     wait_s: float = 0.0  # for which it waits if a pool has no node for it
+    tier: str = "default"  # the service tier that it has
 
     @property
     def asker(self) -> Asker:
@@ -91,6 +92,8 @@ def service_terms(
     tenant = ANYBODY if trace.caller is None else trace.caller.tenant
     cls = _service_class(fields, headers, context.classes, tenant)
     most = _most(cls, context.classes, tenant)
+    has_all = cls.priority <= most.priority and cls.weight <= most.weight
+    is_of_tier = has_all and cls is _class_of_tier(fields, context.classes)
     trace.slo = Slo(
         name=cls.name,
         tenant=tenant.name,
@@ -111,13 +114,8 @@ def service_terms(
         trace.keyed,
         trace.span,
         cls.wait_s,
+        (is_of_tier and fields.service_tier) or "default",
     )
-
-
-def tier(fields: CallFields) -> str:
-    """Return the service tier that a call has: the one that it asked for, if that has an effect."""
-    asked = fields.service_tier
-    return asked if asked in (*_HIGHEST, _LOWEST) else "default"
 
 
 class _Most(NamedTuple):
@@ -174,6 +172,11 @@ def _asked_class(
                 f"{where!r} is {name[:64]!r}, but the service classes are {known}", where
             )
         return classes.by_name[name]
+    return _class_of_tier(fields, classes)
+
+
+def _class_of_tier(fields: CallFields, classes: ServiceClasses) -> SloClass | None:
+    """Return the class that the call's service tier stands for; None: it has none."""
     if fields.service_tier in _HIGHEST:
         return classes.highest
     return classes.lowest if fields.service_tier == _LOWEST else None

@@ -53,7 +53,8 @@ async def test_a_call_names_its_class(
         assert response.status == 200
         told = (await response.json()).get("service_tier")
     asked = body.get("service_tier") if kind == "chat" else None
-    assert told == ("default" if asked == "auto" else asked)
+    is_given = name == {"flex": "batch"}.get(asked or "", "interactive")
+    assert told == (asked and (asked if is_given else "default")), "the tier that was used"
     assert api.generator.last.request.slo.name == name
     assert api.observer.finished[0].slo == api.generator.last.request.slo
 
@@ -93,11 +94,15 @@ CLASSES = parse_slo_classes(["gold priority=2 weight=9", "usual priority=1", "bu
 
 def told(body: dict[str, Any], tenant: Tenant) -> Slo:
     """What the cluster is told of a tenant's call."""
+    return terms_of(body, tenant).slo
+
+
+def terms_of(body: dict[str, Any], tenant: Tenant) -> ServiceTerms:
     context: Any = SimpleNamespace(classes=CLASSES, config=ApiConfig())
     caller = Admitted(tenant, "", None)
     trace = RequestTrace(unique="u", request_id="r", received_s=0.0, caller=caller)
     fields = convert_request({"model": "m", "messages": MESSAGES, **body}, ChatRequest)
-    return service_terms(fields, {}, context, trace).slo
+    return service_terms(fields, {}, context, trace)
 
 
 @pytest.mark.parametrize("name", ["gold", "usual", "bulk"])
@@ -114,6 +119,22 @@ def test_without_classes_of_its_own_no_tenant_takes_precedence(name: str, priori
     assert told(tier, Tenant(name="bob", classes=["gold"])).priority == 2
     assert told(tier, Tenant(name="owner", is_operator=True)).priority == 2
     assert told(tier, Tenant()).priority == 2
+
+
+@pytest.mark.parametrize("tier", ["priority", "fast", "ultrafast", "flex", "auto", "default", None])
+@pytest.mark.parametrize("tenant", [
+    Tenant(), Tenant(name="eve"), Tenant(name="eve", weight=2.0),
+    Tenant(name="ann", default_class="gold"), Tenant(name="bob", classes=["gold", "bulk"]),
+])  # fmt: skip
+def test_a_tier_is_told_if_the_call_has_it(tier: str | None, tenant: Tenant) -> None:
+    terms = terms_of({"service_tier": tier}, tenant)
+    named = CLASSES.lowest if tier == "flex" else CLASSES.highest
+    is_given = tier not in ("auto", "default", None) and (
+        (terms.slo.name, terms.slo.priority) == (named.name, named.priority)
+    )
+    assert terms.tier == (tier if is_given else "default")
+    assert is_given or tier != "flex"
+    assert is_given == (tenant.name != "eve") or tier not in ("priority", "fast", "ultrafast")
 
 
 def test_priorities_keep_their_order_and_are_few() -> None:
