@@ -112,7 +112,7 @@ def _asked_by(
             before = store.get_previous(body.previous_response_id, owner)
         earlier, earlier_bytes = before.items, before.items_bytes
     new = new_items(body.input or [], "input", trace, earlier, store)
-    if earlier:
+    if earlier or conversation is not None:
         num_bytes = earlier_bytes + items_bytes(new)
         check_length(len(earlier) + len(new), num_bytes, "input")
         if body.truncation != "auto":

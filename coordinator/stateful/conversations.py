@@ -39,7 +39,6 @@ async def create_conversation(request: web.Request) -> web.Response:
         metadata=body.metadata or {},
     )
     items = await _new_items(request, values, body.items or [], [])
-    stored.check_room(items, "items")
     stored.add(items)
     request.app[STORE].put(stored)
     await request.app[STORE].saved()
@@ -76,9 +75,9 @@ async def add_items(request: web.Request) -> web.Response:
     body = convert_request(values, NewItems)
     stored = await _stored(request)
     items = await _new_items(request, values, body.items, stored.items)
-    stored.check_room(items, "items")
     request.app[STORE].change(stored, lambda c: c.add(items))
     await request.app[STORE].saved()
+    stored.check_kept(items)
     return json_answer(whole_page(items))
 
 

@@ -31,7 +31,8 @@ class Keeper:
     def keep(self, body: bytes, output: Sequence[Item]) -> None:
         """Store a finished response, unless `store` is false.
 
-        If it belongs to a conversation, the new input and the output are appended to that.
+        If it belongs to a conversation, the new input and the output are appended to that. Raises
+        InvalidRequest if it has no room for them any more: an answer that is lost there has failed.
         """
         said = pack(output)
         if self.conversation is not None:
@@ -43,6 +44,13 @@ class Keeper:
             self.store.changed(self.stored)
         elif self.is_stored:
             self.store.put(self.stored)
+
+    async def saved(self) -> None:
+        """Wait until what was kept is written. Raises StoreUnavailable, and what `keep` does."""
+        await self.store.saved()
+        if self.conversation is not None:
+            num_before = self.stored.num_input_items - len(self.new)
+            self.conversation.check_kept(self.stored.items[num_before:])
 
 
 def make_keeper(asked: Asked, response: Response, owner: str) -> Keeper:

@@ -77,7 +77,7 @@ async def plan_response(
         frame,
         shows_logprobs=LOGPROBS in (asked.body.include or []),
     )
-    call = plan.call(response_format, saved=asked.store.saved)
+    call = plan.call(response_format, saved=keeper.saved)
     return Planned(call, response_format, keeper.stored, response.store)
 
 

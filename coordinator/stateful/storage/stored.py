@@ -127,22 +127,30 @@ class StoredConversation:
         """The memory that the conversation takes."""
         return _OBJECTS + len(msgspec.json.encode(self.metadata)) + self.items_bytes
 
-    def check_room(self, items: Sequence[PackedItem], param: str) -> None:
-        """Refuse items that would make it too long. Raises InvalidRequest."""
-        num_bytes = self.items_bytes + items_bytes(items)
-        check_length(len(self.items) + len(items), num_bytes, param)
-
     def add(self, items: Sequence[PackedItem], unique: str = "") -> None:
-        """Append items.
+        """Append items. Raises InvalidRequest if that would make it too long.
 
         `unique` is of the call that adds them. If the last call is made again under its idempotency
         key, they are there already.
         """
         if unique and self.last_call[0] == unique:
             return
+        self._check_room(items)
         self.last_call = (unique, len(self.items))
         self.items += items
         self.items_bytes += items_bytes(items)
+
+    def check_kept(self, items: Sequence[PackedItem]) -> None:
+        """Make sure that items are in it that were added, or were there.
+
+        Raises InvalidRequest if other coordinators' had taken the room when they were written.
+        """
+        if items and items[-1] not in self.items:
+            self._check_room(items)
+
+    def _check_room(self, items: Sequence[PackedItem]) -> None:
+        num_bytes = self.items_bytes + items_bytes(items)
+        check_length(len(self.items) + len(items), num_bytes, "conversation")
 
     def before(self, unique: str) -> Sequence[PackedItem]:
         """Return the items that a call continues: all, unless it is the last one made again."""

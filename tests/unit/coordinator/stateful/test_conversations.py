@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from coordinator.api.responses.items import MessageItem
 from coordinator.stateful.storage.packed_items import pack
 from coordinator.stateful.storage.stored import MAX_ITEMS, StoredConversation
 from pdserve.shared.errors import InvalidRequest
-from tests.fakes.generator import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
+from tests.fakes.generator import MODEL, FakeGenerator, Pause, Tokens, says, tool_tokenizer
 from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
 from tests.unit.coordinator.api.test_tenants import bearer, clock, tenants, usage
@@ -190,9 +191,10 @@ async def test_a_page_has_few_bytes_and_says_that_there_is_more() -> None:
 async def test_a_conversation_has_bounds() -> None:
     talk = StoredConversation(id="conv_a", owner="", created_at=0, metadata={})
     talk.add(pack(MessageItem(id=str(i)) for i in range(MAX_ITEMS - 1)))
-    talk.check_room(talk.items[:1], "items")
     with pytest.raises(InvalidRequest, match="compact it, or begin a new one"):
-        talk.check_room(talk.items[:2], "items")
+        talk.add(talk.items[:2])
+    talk.add(talk.items[:1])
+    assert len(talk.items) == MAX_ITEMS
     async with served() as api, client_of(api) as client:
         made = await client.conversations.create(items=messages(2, 1_500_000))
         more = messages(1, 1_500_000)
@@ -206,4 +208,43 @@ async def test_a_conversation_has_bounds() -> None:
                 await refused
         with pytest.raises(openai.BadRequestError, match=r"the conversation has \d+ bytes already"):
             await client.responses.create(model=MODEL, input="More", conversation=made.id)
+        empty = await client.conversations.create()
+        with pytest.raises(openai.BadRequestError, match="compact it, or begin a new one"):
+            await client.responses.create(
+                model=MODEL, input=messages(3, 1_500_000), conversation=empty.id
+            )
         assert api.generator.generations == []
+
+
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}, {"store": False}])
+async def test_calls_at_the_same_time_do_not_make_it_too_long(how: dict[str, Any]) -> None:
+    """Each of them would have room alone; the one that comes too late fails, and says so."""
+    is_filled = asyncio.Event()
+    generator = FakeGenerator(lambda _: [Pause(until=is_filled), *says("Hi")(_)])
+    async with served(generator) as api, client_of(api) as client:
+        made = await client.conversations.create()
+        asked: Any = {"model": MODEL, "input": "Hi", "conversation": made.id, **how}
+
+        async def outcome() -> Any:
+            try:
+                answer: Any = await client.responses.create(**asked)
+                return [e async for e in answer][-1].response if "stream" in how else answer
+            except openai.BadRequestError as error:
+                return error
+
+        late = asyncio.create_task(outcome())
+        while not api.generator.generations:
+            await asyncio.sleep(0)
+        before = await client.conversations.items.create(made.id, items=messages(2, 2_096_600))
+        is_filled.set()
+        ended = await late
+        if "background" in how:
+            await over(api)
+            ended = await client.responses.retrieve(ended.id)
+        assert "compact it, or begin a new one" in str(getattr(ended, "error", None) or ended)
+        if isinstance(ended, openai.BadRequestError):
+            assert ended.param == "conversation"
+        else:
+            assert ended.status == "failed"
+        kept = await client.conversations.items.list(made.id, order="asc", limit=1)
+        assert kept.data[0].id == before.data[0].id
