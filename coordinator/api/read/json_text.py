@@ -173,7 +173,8 @@ def check_request(text: bytes) -> None:
     for path, parts in (("", fields), (f"{_HOLDER}.", holder)):
         for name in _FIELDS & parts.keys():
             raw = bytes(parts[name])
-            for index, one in enumerate(_parts(raw, _LIST_DECODER, [])):
+            listed: list[msgspec.Raw] = _parts(raw, _LIST_DECODER, [])
+            for index, one in enumerate(listed):
                 check_exact(bytes(one), f"{path}{name}.{index}")
             if raw.startswith(b"{"):
                 check_exact(raw, path + name)
