@@ -92,7 +92,7 @@ class _Told:
         """Process a delta's text and ids, and return the parts that are certain now."""
         self.untold_ids += delta.token_ids
         parts = self.parts.push_whole(delta)
-        return parts + self.parts.finish() if delta.finish_reason is not None else parts
+        return parts + self.parts.finish(delta) if delta.finish_reason is not None else parts
 
     def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
         """Return the finish reason; `called` replaces "stop" if the answer has calls."""

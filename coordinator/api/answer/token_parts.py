@@ -58,9 +58,10 @@ class TokenParts:
             return self._parts.push(delta.text)
         return reduce(add, self.push(delta), Parts())
 
-    def finish(self) -> Parts:
+    def finish(self, last: ChoiceDelta) -> Parts:
         """End the answer; return the parts that were held back."""
-        parts = self._parts.finish()
+        is_cut = last.finish_reason != "stop" or last.stop_reason is not None
+        parts = self._parts.finish(is_cut=is_cut)
         if self._parts.num_late_chars:
             end = self.num_chars - self._parts.num_late_chars
             self._reasoning_end = bisect_left(self._offsets, end)

@@ -57,7 +57,7 @@ class AnswerPieces:
             self._add(pieces, parts)
         self._unshown += tokens
         if delta.finish_reason is not None:
-            self._add(pieces, self._parts.finish())
+            self._add(pieces, self._parts.finish(delta))
         return pieces
 
     def _add(self, pieces: list[Piece], parts: Parts) -> None:

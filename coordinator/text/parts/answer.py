@@ -55,22 +55,24 @@ class AnswerParts:
             return self._through_tools(Parts(content=text))
         return self._through_tools(self._reasoning.push(text))
 
-    def finish(self) -> Parts:
+    def finish(self, *, is_cut: bool = False) -> Parts:
         """End the text; return what was held back as its most likely kind of part."""
-        late = self._late_call()
+        late = self._late_call(is_cut)
         last = Parts() if self._reasoning is None else self._reasoning.finish()
         if late is not None:
             return last + late
         parts = self._through_tools(last)
-        return parts if self._tools is None else parts + self._kept(self._tools.finish())
+        return (
+            parts if self._tools is None else parts + self._kept(self._tools.finish(is_cut=is_cut))
+        )
 
-    def _late_call(self) -> Parts | None:
+    def _late_call(self, is_cut: bool) -> Parts | None:
         """Return the parts after reasoning that a call has ended; None: there is no such call."""
         if self._reasoning is None or self._tools is None:
             return None
         if not (text := self._reasoning.take_call()):
             return None
-        parts = self._tools.push(text) + self._tools.finish()
+        parts = self._tools.push(text) + self._tools.finish(is_cut=is_cut)
         if not parts.calls:
             self._reasoning.give_back(text)
             return None

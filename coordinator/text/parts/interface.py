@@ -59,8 +59,11 @@ class PartsParser(Protocol):
         """Take the next piece of text; return the parts that are certain now."""
         ...
 
-    def finish(self) -> Parts:
-        """End the text; return what was held back as its most likely kind of part."""
+    def finish(self, *, is_cut: bool = False) -> Parts:
+        """End the text; return what was held back as its most likely kind of part.
+
+        `is_cut`: a limit or a stop string ended it, and not the model.
+        """
         ...
 
 
@@ -90,7 +93,7 @@ class CallReader(Protocol):
         """Return further JSON text of the arguments, once `name` is known."""
         ...
 
-    def finish(self) -> str:
+    def finish(self, *, is_cut: bool) -> str:
         """End the text; return what was held back of the arguments."""
         ...
 

@@ -2,17 +2,22 @@
 
 The arguments' value is passed on as it arrives, so that long arguments are streamed. Keys may be in
 any order; arguments that come before the name are held until the name is known. The call is over
-where its arguments' braces balance, even if the object around them is never closed.
+where its arguments' braces balance, even if the object around them is never closed. A string with a
+mark that ends calls may be one whose own end the model forgot (`missing_end.py`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum, auto
 
+from coordinator.text.parts.as_written import QUOTES
 from coordinator.text.parts.interface import SPACE, NotACall, Tools
 from coordinator.text.parts.json_text import JsonText
+from coordinator.text.parts.missing_end import MissingEnd
 
+_BARE = re.compile(r"(['`]?)([\w.-]+)\1")
 _ARGUMENT_KEYS = ("arguments", "parameters")  # the second is Llama 3's
 
 
@@ -33,6 +38,7 @@ class JsonCall:
     Args:
         tools: the offered functions; an object that names no such function is refused.
         needs_arguments: a call without arguments is refused; otherwise it has none.
+        mark: what ends calls, or begins others, also where the end of a string was forgotten.
         name: the function's name if it precedes the object, which then holds only the arguments.
         call_id: likewise.
     """
@@ -42,6 +48,7 @@ class JsonCall:
         tools: Tools,
         *,
         needs_arguments: bool,
+        mark: str = "",
         name: str | None = None,
         call_id: str | None = None,
     ) -> None:
@@ -57,6 +64,7 @@ class JsonCall:
         self._place = _Place.BRACE if name is None else _Place.VALUE
         self._key: str | None = None if name is None else "arguments"
         self._value = JsonText()
+        self._missing_end = MissingEnd(mark)
         self._text: list[str] = []  # of a key, or of a value that is not passed on
         self._arguments: list[str] = []  # not taken yet
         self._are_passed_on = False  # the arguments, as they come
@@ -64,10 +72,37 @@ class JsonCall:
     @property
     def unread(self) -> str:
         """Its last characters, which are not certain to belong to it."""
-        return ""
+        return self._missing_end.text
 
     def push(self, char: str) -> bool:
         """Take one character; False: the call ended before it."""
+        value, was_in_string = self._value, self._value.is_in_string
+        is_taken = self._step(char)
+        if is_taken and self._missing_end.push(char, value, was_in_string=was_in_string):
+            self._end_before_mark()
+        return is_taken
+
+    def take(self) -> str:
+        """Return further JSON text of the arguments, once `name` is known."""
+        if self.name is None:
+            return ""
+        num_certain = len(self._arguments) - (0 if self.has_arguments else len(self._missing_end))
+        taken, self._arguments = self._arguments[:num_certain], self._arguments[num_certain:]
+        return "".join(taken)
+
+    def finish(self, *, is_cut: bool) -> str:
+        """End the text; return what was held back of the arguments."""
+        if self._missing_end.is_possible and not is_cut:
+            self._end_before_mark()
+            return self.take()
+        if self.name is None or self.has_arguments:
+            return ""
+        self._missing_end.clear()
+        return self.take() + self._value.cut()
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _step(self, char: str) -> bool:
         match self._place:
             case _Place.BRACE:
                 self._place = _Place.KEY
@@ -86,28 +121,13 @@ class JsonCall:
                 return False
         return True
 
-    def take(self) -> str:
-        """Return further JSON text of the arguments, once `name` is known."""
-        if self.name is None:
-            return ""
-        taken, self._arguments = self._arguments, []
-        return "".join(taken)
-
-    def finish(self) -> str:
-        """End the text; return what was held back of the arguments."""
-        if self.name is None or self.has_arguments:
-            return ""
-        return self.take() + self._value.cut()
-
-    # ---- parts ---------------------------------------------------------------------------------
-
     def _before_key(self, char: str) -> bool:
         if char in SPACE or char == ",":
             return True
         if char == "}":
             self._end()
             return True
-        if char != '"':
+        if not (char in QUOTES or char.isalnum() or char == "_"):
             return self._break()
         self._key = None
         return self._begin_value(char)
@@ -128,7 +148,7 @@ class JsonCall:
         text = self._value.push(char)
         if text is not None:
             self._add(text)
-        elif char in SPACE or char in ",}" or (self._holds_arguments and self._are_passed_on):
+        elif char in self._ends_value or (self._holds_arguments and self._are_passed_on):
             self._add(self._value.close())
         else:
             return self._break()
@@ -136,6 +156,10 @@ class JsonCall:
             self._end_value()
             return text is not None or self.push(char)
         return True
+
+    @property
+    def _ends_value(self) -> str:
+        return SPACE + (":" if self._key is None else ",}")
 
     def _add(self, text: str) -> None:
         if self._holds_arguments and self._are_passed_on:
@@ -146,7 +170,7 @@ class JsonCall:
     def _end_value(self) -> None:
         key, text, self._place = self._key, "".join(self._text), _Place.KEY
         if key is None:
-            self._key, self._place = _string(text), _Place.COLON
+            self._key, self._place = _word(text), _Place.COLON
         elif self._holds_arguments:
             if not self._are_passed_on:
                 self._set_arguments(text)
@@ -154,10 +178,10 @@ class JsonCall:
             if self._is_arguments_alone:
                 self._end()
         elif key == "name" and self._named is None:
-            self._named = _string(text)
+            self._named = _word(text)
             self.is_refused = self.is_refused or self._named not in self._tools
         elif key == "id" and self.call_id is None and self.name is None:
-            self.call_id = _string(text) or None  # one that comes later would be too late
+            self.call_id = _word(text) or None  # one that comes later would be too late
         self._name_it()
 
     def _set_arguments(self, text: str) -> None:
@@ -170,6 +194,9 @@ class JsonCall:
             value = None
         if isinstance(value, dict):
             self._arguments = [text if is_same else json.dumps(value)]
+            self._are_passed_on = True
+        elif value is None and text.lstrip().startswith("{"):  # no JSON: it goes on as it is
+            self._arguments = [text.encode(errors="replace").decode()]
             self._are_passed_on = True
         else:
             self.is_refused = True
@@ -184,6 +211,13 @@ class JsonCall:
             self._arguments, self._are_passed_on = ["{}"], True
             self.is_refused = self.is_refused or self._needs_arguments or self._named is None
             self._name_it()
+        self.is_refused = self.name is None
+        self._place, self.is_complete, self.has_arguments = _Place.OVER, True, True
+
+    def _end_before_mark(self) -> None:
+        """End where a string has a mark: the rest is not the call's."""
+        num_certain = len(self._arguments) - len(self._missing_end)
+        self._arguments = self._arguments[: max(0, num_certain)]
         self.is_refused = self.name is None
         self._place, self.is_complete, self.has_arguments = _Place.OVER, True, True
 
@@ -202,3 +236,9 @@ def _string(text: str) -> str:
     except (ValueError, RecursionError):
         return ""
     return value if isinstance(value, str) else ""
+
+
+def _word(text: str) -> str:
+    """Return a name or a key, which may be in other quotes than JSON's, or in none."""
+    bare = _BARE.fullmatch(text)
+    return bare[2] if bare and not text[0].isdigit() else _string(text)

@@ -49,11 +49,20 @@ class MarkedCalls:
             pass
         return parts
 
-    def finish(self) -> Parts:
+    def finish(self, *, is_cut: bool = False) -> Parts:
         """End the text; return what was held back as its most likely kind of part."""
-        parts, left = Parts(), self._raw + self._rest
+        parts = Parts()
+        while (call := self._call) is not None:
+            told = call.finish(is_cut=is_cut)
+            if self._is_named:
+                self._add(call, told, parts)
+            if not call.is_complete:
+                break
+            self._over(call, parts)
+            parts += self.push("")
+        left = self._raw + self._rest
         if self._call is not None and self._is_named:
-            self._add(self._call, self._call.finish(), parts)
+            left = ""  # it was told, as far as it goes
         elif not self._follows_call or left.strip(SPACE + self._marks.separators + "}]"):
             self._show(left, parts)
         parts.content += self._around.finish()
@@ -144,20 +153,29 @@ class MarkedCalls:
         self._raw += self._taken(length)
         if call.name is not None:
             self._add(call, arguments, parts)
-        if call.is_complete and call.unread:
-            self._rest = call.unread + self._rest
-            self._raw = self._raw.removesuffix(call.unread)
         if call.name is not None:
             self._raw = ""
-            if call.is_complete:
-                self._call, self._is_named, self._follows_call = None, False, True
-                self._num_calls += 1
-        elif is_none or call.is_complete or (call.is_refused and not self._marks.begins):
+        if call.is_complete:
+            self._over(call, parts)
+        elif call.name is not None:
+            return
+        elif is_none or (call.is_refused and not self._marks.begins):
             self._call = None
             self._leave("", parts)
         elif call.is_refused:  # marks mean nothing up to its end
             self._show(self._raw.removesuffix(call.unread), parts)
             self._raw = call.unread
+
+    def _over(self, call: CallReader, parts: Parts) -> None:
+        """Go on behind a call, or what turned out to be none."""
+        self._rest = call.unread + self._rest
+        self._raw = self._raw.removesuffix(call.unread)
+        self._call = None
+        if call.name is None:
+            self._leave("", parts)
+            return
+        self._is_named, self._follows_call, self._raw = False, True, ""
+        self._num_calls += 1
 
     def _add(self, call: CallReader, arguments: str, parts: Parts) -> None:
         if not self._is_named:

@@ -62,13 +62,24 @@ class Marks:
         """Whether the end mark comes after each call."""
         return bool(self.end) and not self.lists
 
+    @property
+    def _next_mark(self) -> str:
+        """The mark after a call."""
+        return self.end if self.ends_alone else self.begin
+
     def read(self, tools: Tools, head: Head | None = None) -> CallReader:
         """Return a reader of a call that begins here, or after its head."""
         if self.is_tagged:
             return TaggedCall(tools)
         if head is None:
-            return JsonCall(tools, needs_arguments=not self.begin)
-        return JsonCall(tools, needs_arguments=False, name=head.name, call_id=head.call_id)
+            return JsonCall(tools, needs_arguments=not self.begin, mark=self._next_mark)
+        return JsonCall(
+            tools,
+            needs_arguments=False,
+            mark=self._next_mark,
+            name=head.name,
+            call_id=head.call_id,
+        )
 
     def head_of(self, text: str) -> Head | None:
         """Return the head of a named call; None: the text does not begin with one."""

@@ -24,6 +24,11 @@ def python_value(source: str) -> Any:
         raise ValueError("no literal") from error
 
 
+def without_strings(source: str) -> str:
+    """Return what a literal has besides its strings."""
+    return _STRING.sub("", source)
+
+
 def _value(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=str() | bool() | int() | float() | None as value):

@@ -1,7 +1,8 @@
 """Parses a list of Python calls, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4.
 
 A call is returned when it is complete. Its arguments must be keywords with literals, of Python or
-of JSON; anything else is not a call, and is returned as text.
+of JSON; anything else is not a call, and is returned as text. A literal that neither of them reads,
+such as `01`, is passed on as it is.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import re
 from enum import Enum, auto
 from itertools import pairwise
 
+from coordinator.text.parts.as_written import COMMENTS
 from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools
-from coordinator.text.parts.python_values import python_value
+from coordinator.text.parts.python_values import python_value, without_strings
 from coordinator.text.parts.text_around import TextAround
 from coordinator.text.parts.typed_values import json_of
 
 BEGINS, END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
+_LIKE_A_LITERAL = re.compile(r"""\s*(?:[-+]?(?:[\d.]|NaN\b|nan\b|Inf|inf)|["'`\[{]|undefined\b)""")
+_CALL = re.compile(r"\w\s*\(")
 _OPENING = {"(": ")", "[": "]", "{": "}"}
 _NAME, _KEY = re.compile(r"[\w.-]{1,128}\s{0,128}"), re.compile(r"\s*[\w.-]+\s*")
 
@@ -56,7 +60,7 @@ class PythonicCalls:
             self._step(char, parts)
         return parts
 
-    def finish(self) -> Parts:
+    def finish(self, *, is_cut: bool = False) -> Parts:
         """End the text; return what was held back as its most likely kind of part."""
         raw = self._raw
         if self._num_calls and self._place in (_Place.LIST, _Place.BEHIND):
@@ -131,6 +135,9 @@ class _Source:
         self._quote = ""
         self._opened_at = 0  # the quote: number of characters up to it
         self._is_escaped = False
+        self._comment = ""  # what ends it
+        self._begun_at = 0  # the comment
+        self._comments: list[tuple[int, int]] = []  # Python's: there is nothing
         self._cuts: list[int] = []  # positions of the call's brackets, and of commas between them
 
     @property
@@ -141,8 +148,12 @@ class _Source:
     def push(self, char: str) -> None:
         """Take one character."""
         self._chars.append(char)
-        if self._quote:
+        if self._comment:
+            self._in_comment(char)
+        elif self._quote:
             self._in_string(char)
+        elif self._begins_comment():
+            self._begun_at = len(self._chars) - 1
         elif char in "\"'":
             is_third = (
                 self._chars[-3:-1] == [char, char] and self._opened_at == len(self._chars) - 2
@@ -154,29 +165,46 @@ class _Source:
         elif self._closing and char == self._closing[-1]:
             self._closing.pop()
             self.is_complete = not self._closing
-        if not self._quote and (self.is_complete or (len(self._closing) == 1 and char == ",")):
+        if not (self._quote or self._comment) and (
+            self.is_complete or (len(self._closing) == 1 and char == ",")
+        ):
             self._cuts.append(len(self._chars) - 1)
 
     def arguments(self) -> str | None:
         """Return the arguments as JSON; None: they are not all keywords with literals."""
-        found: dict[str, object] = {}
-        try:
-            for begin, end in pairwise(self._cuts):
-                key, is_given, value = "".join(self._chars[begin + 1 : end]).partition("=")
-                if not (key + value).strip() and end == self._cuts[-1]:
-                    break  # nothing after the last comma
-                if not is_given or not _KEY.fullmatch(key) or key.strip() in found:
-                    return None
-                found[key.strip()] = python_value(value)
-            return json_of(found)
-        except ValueError:
-            return None
+        found: dict[str, str] = {}
+        chars = list(self._chars)
+        for begin, end in self._comments:
+            chars[begin:end] = " " * (end - begin)
+        for begin, end in pairwise(self._cuts):
+            key, is_given, value = "".join(chars[begin + 1 : end]).partition("=")
+            if not (key + value).strip() and end == self._cuts[-1]:
+                break  # nothing after the last comma
+            if not is_given or not _KEY.fullmatch(key) or key.strip() in found:
+                return None
+            if (told := _told(value)) is None:
+                return None
+            found[key.strip()] = told
+        return "{" + ", ".join(f"{json_of(key)}: {value}" for key, value in found.items()) + "}"
 
     def _open(self, char: str) -> None:
         if not self._cuts and char == "(":
             self.name = self.text[:-1].strip()
             self._cuts.append(len(self._chars) - 1)
         self._closing.append(_OPENING[char])
+
+    def _begins_comment(self) -> bool:
+        last = "".join(self._chars[-2:])
+        begun = last[-1] if last[-1] == "#" else last
+        self._comment = COMMENTS.get(begun, "") if self._closing else ""
+        return bool(self._comment)
+
+    def _in_comment(self, char: str) -> None:
+        if "".join(self._chars[-len(self._comment) :]) != self._comment:
+            return
+        if self._chars[self._begun_at] == "#":
+            self._comments.append((self._begun_at, len(self._chars)))
+        self._comment = ""
 
     def _in_string(self, char: str) -> None:
         if self._is_escaped:
@@ -187,6 +215,15 @@ class _Source:
             end = self._chars[max(self._opened_at, len(self._chars) - len(self._quote)) :]
             if "".join(end) == self._quote:
                 self._quote = ""
+
+
+def _told(value: str) -> str | None:
+    """Return the value of an argument as JSON, or as it is; None: it is no literal at all."""
+    try:
+        return json_of(python_value(value))
+    except ValueError:
+        is_like_one = _LIKE_A_LITERAL.match(value) and not _CALL.search(without_strings(value))
+        return value.strip() if is_like_one else None
 
 
 def _without_mark(text: str) -> str:

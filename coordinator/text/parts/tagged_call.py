@@ -7,7 +7,8 @@
     </function>
 
 Strings are passed on as they arrive; other values when they are whole, as the function's schema
-says what they are.
+says what they are. Where a value has the end of a function, or of its mark, and another function
+follows, or the end of the text, the model forgot the value's own end: it ended there.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
-from coordinator.text.parts.interface import SPACE, NotACall, Tools
+from coordinator.text.parts.interface import SPACE, NotACall, Tools, held_length
 from coordinator.text.parts.typed_values import argument_schema, as_json, is_text, json_of
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 FUNCTION_END, PARAMETER_END = "</function>", "</parameter>"
+_CALL_END = "</tool_call>"
 _MAX_HEAD = 256  # characters of a name in its tag
 # Models forget the end of a value: where a line is the tag of another known parameter, it ended.
 _NEXT = re.compile(r"\n<parameter=([^<>\n]{1,128})>")
-_HELD = 160  # characters after a "<" that may become one of these ends
+_BEGINS = re.compile(r"<function=[^<>\n]{1,128}>")
+_HELD = 160  # characters after a "<" that may become one of these
 
 
 class _Place(Enum):
@@ -51,7 +54,9 @@ class TaggedCall:
         self._tools = tools
         self._schema: Mapping[str, Any] = {}  # of the arguments
         self._place = _Place.NAME
-        self._text = ""  # of the tag or value that is being read
+        self._text = ""  # of the tag that is being read, or of a value: what may belong to its end
+        self._value: list[str] = []  # of one that is no string
+        self._behind: list[str] | None = None  # after what may be the end of the function
         self._keys: set[str] = set()
         self._key = ""
         self._is_repeated = False  # the key: the first value counts
@@ -62,7 +67,9 @@ class TaggedCall:
     @property
     def unread(self) -> str:
         """Its last characters, which are not certain to belong to it."""
-        return self._text if self._place in (_Place.TAG, _Place.OVER) else ""
+        if self._place in (_Place.NAME, _Place.KEY):
+            return ""
+        return "".join(self._behind or ()) + self._text
 
     def push(self, char: str) -> bool:
         """Take one character; False: the call ended before it."""
@@ -89,10 +96,15 @@ class TaggedCall:
         taken, self._arguments = self._arguments, ""
         return taken
 
-    def finish(self) -> str:
+    def finish(self, *, is_cut: bool) -> str:
         """End the text; return what was held back of the arguments."""
-        if self._place is _Place.VALUE and self.name is not None:
-            self._tell_string(len(self._text))
+        if self._place is _Place.VALUE and self._behind is not None and not is_cut:
+            self._end_early()
+        elif self._place is _Place.VALUE:
+            self._go_on()
+            part = held_length(self._text, PARAMETER_END)
+            self._keep(len(self._text) - (part if part > 1 else 0))
+            self._arguments += "" if self._is_repeated else "".join(self._value).strip()
         return self.take()
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -134,39 +146,71 @@ class TaggedCall:
         text = self._text
         if char == ">":
             if text.endswith(PARAMETER_END):
-                length = len(text) - len(PARAMETER_END)
-                self._end_value(length - text.endswith("\n", 0, length))
+                self._go_on()
+                self._end_value(_before_line_break(self._text, -len(PARAMETER_END)))
                 return
             found = _NEXT.fullmatch(text, max(0, text.rfind("\n")))
             if found and found[1] != self._key and argument_schema(self._schema, found[1]):
-                self._end_value(found.start())
+                self._go_on()
+                self._end_value(len(self._text) - len(found[0]))
                 self._text = f"{found[1]}>"
                 self._read_key(char)
                 return
-        self._tell_string(_certain(text))
+            self._look_for_end()
+        if self._place is _Place.VALUE:
+            self._keep(_certain(self._text))
 
-    def _tell_string(self, until: int) -> None:
-        """Pass on a string up to a character; the line break at its beginning is layout."""
-        if not (self._is_string and until):
+    def _look_for_end(self) -> None:
+        """Hold back the text from the end of the function on, until it is known whether it is."""
+        text = self._text
+        if self._behind is not None:
+            if _BEGINS.fullmatch(text, max(0, text.rfind("<"))):
+                self._end_early()
             return
+        for mark in (FUNCTION_END, _CALL_END):
+            if text.endswith(mark):
+                self._keep(_before_line_break(text, -len(mark)))
+                self._behind = []
+
+    def _go_on(self) -> None:
+        """Take what was held back as a part of the value."""
+        if self._behind is not None:
+            self._text, self._behind = "".join(self._behind) + self._text, None
+
+    def _end_early(self) -> None:
+        """End the function where what was held back begins."""
+        behind = ("".join(self._behind or ()) + self._text).removeprefix("\n")
+        self._text, self._behind = "", None
+        self._end_value(0)
+        self._end(is_consumed=True)
+        self._text = behind.removeprefix(FUNCTION_END)
+
+    def _keep(self, until: int) -> None:
+        """Take the text up to there as certain: as a part of the value, or of what is behind."""
         told, self._text = self._text[:until], self._text[until:]
-        if not self._is_begun:
-            told, self._is_begun = told.removeprefix("\n"), True
-            self._arguments += '"'
-        self._arguments += json_of(told)[1:-1]
+        if self._behind is not None:
+            self._behind.append(told)
+        elif self._is_string and told:
+            if not self._is_begun:  # the line break at its beginning is layout
+                told, self._is_begun = told.removeprefix("\n"), True
+                self._arguments += '"'
+            self._arguments += json_of(told)[1:-1]
+        elif not self._is_string:
+            self._value.append(told)
 
     def _end_value(self, length: int) -> None:
+        self._keep(length)
         if self._is_string:
-            self._tell_string(length)
             self._arguments += '"' if self._is_begun else '""'
         elif not self._is_repeated and self.name is not None:
-            value = self._text[:length].removeprefix("\n")
+            value = "".join(self._value).removeprefix("\n")
             schema = argument_schema(self._schema, self._key)
             self._arguments += as_json(value, schema, self._schema)
         self._next(_Place.TAG)
 
     def _next(self, place: _Place) -> None:
         self._place, self._text, self._is_begun = place, "", False
+        self._value, self._behind = [], None
 
     def _end(self, *, is_consumed: bool) -> bool:
         if self.name is not None:
@@ -177,6 +221,12 @@ class TaggedCall:
 
 def _begins_tag(text: str) -> bool:
     return PARAMETER.startswith(text) or FUNCTION_END.startswith(text)
+
+
+def _before_line_break(text: str, end: int) -> int:
+    """Return where a text ends before this place, and before one line break there."""
+    end += len(text)
+    return end - text.endswith("\n", 0, end)
 
 
 def _certain(text: str) -> int:

@@ -6,6 +6,7 @@ The text itself does not tell a number from a string of digits.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,7 +91,7 @@ def _of_kind(text: str, kind: str) -> str | None:
 def _number(text: str) -> str | None:
     try:
         value = json.loads(text)
-        return text if type(value) in (int, float) and abs(value) != float("inf") else None
+        return text if type(value) in (int, float) and math.isfinite(value) else None
     except (ValueError, RecursionError):
         pass
     try:

@@ -31,12 +31,14 @@ SCHEMA: dict[str, Any] = {
 TOOLS: Tools = {"alpha": SCHEMA, "get-beta.2": SCHEMA, "now": {}}
 
 
-def read(name: str, pieces: Sequence[str], tools: Tools = TOOLS) -> tuple[Parts, bool]:
+def read(
+    name: str, pieces: Sequence[str], tools: Tools = TOOLS, *, is_cut: bool = False
+) -> tuple[Parts, bool]:
     """The parts of an answer that comes in these pieces, and whether it ends inside a call."""
     parser, parts = ToolFormat(name).parser(tools), Parts()
     for piece in pieces:
         parts += parser.push(piece)
-    return parts + parser.finish(), parser.is_in_call
+    return parts + parser.finish(is_cut=is_cut), parser.is_in_call
 
 
 def cut(text: str, sizes: Sequence[int]) -> list[str]:
@@ -153,8 +155,8 @@ def test_a_call_that_is_cut_off_is_as_much_as_was_written(
 ) -> None:
     name, write = FAMILIES[family]
     text = write(calls)[:length]
-    parts, is_in_call = read(name, cut(text, sizes))
-    assert parts == read(name, [text])[0]
+    parts, is_in_call = read(name, cut(text, sizes), is_cut=True)
+    assert parts == read(name, [text], is_cut=True)[0]
     if not parts.calls:
         assert parts.content == text
     elif not is_in_call:
