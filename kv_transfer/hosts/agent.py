@@ -73,6 +73,7 @@ class Agent:
         advertised: str,
         make_tier: MakeTier,
         tls: NodeTls | None = None,
+        bumps_s: float = BUMPS_S,
     ) -> None:
         """Nothing runs yet.
 
@@ -82,12 +83,14 @@ class Agent:
             advertised: where pullers reach it.
             make_tier: makes the host tier of the parts here.
             tls: how connections are secured.
+            bumps_s: how long to wait for what the node has said before a step.
         """
         self._pool = pool
         self._host = host
         self._advertised = advertised
         self._make_tier = make_tier
         self._tls = tls
+        self._bumps_s = bumps_s
         self._num_bumps = 0
         self._has_bumped = threading.Condition()
         self._is_over = False
@@ -101,17 +104,17 @@ class Agent:
         """Wait until so many messages about generations have come. For another thread.
 
         Raises:
-            PeerLost: there is no connection any more, or they do not come within BUMPS_S.
+            PeerLost: there is no connection any more, or they do not come in time.
         """
         with self._has_bumped:
             self._has_bumped.wait_for(
-                lambda: self._num_bumps >= num_bumps or self._is_over, BUMPS_S
+                lambda: self._num_bumps >= num_bumps or self._is_over, self._bumps_s
             )
             if self._num_bumps < num_bumps:
                 raise PeerLost(
                     "the connection for KV broke"
                     if self._is_over
-                    else f"it has not said within {BUMPS_S:g} s which blocks the step reuses"
+                    else f"it has not said within {self._bumps_s:g} s which blocks the step reuses"
                 )
 
     async def serve(self, sock: socket.socket) -> None:

@@ -68,8 +68,9 @@ class Exported:
 class FarHost:
     """The agent of one host. All methods belong to the event loop's thread."""
 
-    def __init__(self, name: str, block_bytes: int) -> None:
+    def __init__(self, name: str, block_bytes: int, answer_s: float = ANSWER_S) -> None:
         """There is no connection yet. `block_bytes`: of a block in all parts of that host."""
+        self._answer_s = answer_s
         self.name = name
         self.block_bytes = block_bytes
         self.lost = ""  # how it was lost; empty: it was not
@@ -213,7 +214,7 @@ class FarHost:
     async def _call(self, make: Callable[[int], Call], takes_s: float = 0.0) -> bytes:
         """Call, and return what is answered. When cancelled, it ends when the agent says so.
 
-        If there is no answer ANSWER_S after the time that it may take, the host is lost.
+        If there is no answer within a bound after the time that it may take, the host is lost.
 
         Raises:
             PeerLost: the host is lost.
@@ -226,7 +227,7 @@ class FarHost:
         self._calls[number] = answer
         call = make(number)
         self._conversation.say(call)
-        within_s = takes_s + ANSWER_S
+        within_s = takes_s + self._answer_s
         silence = f"it has not answered {type(call).__name__} within {within_s:g} s"
         overdue = asyncio.get_running_loop().call_later(within_s, self._fail, silence)
         try:

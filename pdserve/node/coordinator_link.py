@@ -104,6 +104,7 @@ class CoordinatorLink:
         timeouts: NodeTimeouts,
         on_attached: Callable[[CoordinatorLink], None] = _send_nothing,
         security: Security = OPEN,
+        leave_s: float = LEAVE_S,
     ) -> None:
         self.address = address
         self._hello = hello
@@ -112,6 +113,7 @@ class CoordinatorLink:
         self._timeouts = timeouts
         self._on_attached = on_attached
         self._security = security
+        self._leave_s = leave_s
         self.coordinator = ""  # its incarnation, as it said last
         self._outbox: Outbox | None = None  # None while not attached
         self._stream: Stream | None = None
@@ -163,7 +165,7 @@ class CoordinatorLink:
     async def leave(self) -> None:
         """Send what is queued, then close the stream; `run` ends by itself.
 
-        Does not wait for a coordinator whose stream breaks, and at most LEAVE_S for one that does
+        Does not wait for a coordinator whose stream breaks, and not for long for one that does
         not read any more.
         """
         self._is_leaving = True
@@ -171,7 +173,7 @@ class CoordinatorLink:
         if outbox is None or stream is None:
             return
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(self._leave_s):
                 await outbox.flush()
                 await stream.done_writing()
         except TimeoutError:

@@ -44,6 +44,8 @@ class FakeHost:
         self.errors: dict[str, str] = {}  # method of a driver |-> what it raises
         self.handle_bytes = IPC_HANDLE_BYTES  # of what is exported
         self.is_opening = threading.Event()  # set by the first `open`
+        self.abort_error = ""  # if not empty, aborts are done and then fail with this
+        self.on_received: Callable[[], object] = lambda: None  # called at the end of each receive
         self.copy_error = ""  # if not empty, every copy fails with this
         self.pairs: dict[bytes, FakePair] = {}  # communicator id |-> its two ends
         self.changed = threading.Condition()
@@ -296,6 +298,7 @@ class FakeCommunicator:
             raise DeviceError(f"{len(data)} bytes were sent, {region.num_bytes} expected")
         ctypes.memmove(region.address, data, region.num_bytes)
         self._put(None)
+        self._host.on_received()
 
     def abort(self) -> None:
         """As Communicator.abort."""
@@ -303,6 +306,8 @@ class FakeCommunicator:
         with self._host.changed:
             self._pair.aborted.add(self._rank)
             self._host.changed.notify_all()
+        if self._host.abort_error:
+            raise DeviceError(self._host.abort_error)
 
     def _put(self, data: bytes | None) -> None:
         with self._host.changed:

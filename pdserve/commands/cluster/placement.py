@@ -101,11 +101,14 @@ def has_mps() -> bool:
     return Path(pipes, "control").exists()
 
 
-def count_gpus(signs: Sequence[Path] = GPU_SIGNS) -> int:
-    """The number of GPUs that torch can use; counted in a child, so torch is not loaded here."""
+def count_gpus(signs: Sequence[Path] = GPU_SIGNS, program: str = _COUNT_GPUS) -> int:
+    """The number of GPUs that torch can use; counted in a child, so torch is not loaded here.
+
+    `program` prints it there.
+    """
     if not any(sign.exists() for sign in signs):
         return 0
-    command = [sys.executable, "-c", _COUNT_GPUS]
+    command = [sys.executable, "-c", program]
     try:
         asked = subprocess.run(
             command, capture_output=True, text=True, timeout=_COUNT_GPUS_S, check=False

@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,42 +55,6 @@ class _Kept(msgspec.Struct, frozen=True):
     variant: str
 
 
-def choose_kernels(
-    widths: Sequence[int],
-    dtype: ActivationDtype,
-    form: WeightForm,
-    folder: Path | None,
-    wanted: str = AUTO,
-) -> KernelChoice:
-    """Choose the build for a model.
-
-    Args:
-        widths: number of inputs of each of its matrices.
-        dtype: of activations.
-        form: of weights.
-        folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
-        wanted: AUTO, or the build to take.
-
-    Raises:
-        ValueError: this CPU cannot run the wanted one; the message lists those that it can.
-    """
-    if wanted != AUTO:
-        variants = _native.kernel_variants()
-        if wanted not in variants:
-            raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
-        return KernelChoice(wanted, digest_of(wanted, dtype, form))
-    candidates = [name for name in _native.kernel_variants() if name != EMULATED]
-    digests = {name: digest_of(name, dtype, form) for name in candidates}
-    key = [f"{name}-{digest}" for name, digest in digests.items()]
-    key += [f"torch.{dtype}", form.name, *(str(width) for width in sorted(set(widths)))]
-    variant = _read(folder, key, candidates)
-    if variant is None:
-        times = measured(candidates, sorted(set(widths)), dtype, form)
-        variant = _agreed(folder, key, preferred(times), candidates)
-        log.info("kernels: %s (times of %s)", variant, _described(times))
-    return KernelChoice(variant, digests[variant])
-
-
 def preferred(times: dict[str, float]) -> str:
     """Return the first build that no other clearly beats.
 
@@ -127,6 +91,47 @@ def measured(
                 if seconds < _HOPELESS * fastest_s
             }
     return {name: total / (len(widths) * len(_ROWS)) for name, total in totals.items()}
+
+
+Measure = Callable[[Sequence[str], Sequence[int], ActivationDtype, WeightForm], dict[str, float]]
+
+
+def choose_kernels(
+    widths: Sequence[int],
+    dtype: ActivationDtype,
+    form: WeightForm,
+    folder: Path | None,
+    wanted: str = AUTO,
+    measure: Measure = measured,
+) -> KernelChoice:
+    """Choose the build for a model.
+
+    Args:
+        widths: number of inputs of each of its matrices.
+        dtype: of activations.
+        form: of weights.
+        folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
+        wanted: AUTO, or the build to take.
+        measure: as `measured`.
+
+    Raises:
+        ValueError: this CPU cannot run the wanted one; the message lists those that it can.
+    """
+    if wanted != AUTO:
+        variants = _native.kernel_variants()
+        if wanted not in variants:
+            raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
+        return KernelChoice(wanted, digest_of(wanted, dtype, form))
+    candidates = [name for name in _native.kernel_variants() if name != EMULATED]
+    digests = {name: digest_of(name, dtype, form) for name in candidates}
+    key = [f"{name}-{digest}" for name, digest in digests.items()]
+    key += [f"torch.{dtype}", form.name, *(str(width) for width in sorted(set(widths)))]
+    variant = _read(folder, key, candidates)
+    if variant is None:
+        times = measure(candidates, sorted(set(widths)), dtype, form)
+        variant = _agreed(folder, key, preferred(times), candidates)
+        log.info("kernels: %s (times of %s)", variant, _described(times))
+    return KernelChoice(variant, digests[variant])
 
 
 def digest_of(variant: str, dtype: ActivationDtype, form: WeightForm) -> str:

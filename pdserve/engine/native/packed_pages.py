@@ -31,15 +31,17 @@ _MOSTLY = 0.5
 _HUGE_PAGES = re.compile(r"^FilePmdMapped:\s+(\d+) kB$", re.MULTILINE)
 
 
-def map_pages(fd: int) -> NDArray[np.uint8]:
+def map_pages(fd: int, worth_it_bytes: int = _WORTH_IT_BYTES) -> NDArray[np.uint8]:
     """Map a whole file, read-only. Its pages are read in when this returns, if the kernel can.
+
+    Of at least `worth_it_bytes` it makes sure that they are huge, if they can be.
 
     Raises:
         OSError: it cannot be mapped.
     """
     size = os.fstat(fd).st_size
     mapped = _mapped(fd, size)
-    if size < _WORTH_IT_BYTES or huge_share(mapped) > _MOSTLY:
+    if size < worth_it_bytes or huge_share(mapped) > _MOSTLY:
         return mapped
     del mapped  # mapped pages cannot be dropped from the page cache
     is_of_use = huge_share(_read_anew(fd, min(size, _TRIED_BYTES))) > _MOSTLY

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.cuda.catalog import open_driver
-from kv_transfer.cuda.driver import DeviceError
+from kv_transfer.cuda.driver import DeviceError, Driver
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
@@ -22,7 +23,12 @@ from pdserve.shared.errors import ConfigError, TransportUnavailable
 log = logging.getLogger(__name__)
 
 
-def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPool:
+OpenDriver = Callable[[int], Driver]  # device |-> what it does for this process
+
+
+def make_kv_memory(
+    config: NodeConfig, role: NodeRole, model: NodeModel, open_driver: OpenDriver = open_driver
+) -> KvPool:
     """Allocate the memory of a node's KV blocks.
 
     Raises:
@@ -37,7 +43,7 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
             "out, or use --device cpu"
         )
     try:
-        return parts_memory(model)
+        return parts_memory(model, open_driver)
     except TransportUnavailable as error:
         if role is NodeRole.PREFILL:
             raise ConfigError(
@@ -48,7 +54,7 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPo
         return PrivatePool(model.num_blocks, model.layout.block_bytes)
 
 
-def parts_memory(model: NodeModel) -> KvPool:
+def parts_memory(model: NodeModel, open_driver: OpenDriver = open_driver) -> KvPool:
     """Allocate the parts of a node's pool that this host has; there may be parts elsewhere.
 
     Raises:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
 
 from kv_transfer.cuda.catalog import open_driver
-from kv_transfer.cuda.driver import DeviceError
+from kv_transfer.cuda.driver import DeviceError, Driver
 from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.hosts.far_host import FarHost
@@ -46,7 +47,22 @@ PIN_S = 600.0  # in which all nodes that start together on this machine have pin
 TierBlocks: TypeAlias = FileBlocks | PinnedHostBlocks  # the memory of a tier
 
 
-def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The one whose memory is pinned."""
+
+    open_driver: Callable[[int], Driver] = open_driver
+    available_bytes: Callable[[], int] = available_bytes
+    total_bytes: Callable[[], int] = total_bytes
+    pin_s: float = PIN_S
+
+
+HERE = Machine()
+
+
+def make_tier_blocks(
+    config: NodeConfig, model: NodeModel, machine: Machine = HERE
+) -> TierBlocks | None:
     """The memory of the configured tier on this host; None if there is none, or no room for it.
 
     A node without a tier serves all the same, only slower at times. Reserving much takes seconds,
@@ -76,13 +92,15 @@ def make_tier_blocks(config: NodeConfig, model: NodeModel) -> TierBlocks | None:
             "in a file, so leave it out"
         )
     try:
-        return slots_of(model, num_blocks, prefix.tier_dir)
+        return slots_of(model, num_blocks, prefix.tier_dir, machine)
     except NotNow as error:
         log.warning("there is no host tier until this node is started again: %s", error)
         return None
 
 
-def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlocks:
+def slots_of(
+    model: NodeModel, num_blocks: int, tier_dir: str = "", machine: Machine = HERE
+) -> TierBlocks:
     """Memory for so many blocks of the parts that this host has.
 
     Raises:
@@ -93,15 +111,16 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
     if model.device.type == "cpu":
         return FileBlocks(num_blocks, sizes, tier_dir)
     wanted = num_blocks * sum(sizes)
-    with _turn_to_pin():
-        room = available_bytes() - total_bytes() // KEPT_MEMORY
+    with _turn_to_pin(machine.pin_s):
+        room = machine.available_bytes() - machine.total_bytes() // KEPT_MEMORY
         if wanted > room:  # what pinning does then is up to the kernel: it kills
             raise NotNow(
                 f"tier_memory: {wanted >> 20}MiB are pinned when the node starts, and "
                 f"{max(0, room) >> 20}MiB can be: lower it"
             )
         try:
-            return PinnedHostBlocks(num_blocks, sizes, open_driver(model.device.index or 0))
+            driver = machine.open_driver(model.device.index or 0)
+            return PinnedHostBlocks(num_blocks, sizes, driver)
         except TransportUnavailable as error:
             raise ConfigError(f"tier_memory on a GPU takes pinned memory: {error}") from error
         except DeviceError as error:
@@ -109,7 +128,7 @@ def slots_of(model: NodeModel, num_blocks: int, tier_dir: str = "") -> TierBlock
 
 
 @contextmanager
-def _turn_to_pin() -> Iterator[None]:
+def _turn_to_pin(pin_s: float) -> Iterator[None]:
     """Nodes that start together pin one after the other, so each sees what is left.
 
     Raises:
@@ -121,14 +140,14 @@ def _turn_to_pin() -> Iterator[None]:
             if folder is None:
                 raise FileNotFoundError("there is no home directory")
             folder.mkdir(parents=True, exist_ok=True)
-            lock = file_lock(folder / "pinning.lock", PIN_S, lambda: None)
+            lock = file_lock(folder / "pinning.lock", pin_s, lambda: None)
             is_ours = held.enter_context(lock)
         except OSError as error:
             log.warning("nodes that start together may pin too much: no lock: %s", error)
         else:
             if not is_ours:
                 raise NotNow(
-                    f"other nodes have been pinning their tier_memory for {PIN_S:.0f} s: start "
+                    f"other nodes have been pinning their tier_memory for {pin_s:.0f} s: start "
                     "this one again"
                 )
         yield

@@ -25,7 +25,11 @@ class SampleLog:
     """A bounded ring of measurements. It costs each step one append."""
 
     def __init__(
-        self, node_id: str, kind: Callable[[], NodeKind], believed: Callable[[], StepCosts]
+        self,
+        node_id: str,
+        kind: Callable[[], NodeKind],
+        believed: Callable[[], StepCosts],
+        most_steps: int = MOST_STEPS,
     ) -> None:
         """`kind` is asked once, at the first look, since most nodes are never looked at."""
         self._node_id = node_id
@@ -33,7 +37,7 @@ class SampleLog:
         self._believed = believed
         self._numbers = count(1)
         self._newest = 0
-        self._steps: deque[tuple[int, float, float, StepShape]] = deque(maxlen=MOST_STEPS)
+        self._steps: deque[tuple[int, float, float, StepShape]] = deque(maxlen=most_steps)
         self._pulls: deque[PullSample] = deque(maxlen=MOST_PULLS)
 
     def stepped(self, report: StepReport) -> None:

@@ -15,9 +15,8 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.cuda.attention import race as attention_race
 from pdserve.engine.cuda.attention.catalog import AttentionKind, AttentionNeeds
-from pdserve.engine.cuda.attention.race import Fastest, fastest_attention, opened
+from pdserve.engine.cuda.attention.race import Batches, Fastest, fastest_attention, opened
 from tests.fakes.graphs import Recorded, Replayed
 from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 
@@ -87,15 +86,18 @@ class Known:
         return work.args[0].__self__.prompt_s
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_race, "PROMPTS", (((2, 5),),))
-    monkeypatch.setattr(attention_race, "DECODES", (((1, 5),), ((1, 3), (1, 2))))
+SHORT = Batches((((2, 5),),), (((1, 5),), ((1, 3), (1, 2))))
 
 
-def race(*kinds: AttentionKind, has_graphs: bool = True, needs: AttentionNeeds = NEEDS) -> Fastest:
-    last = Named("last", 0.0, 0.0).kind()
-    return fastest_attention(needs, CPU, Known(), Recorded if has_graphs else None, (*kinds, last))
+def race(
+    *kinds: AttentionKind,
+    has_graphs: bool = True,
+    needs: AttentionNeeds = NEEDS,
+    batches: Batches = SHORT,
+) -> Fastest:
+    candidates = (*kinds, Named("last", 0.0, 0.0).kind())
+    recorder = Recorded if has_graphs else None
+    return fastest_attention(needs, CPU, Known(), recorder, candidates, batches)
 
 
 def test_prompts_and_decodes_have_winners_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,13 +172,11 @@ def test_the_last_one_runs_if_no_other_does() -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "num_layers"), [(1, 1), (2561, 3), (1 << 30, 4)])
-def test_layers_take_turns_in_a_pool_that_no_cache_holds(
-    num_bytes: int, num_layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_take_turns_in_a_pool_that_no_cache_holds(num_bytes: int, num_layers: int) -> None:
     """A context of 5 tokens has 1280 bytes of KV a layer."""
-    monkeypatch.setattr(attention_race, "COLD_BYTES", num_bytes)
     layered, other = Layered("layered"), Named("other", 1.0, 1.0)
     needs = dataclasses.replace(NEEDS, windows=(None,) * 4)
-    race(layered.kind(), other.kind(), needs=needs, has_graphs=False)
+    cold = dataclasses.replace(SHORT, cold_bytes=num_bytes)
+    race(layered.kind(), other.kind(), needs=needs, has_graphs=False, batches=cold)
     _, _, *measured = layered.layers  # behind the check
     assert measured == [(index % num_layers, num_layers) for index in range(4)]

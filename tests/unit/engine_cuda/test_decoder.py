@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -128,12 +126,9 @@ def test_scores_of_prompts(both: Both) -> None:
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_where_only_pieces_cannot_be_captured_decodes_are_replayed(
-    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def forbid(works: Sequence[Callable[[], None]]) -> NoReturn:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(both.recorder, "record_each", forbid)
+    both.recorder.refusal, both.recorder.refuses_each = "out of memory", True
     outputs = []
     for node in (both.torch, both.cuda):
         batch = requests()
@@ -189,14 +184,9 @@ def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_where_graphs_cannot_be_captured_steps_are_launched(
-    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a driver or a library may forbid."""
-
-    def forbid(work: Callable[[], None]) -> NoReturn:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(both.recorder, "record", forbid)
+    both.recorder.refusal = "operation not permitted when stream is capturing"
     outputs = []
     for node in (both.torch, both.cuda):
         batch = requests()

@@ -167,18 +167,14 @@ def test_ranks_capture_as_many_graphs_as_have_room_on_each(tmp_path: Path) -> No
 
 
 def test_a_rank_that_cannot_capture_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What one rank launches is no match for what the others replay."""
-
-    def forbid(work: Callable[[], None]) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
     recorders: list[Recorded] = []
     path = checkpoint(tmp_path, "llama")
     with threaded_node(path, 2, cuda_decoders(recorders), num_blocks=40) as (node, _):
         for recorder in recorders:
-            monkeypatch.setattr(recorder, "record", forbid)
+            recorder.refusal = "operation not permitted when stream is capturing"
         with pytest.raises(RuntimeError, match="not permitted"):
             node.step([Scheduled(make_request(make_prompt(6)), 6)])
     assert "cuda_graphs = false" in caplog.text

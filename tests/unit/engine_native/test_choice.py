@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pdserve import _native
 from pdserve.engine.native import choice
-from pdserve.engine.native.choice import EMULATED, choose_kernels, digest_of, preferred
+from pdserve.engine.native.choice import (
+    EMULATED,
+    Measure,
+    choose_kernels,
+    digest_of,
+    measured,
+    preferred,
+)
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, ActivationDtype
 
 VARIANTS = _native.kernel_variants()
 
 
-def chosen(folder: Path | None, wanted: str = "auto") -> choice.KernelChoice:
-    return choose_kernels([64], ActivationDtype.BFLOAT16, BFLOAT16, folder, wanted)
+def chosen(
+    folder: Path | None, wanted: str = "auto", measure: Measure = measured
+) -> choice.KernelChoice:
+    return choose_kernels([64], ActivationDtype.BFLOAT16, BFLOAT16, folder, wanted, measure)
 
 
 @pytest.mark.parametrize(
@@ -33,38 +43,30 @@ def test_a_build_is_preferred_until_another_is_clearly_faster(
     assert preferred(times) == variant
 
 
-def test_the_choice_is_measured_once_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
+def test_the_choice_is_measured_once_and_kept(tmp_path: Path) -> None:
+    asked: list[Sequence[str]] = []
 
-    def measured(candidates: list[str], *_: object) -> dict[str, float]:
+    def last_is_best(candidates: Sequence[str], *_: object) -> dict[str, float]:
         asked.append(candidates)
-        return {name: float(-i) for i, name in enumerate(candidates)}
+        return {name: float(len(candidates) - i) for i, name in enumerate(candidates)}
 
-    monkeypatch.setattr(choice, "measured", measured)
-    monkeypatch.setattr(choice, "preferred", lambda times: min(times, key=times.__getitem__))
-    first = chosen(tmp_path)
+    first = chosen(tmp_path, measure=last_is_best)
     assert first.variant == "portable"
     assert asked == [[name for name in VARIANTS if name != EMULATED]]
-    monkeypatch.setattr(choice, "measured", lambda *_: pytest.fail("measured again"))
-    assert chosen(tmp_path) == first
+    assert chosen(tmp_path, measure=lambda *_: pytest.fail("measured again")) == first
 
 
-def test_nodes_that_measure_at_the_same_time_choose_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_measure_at_the_same_time_choose_alike(tmp_path: Path) -> None:
     others: list[choice.KernelChoice] = []
 
-    def measured(candidates: list[str], *_: object) -> dict[str, float]:
+    def slowly(candidates: Sequence[str], *_: object) -> dict[str, float]:
         if not others:  # the other node begins later, and is done before
             others.append(choice.KernelChoice("", ""))
-            others[0] = chosen(tmp_path)
+            others[0] = chosen(tmp_path, measure=slowly)
             return {candidates[0]: 1.0}
         return {candidates[-1]: 1.0}
 
-    monkeypatch.setattr(choice, "measured", measured)
-    assert chosen(tmp_path) == others[0]
+    assert chosen(tmp_path, measure=slowly) == others[0]
     assert others[0].variant == "portable"
 
 
@@ -87,7 +89,7 @@ def test_a_build_that_this_cpu_lacks_is_refused() -> None:
 
 def test_the_measured_times_are_relative_to_the_best() -> None:
     candidates = [name for name in VARIANTS if name != EMULATED]
-    times = choice.measured(candidates, [96], ActivationDtype.BFLOAT16, BFLOAT16)
+    times = measured(candidates, [96], ActivationDtype.BFLOAT16, BFLOAT16)
     assert times
     assert set(times) <= set(candidates)
     assert all(seconds >= 1.0 for seconds in times.values())

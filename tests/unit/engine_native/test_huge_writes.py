@@ -42,10 +42,9 @@ def test_pieces_are_whole_and_in_their_places(sizes: list[int], most: int, pad: 
         assert (position + size) % 16 == 0 or position >= whole
 
 
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, data: memoryview) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(huge_writes.os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        HugeWriter(0).write(memoryview(bytes(PIECE_BYTES)))
+def test_a_full_disk() -> None:
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        pytest.raises(OSError, match="No space"),
+    ):
+        HugeWriter(full.fileno()).write(memoryview(bytes(PIECE_BYTES)))

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdserve.engine.native import packed_cache
 from pdserve.engine.native.packed_cache import PackedCache, packed_arrays
 from pdserve.engine.native.packed_folder import UNTOUCHED_S, packed_files
 from pdserve.shared.errors import RequestCancelled
+from tests.full_disk import full_disk
 
 VALUES = torch.arange(3 * 4096, dtype=torch.uint8)
 
@@ -96,17 +96,13 @@ def test_a_damaged_file_is_packed_anew(
 
 
 def test_a_full_disk_is_said_and_the_weights_are_in_memory(
-    cache: PackedCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: PackedCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, identity: str, arrays: Iterator[tuple[str, Tensor]]) -> None:
-        next(iter(arrays))
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(packed_cache, "write_packed_file", full)
     packer = Packer()
-    assert not is_mapped(arrays_of(cache, packer))
+    with full_disk():
+        assert not is_mapped(arrays_of(cache, packer))
     assert packer.num_times == 2
-    assert "No space left on device" in caplog.text
+    assert "File too large" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,15 +46,14 @@ def test_the_file_is_mapped_as_it_is(fd: int) -> None:
     assert mapped.ctypes.data % HUGE_PAGE_BYTES == 0
 
 
-def test_small_pages_are_exchanged_for_huge_ones(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_pages_are_exchanged_for_huge_ones(fd: int) -> None:
     if huge_share(map_pages(fd)) == 0:
         pytest.skip("this kernel or file system has no huge pages for files")
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     read_in_small_pages(fd)
     if huge_share(map_pages(fd)) > 0.5:
         pytest.skip("this kernel reads small pieces into huge pages, too")
-    monkeypatch.setattr(packed_pages, "_WORTH_IT_BYTES", 0)
-    mapped = map_pages(fd)
+    mapped = map_pages(fd, worth_it_bytes=0)
     assert huge_share(mapped) > 0.5
     assert np.array_equal(mapped, CONTENT)
 
@@ -64,12 +63,11 @@ def test_a_file_that_stays_in_small_pages_is_read_once(
 ) -> None:
     """Where a file system knows no huge pages, every start would read all of it anew."""
     given_back: list[int] = []
-    monkeypatch.setattr(packed_pages, "_WORTH_IT_BYTES", 0)
     monkeypatch.setattr(packed_pages, "huge_share", lambda mapped: 0.0)
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, start, num_bytes, advice: given_back.append(num_bytes)
     )
-    assert np.array_equal(map_pages(fd), CONTENT)
+    assert np.array_equal(map_pages(fd, worth_it_bytes=0), CONTENT)
     assert given_back == [packed_pages._TRIED_BYTES]
 
 

@@ -18,7 +18,6 @@ import pytest
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.hosts import agent as agent_module
 from kv_transfer.hosts import far_host
 from kv_transfer.hosts.agent import Agent
 from kv_transfer.hosts.far_host import Exported, FarHost
@@ -74,7 +73,13 @@ class Wide:
 
 @asynccontextmanager
 async def wide(
-    kind: str, *, num_hosts: int = 2, num_ranks: int = 2, num_stages: int = 1, tier_blocks: int = 0
+    kind: str,
+    *,
+    num_hosts: int = 2,
+    num_ranks: int = 2,
+    num_stages: int = 1,
+    tier_blocks: int = 0,
+    answer_s: float = far_host.ANSWER_S,
 ) -> AsyncIterator[Wide]:
     """A node with a part on each host, if there are several; all hosts are this process."""
     layouts = MODEL.parts(num_ranks, num_stages) if num_hosts > 1 else [MODEL]
@@ -91,7 +96,7 @@ async def wide(
 
     pool: KvPool = as_seen_by(0) if num_hosts > 1 else here[0]
     clock, node_id = ManualClock(100.0), f"node-{next(_numbers)}"
-    hosts = [FarHost(f"host {n}", here[n].block_bytes) for n in range(1, len(here))]
+    hosts = [FarHost(f"host {n}", here[n].block_bytes, answer_s) for n in range(1, len(here))]
     kinds = choose_kinds([kind], pool)
     exporter = Exporter(node_id, "life-1", identity, pool, clock, kinds, hosts=hosts)
     puller = Puller(pool, identity, host_id(), kinds, hosts=hosts)
@@ -291,9 +296,8 @@ async def test_a_lost_host_ends_what_is_asked_of_it() -> None:
 
 async def test_a_host_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen one keeps its connections."""
-    async with wide("tcp") as node:
+    async with wide("tcp", answer_s=0.02) as node:
         (host,) = node.hosts
-        monkeypatch.setattr(far_host, "ANSWER_S", 0.02)
         monkeypatch.setattr(Agent, "_heed", lambda *_: None)
         asked = asyncio.create_task(admitted(node))
         await asyncio.wait({asked}, timeout=5.0)
@@ -303,9 +307,8 @@ async def test_a_host_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPat
         assert "Admit" in host.lost
 
 
-def test_generations_that_do_not_come_end_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_module, "BUMPS_S", 0.01)
-    agent = Agent(pool_of_last_host(), "127.0.0.1", "127.0.0.1", lambda _: [])
+def test_generations_that_do_not_come_end_the_host() -> None:
+    agent = Agent(pool_of_last_host(), "127.0.0.1", "127.0.0.1", lambda _: [], bumps_s=0.01)
     timer = threading.Timer(5.0, agent.over)  # so that it does not hang where there is no deadline
     timer.start()
     with pytest.raises(PeerLost, match=r"has not said within 0\.01 s which blocks"):

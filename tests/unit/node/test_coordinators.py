@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pdserve.node import coordinators as module
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.coordinators import Coordinators, look_up
 from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
@@ -23,13 +22,11 @@ NAME = "coordinators:8001"
 class Names:
     """A name server that knows one name."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.addresses: list[str] = []
         self.num_asked = 0
-        monkeypatch.setattr(module, "look_up", self._look_up)
-        monkeypatch.setattr(module, "LOOK_UP_S", 0.02)
 
-    async def _look_up(self, address: str) -> list[str]:
+    async def look_up(self, address: str) -> list[str]:
         self.num_asked += 1
         if not self.addresses:
             raise OSError(f"nobody knows {address}")
@@ -37,17 +34,19 @@ class Names:
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Names:
-    return Names(monkeypatch)
+def names() -> Names:
+    return Names()
 
 
 class Node:
     """What a node's runtime has of its links."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names) -> None:
         self.links: list[CoordinatorLink] = []
         self.num_hellos = 0
-        self.coordinators = Coordinators(self.links, [NAME], self._make_link)
+        self.coordinators = Coordinators(
+            self.links, [NAME], self._make_link, names.look_up, every_s=0.02
+        )
 
     def _make_link(self, address: str) -> CoordinatorLink:
         load = LoadReport(state=NodeState.READY, role=NodeRole.DECODE)
@@ -77,8 +76,8 @@ class Draining:
 
 
 @asynccontextmanager
-async def running_node() -> AsyncIterator[Node]:
-    node = Node()
+async def running_node(names: Names) -> AsyncIterator[Node]:
+    node = Node(names)
     try:
         yield node
     finally:
@@ -101,7 +100,7 @@ async def test_a_second_address_of_a_coordinator_is_left_alone(
     """Each stream used to replace the other, for ever."""
     coordinator, addresses = await listening("1", "127.0.0.2")
     names.addresses = addresses[:1]
-    async with running_node() as node:
+    async with running_node(names) as node:
         await until(coordinator.flow.is_ready)
         (member,) = coordinator.registry
         names.addresses = addresses
@@ -120,7 +119,7 @@ async def test_a_second_address_of_a_coordinator_is_left_alone(
 
 async def test_both_addresses_at_once_come_to_rest(names: Names) -> None:
     coordinator, names.addresses = await listening("1", "127.0.0.2")
-    async with running_node() as node:
+    async with running_node(names) as node:
         await until(lambda: node.num_hellos >= 5)
         (member,) = coordinator.registry
         num_hellos = node.num_hellos
@@ -133,7 +132,7 @@ async def test_both_addresses_at_once_come_to_rest(names: Names) -> None:
 async def test_links_follow_the_name(names: Names, caplog: pytest.LogCaptureFixture) -> None:
     one, of_one = await listening("1")
     two, of_two = await listening("2")
-    async with running_node() as node:
+    async with running_node(names) as node:
         await until(lambda: names.num_asked >= 3)
         assert not node.links
         assert caplog.text.count("cannot be looked up: nobody knows") == 1

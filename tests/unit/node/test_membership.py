@@ -23,7 +23,6 @@ from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.kv import KvDtype
-from pdserve.node import coordinator_link as link_module
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
 from pdserve.protocol import (
@@ -152,6 +151,7 @@ async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterato
 @asynccontextmanager
 async def raw_coordinator(
     attach: Callable[[object, RawContext], Awaitable[None]],
+    leave_s: float = 1.0,
 ) -> AsyncIterator[CoordinatorLink]:
     """A link to a coordinator of which only `attach` is there, and that in bytes."""
     server = grpc.aio.server()
@@ -166,6 +166,7 @@ async def raw_coordinator(
         lambda: LoadReport(state=NodeState.READY, role=NodeRole.DECODE),
         Receiver(),
         TIMEOUTS,
+        leave_s=leave_s,
     )
     await server.stop(0)
 
@@ -537,10 +538,10 @@ def is_flushing(link: CoordinatorLink) -> bool:
 
 @pytest.mark.parametrize("how", ["stops reading", "is gone"])
 async def test_leaving_does_not_wait_for_a_coordinator_that(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str,
 ) -> None:
     """Its deadline is for one that stays attached: the end of a stream is noticed as such."""
-    monkeypatch.setattr(link_module, "LEAVE_S", 0.2 if how == "stops reading" else 60.0)
+    leave_s = 0.2 if how == "stops reading" else 60.0
     is_over = asyncio.Event()
 
     async def attach(_: object, context: RawContext) -> None:
@@ -549,7 +550,7 @@ async def test_leaving_does_not_wait_for_a_coordinator_that(
         await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
         await is_over.wait()
 
-    async with raw_coordinator(attach) as link:
+    async with raw_coordinator(attach, leave_s) as link:
         running = asyncio.create_task(link.run())
         await until(lambda: link._outbox is not None)
         event = TokenEvent(request_id="r", index=0, token_ids=[2**30] * 100_000)

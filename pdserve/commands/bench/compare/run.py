@@ -6,10 +6,11 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.compare.announcement import announcement
 from pdserve.commands.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.commands.bench.compare.clusters import Clusters
-from pdserve.commands.bench.compare.comparison import compare
+from pdserve.commands.bench.compare.comparison import MakeCases, compare
 from pdserve.commands.bench.compare.config import CompareConfig, ComparePlan
 from pdserve.commands.bench.compare.contestants import Contestants
 from pdserve.commands.bench.compare.progress import Progress
@@ -35,8 +36,10 @@ from pdserve.shared.clock import SystemClock
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 
+Compare = Callable[[Experiment, MakeCases, CompareReport], Coroutine[Any, Any, None]]
 
-def run(config: CompareConfig, setup: dict[str, object]) -> int:
+
+def run(config: CompareConfig, setup: dict[str, object], compare: Compare = compare) -> int:
     """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
 
     Ctrl-C ends it early, as an error does: what was measured is reported.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from rich.table import Table
 
@@ -29,7 +31,10 @@ _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its o
 _SHARE = 0.5  # of a core, likewise
 
 
-def run(config: ServeBenchConfig, setup: dict[str, object]) -> int:
+Measure = Callable[[ServeBenchConfig, ServeReport], Coroutine[Any, Any, None]]
+
+
+def run(config: ServeBenchConfig, setup: dict[str, object], measure: Measure | None = None) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
     Ctrl-C ends it early, and so does a server that cannot be used: what was measured is printed.
@@ -40,7 +45,7 @@ def run(config: ServeBenchConfig, setup: dict[str, object]) -> int:
     """
     report, exit_code = ServeReport([], []), OK
     try:
-        asyncio.run(_measure(config, report))
+        asyncio.run((measure or _measure)(config, report))
     except KeyboardInterrupt:
         if not report.rows:
             raise

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import uvloop
 
+from kv_transfer.cuda.catalog import open_driver
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
@@ -23,7 +24,7 @@ from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
 from kv_transfer.sharded_pool import parts_of
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from pdserve.commands.bench.transfer.pools import CPU, BenchPool, filled_pool
+from pdserve.commands.bench.transfer.pools import CPU, BenchPool, OpenDriver, filled_pool
 from pdserve.commands.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
@@ -101,11 +102,12 @@ class PoolPlan:
         layout = layout_of(self.block_bytes)
         return KvIdentity("benchmark", "", layout, self.parallelism.pipeline)
 
-    def filled(self) -> BenchPool:
+    def filled(self, open_driver: OpenDriver) -> BenchPool:
         """Make one. Raises as filled_pool."""
         layout = layout_of(self.block_bytes)
         parts = layout.parts(self.parallelism.tensor, self.parallelism.pipeline)
-        return filled_pool(self.num_blocks, [part.block_bytes for part in parts], self.device)
+        sizes = [part.block_bytes for part in parts]
+        return filled_pool(self.num_blocks, sizes, self.device, open_driver)
 
 
 def run_end(role: Role, sock: socket.socket, plan: PoolPlan) -> None:
@@ -137,9 +139,15 @@ async def _answer_all(role: Role, sock: socket.socket, plan: PoolPlan) -> None:
 class ExporterEnd:
     """The exporter, by one transport at a time."""
 
-    def __init__(self, plan: PoolPlan) -> None:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        kinds: Sequence[TransportKind] = KINDS,
+        open_driver: OpenDriver = open_driver,
+    ) -> None:
         self._identity = plan.identity
-        self._pool = plan.filled()
+        self._kinds = kinds
+        self._pool = plan.filled(open_driver)
         self.pools = [self._pool]
         self._exporter: Exporter | None = None
 
@@ -170,7 +178,7 @@ class ExporterEnd:
             self._identity,
             self._pool.pool,
             SystemClock(),
-            [_kind(request.transport)],
+            [_kind(request.transport, self._kinds)],
             ticket_lifetime_s=_TICKET_S,
         )
         await exporter.start(request.host)
@@ -191,9 +199,15 @@ class ExporterEnd:
 class PullerEnd:
     """The puller, by one transport at a time."""
 
-    def __init__(self, plan: PoolPlan) -> None:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        kinds: Sequence[TransportKind] = KINDS,
+        open_driver: OpenDriver = open_driver,
+    ) -> None:
         self._identity = plan.identity
-        self._expected, self._pool = self.pools = [plan.filled() for _ in range(2)]
+        self._kinds = kinds
+        self._expected, self._pool = self.pools = [plan.filled(open_driver) for _ in range(2)]
         self._puller: Puller | None = None
         self._link: AnyLink | None = None
 
@@ -224,7 +238,7 @@ class PullerEnd:
 
     async def _connect(self, request: ConnectTo) -> ConnectedTo:
         await self._disconnect()
-        kind = _kind(request.transport)
+        kind = _kind(request.transport, self._kinds)
         obstacle = kind.obstacle(parts_of(self._pool.pool)[0])
         if obstacle is not None:
             return ConnectedTo(obstacle)
@@ -274,5 +288,5 @@ class PullerEnd:
         return self._pool.copy_from(self._expected, source_ids, destination_ids)
 
 
-def _kind(name: str) -> TransportKind:
-    return next(kind for kind in KINDS if kind.name == name)
+def _kind(name: str, kinds: Sequence[TransportKind]) -> TransportKind:
+    return next(kind for kind in kinds if kind.name == name)

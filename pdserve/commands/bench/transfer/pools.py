@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import numpy as np
@@ -22,6 +22,9 @@ from pdserve.shared.errors import ConfigError, TransportUnavailable
 CPU = "cpu"
 _PAGE = 4096
 _STAGED_BYTES = 64 << 20  # at a time, between the host and a GPU
+
+
+OpenDriver = Callable[[int], Driver]  # device |-> what it does for this process
 
 
 class BenchPool(Protocol):
@@ -55,13 +58,21 @@ class BenchPool(Protocol):
         ...
 
 
-def filled_pool(num_blocks: int, part_bytes: Sequence[int], device: str = CPU) -> BenchPool:
+def filled_pool(
+    num_blocks: int,
+    part_bytes: Sequence[int],
+    device: str = CPU,
+    open_driver: OpenDriver = open_driver,
+    staged_bytes: int = _STAGED_BYTES,
+) -> BenchPool:
     """Return a pool with every page touched: the same in both processes, no two pages equal.
 
     Args:
         num_blocks: of the pool.
         part_bytes: of a block, in each part; as many as a node has ranks.
         device: of the first part; GPUs of the others are behind it.
+        open_driver: returns what a GPU does for this process.
+        staged_bytes: of pinned memory for each GPU.
 
     Raises:
         ConfigError: a device cannot be used, or has no room.
@@ -69,7 +80,9 @@ def filled_pool(num_blocks: int, part_bytes: Sequence[int], device: str = CPU) -
     if len(part_bytes) > 1:
         return ShardedBenchPool(
             [
-                filled_pool(num_blocks, [own_bytes], device_of_part(device, part))
+                filled_pool(
+                    num_blocks, [own_bytes], device_of_part(device, part), open_driver, staged_bytes
+                )
                 for part, own_bytes in enumerate(part_bytes)
             ]
         )
@@ -78,7 +91,7 @@ def filled_pool(num_blocks: int, part_bytes: Sequence[int], device: str = CPU) -
         return CpuBenchPool(num_blocks, block_bytes)
     number = _number(device)
     try:
-        return GpuBenchPool(num_blocks, block_bytes, open_driver(number))
+        return GpuBenchPool(num_blocks, block_bytes, open_driver(number), staged_bytes)
     except (TransportUnavailable, DeviceError) as error:
         raise ConfigError(f"--devices {device}: {error}") from error
 
@@ -144,10 +157,12 @@ class CpuBenchPool:
 class GpuBenchPool:
     """Implements BenchPool on a GPU; what the host writes or reads goes through pinned memory."""
 
-    def __init__(self, num_blocks: int, block_bytes: int, driver: Driver) -> None:
+    def __init__(
+        self, num_blocks: int, block_bytes: int, driver: Driver, staged_bytes: int
+    ) -> None:
         """Raises DeviceError: there is no room."""
         self.pool = DevicePool(num_blocks, block_bytes, driver)
-        at_once = max(1, _STAGED_BYTES // block_bytes)
+        at_once = max(1, staged_bytes // block_bytes)
         self._driver = driver
         self._staging = Region(driver.pin(at_once * block_bytes), at_once * block_bytes)
         self._copier = SpanCopier(driver, HOST_COPIES)

@@ -27,6 +27,7 @@ def run(
     *,
     timeout_s: float,
     force: bool,
+    slack_s: float = _SLACK_S,
 ) -> int:
     """Change the role of a node of the cluster at `url`, and print the result; the exit code.
 
@@ -34,7 +35,7 @@ def run(
         PdserveError: no answer, no such node, the node refuses, or it does not change in time.
     """
     body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
-    changed, status = asyncio.run(_change(url, body, timeout_s + _SLACK_S, trust))
+    changed, status = asyncio.run(_change(url, body, timeout_s + slack_s, trust))
     print(_told(status, node_id, role, changed=changed))
     return OK
 

@@ -32,12 +32,20 @@ from pdserve.engine.cuda.capture.graphs import Recorder
 from pdserve.engine.cuda.stopwatch import DeviceStopwatch
 
 # At most 16k tokens of KV: 64 MiB a layer of 8 heads of 128 in bfloat16.
-PROMPTS: Final[tuple[Contexts, ...]] = (((512, 512),), ((256, 8192),), ((16, 256),) * 32)
-DECODES: Final[tuple[Contexts, ...]] = (((1, 1024),) * 16, ((1, 8192),), ((1, 128),) * 64)
-COLD_BYTES: Final = 256 << 20  # of KV: more than a GPU's cache holds, so a layer comes from memory
+_PROMPTS: Final[tuple[Contexts, ...]] = (((512, 512),), ((256, 8192),), ((16, 256),) * 32)
+_DECODES: Final[tuple[Contexts, ...]] = (((1, 1024),) * 16, ((1, 8192),), ((1, 128),) * 64)
 
 _log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", AttentionBackend, DecodeAttention)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What all have to compute."""
+
+    prompts: Sequence[Contexts] = _PROMPTS  # with chunks of prompts
+    decodes: Sequence[Contexts] = _DECODES
+    cold_bytes: int = 256 << 20  # of KV: more than a GPU's cache holds, so a layer is from memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ def fastest_attention(
     stopwatch: DeviceStopwatch,
     new_recorder: Callable[[], Recorder] | None,
     kinds: Sequence[AttentionKind] = KINDS,
+    batches: Batches = Batches(),
 ) -> Fastest:
     """Return the fastest of the backends that compute what they should.
 
@@ -76,11 +85,12 @@ def fastest_attention(
         stopwatch: measures there.
         new_recorder: returns what captures graphs; None: there are none. Each measurement has its
             own, since the memory of graphs that are gone may not be captured in again.
+        batches: to measure.
         kinds: the candidates. The last one, which needs no check, is for prompts if no other works.
     """
     *others, last = kinds
     candidates = [kind for kind in others if kind.obstacle(needs) is None]
-    course = _Course(needs, device, stopwatch)
+    course = _Course(needs, device, stopwatch, batches)
     prompts = _first(
         "prompts",
         _working(
@@ -126,20 +136,22 @@ def _working(
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What all have to compute."""
+    """Where they compute it."""
 
     needs: AttentionNeeds
     device: torch.device
     stopwatch: DeviceStopwatch
+    batches: Batches
 
     def prompts_s(self, backend: AttentionBackend) -> float:
         """Return the seconds for a step of each batch with chunks of prompts."""
-        return sum(self.stopwatch.seconds(self._step(of, backend.attend)) for of in PROMPTS)
+        steps = [self._step(contexts, backend.attend) for contexts in self.batches.prompts]
+        return sum(map(self.stopwatch.seconds, steps))
 
     def decodes_s(self, new_recorder: Callable[[], Recorder], backend: DecodeAttention) -> float:
         """Return the seconds for a step of each batch of decodes."""
         total_s = 0.0
-        for contexts in DECODES:
+        for contexts in self.batches.decodes:
             step = self._step(contexts, backend.attend_decode)  # kept, with what the graph reads
             graph = new_recorder().record(step)
             total_s += self.stopwatch.seconds(graph.replay)
@@ -154,7 +166,7 @@ class _Course:
         """Return how many layers' KV differs: all, unless fewer are enough or there is no room."""
         needs = self.needs
         layer_bytes = token_bytes(needs) * sum(context for _, context in contexts)
-        room = COLD_BYTES
+        room = self.batches.cold_bytes
         if self.device.type == "cuda":
             room = min(room, torch.cuda.mem_get_info(self.device)[0] // 4)
         return min(len(needs.windows), max(1, -(-room // layer_bytes)))

@@ -108,9 +108,8 @@ def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):
 @pytest.mark.parametrize(
     ("code", "num_gpus"), [("print(2)", 2), ("print('?')", 0), ("raise ImportError", 0)]
 )
-def test_with_a_driver_torch_is_asked_in_another_process(code, num_gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("pdserve.commands.cluster.placement._COUNT_GPUS", code)
-    assert count_gpus([tmp_path / "none", tmp_path]) == num_gpus
+def test_with_a_driver_torch_is_asked_in_another_process(code, num_gpus, tmp_path):
+    assert count_gpus([tmp_path / "none", tmp_path], code) == num_gpus
 
 
 def test_mps_is_where_its_daemon_listens(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from aiohttp import web
 from pdserve.commands.simulation.calibrate.samples import NodeReader
 from pdserve.engine.interface import StepReport
 from pdserve.measured.perf_model import StepShape
-from pdserve.node.reports import sample_log
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.protocol import StepCosts
 from pdserve.shared.errors import ClusterError
@@ -57,11 +56,8 @@ async def reader_of(answer: Callable[[int], bytes]) -> AsyncIterator[NodeReader]
         await runner.cleanup()
 
 
-async def test_a_run_of_more_steps_than_nodes_keep_is_read_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sample_log, "MOST_STEPS", 100)
-    log, was_read = log_of(0), asyncio.Event()
+async def test_a_run_of_more_steps_than_nodes_keep_is_read_whole() -> None:
+    log, was_read = SampleLog("d", lambda: KIND, lambda: COSTS, most_steps=100), asyncio.Event()
 
     def answer(after: int) -> bytes:
         if after and after % 80 == 0:

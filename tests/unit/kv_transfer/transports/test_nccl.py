@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import uvloop
 
-from kv_transfer.cuda.driver import DeviceError, Region
 from kv_transfer.transports.nccl.peer import Invitation
 from pdserve.protocol import TransportOffer
 from pdserve.shared.errors import (
@@ -21,7 +20,6 @@ from pdserve.shared.errors import (
     TransferError,
     TransferTimeout,
 )
-from tests.fakes.gpus import FakeCommunicator
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,
     GpuPair,
@@ -126,20 +124,14 @@ async def test_a_cancelled_pull_ends_at_once_and_for_good(pair: GpuPair) -> None
     await assert_recovers(pair)
 
 
-async def test_a_cancelled_scatter_is_waited_for(
-    pair: GpuPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_scatter_is_waited_for(pair: GpuPair) -> None:
     """It is the one thing that writes to blocks."""
-    receive = FakeCommunicator.receive
-    received: list[Region] = []
 
-    def receive_and_hold_copies(self: FakeCommunicator, region: Region) -> None:
-        receive(self, region)
-        if not received:
-            pair.host.let(copies=False)
-        received.append(region)
+    def hold_copies() -> None:
+        pair.host.on_received = lambda: None
+        pair.host.let(copies=False)
 
-    monkeypatch.setattr(FakeCommunicator, "receive", receive_and_hold_copies)
+    pair.host.on_received = hold_copies
     task = start(pair)
     await until(pair.destination.data[7].any)
     for _ in range(3):
@@ -208,15 +200,9 @@ async def test_an_nccl_that_does_not_even_abort_keeps_its_staging_memory(pair: G
     await until(lambda: pair.num_staged == 2)  # of the new communicator
 
 
-async def test_an_abort_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    abort = FakeCommunicator.abort
-
-    def abort_badly(self: FakeCommunicator) -> None:
-        abort(self)
-        raise DeviceError("unhandled system error")
-
-    monkeypatch.setattr(FakeCommunicator, "abort", abort_badly)
+async def test_an_abort_that_fails_leaves_nothing_behind() -> None:
     async with open_gpu_pair(nccl()) as pair:
+        pair.host.abort_error = "unhandled system error"
         task = await stuck(pair)
         task.cancel()
         await asyncio.wait([task])

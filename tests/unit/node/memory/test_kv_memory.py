@@ -22,10 +22,8 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.node.memory import kv_memory
 from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
-from pdserve.node.prefixes import host_tier
-from pdserve.node.prefixes.host_tier import make_tier, make_tier_blocks
+from pdserve.node.prefixes.host_tier import Machine, make_tier, make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
@@ -37,12 +35,9 @@ ROLES = [NodeRole.PREFILL, NodeRole.DECODE]
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+def host() -> FakeHost:
     """Its GPUs are this machine's."""
-    host = FakeHost()
-    monkeypatch.setattr(kv_memory, "open_driver", host.driver)
-    monkeypatch.setattr(host_tier, "open_driver", host.driver)
-    return host
+    return FakeHost()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +79,7 @@ def test_memory_that_is_not_there_when_it_is_to_be_committed() -> None:
 def test_a_gpu_has_a_pool_that_the_engine_uses_as_it_is(
     host: FakeHost, on_gpu: NodeModel, role: NodeRole
 ) -> None:
-    pool = make_kv_memory(NodeConfig(), role, on_gpu)
+    pool = make_kv_memory(NodeConfig(), role, on_gpu, host.driver)
     assert isinstance(pool, DevicePool)
     assert (pool.num_blocks, pool.block_bytes) == (5, on_gpu.layout.block_bytes)
     assert pool.driver.device == 1
@@ -113,14 +108,14 @@ def test_without_cupy_a_decode_node_serves_co_located_only(
 
 def test_checksums_are_refused_on_a_gpu(host: FakeHost, on_gpu: NodeModel) -> None:
     with pytest.raises(ConfigError, match="checksums are computed from CPU memory"):
-        make_kv_memory(NodeConfig(checksums=True), NodeRole.PREFILL, on_gpu)
+        make_kv_memory(NodeConfig(checksums=True), NodeRole.PREFILL, on_gpu, host.driver)
     assert not host.memory
 
 
 def test_a_gpu_without_room(host: FakeHost, on_gpu: NodeModel) -> None:
     host.errors["allocate"] = "out of memory"
     with pytest.raises(ConfigError, match=r"5 blocks on cuda:1: out of memory; lower kv_memory"):
-        make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu)
+        make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu, host.driver)
 
 
 # ---- the host tier -----------------------------------------------------------------------------
@@ -132,7 +127,7 @@ def tiered(memory: str, **options: str) -> NodeConfig:
 
 def test_the_tier_of_a_gpu_is_pinned(host: FakeHost, on_gpu: NodeModel) -> None:
     size = on_gpu.layout.block_bytes
-    blocks = make_tier_blocks(tiered(str(3 * size + 1)), on_gpu)
+    blocks = make_tier_blocks(tiered(str(3 * size + 1)), on_gpu, Machine(host.driver))
     assert isinstance(blocks, PinnedHostBlocks)
     assert blocks.num_blocks == 3
     assert [len(memory) for memory in host.pinned.values()] == [3 * size]
@@ -143,10 +138,10 @@ def test_ranks_have_a_place_in_every_slot(host: FakeHost, on_gpu: NodeModel) -> 
     model = dataclasses.replace(on_gpu, kernels=None, share=HostShare(Parallelism(4)))
     sizes = [layout.block_bytes for layout in model.rank_layouts]
     assert sum(sizes) == 2 * model.layout.block_bytes
-    blocks = make_tier_blocks(tiered(str(3 * sum(sizes))), model)
+    blocks = make_tier_blocks(tiered(str(3 * sum(sizes))), model, Machine(host.driver))
     assert isinstance(blocks, PinnedHostBlocks)
     assert [region.num_bytes for region in blocks.regions] == [3 * size for size in sizes]
-    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
+    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model, host.driver)
     tier = make_tier(blocks, memory, BlockPool(memory.num_blocks, 16))
     assert tier is not None
     assert tier.tier.block_bytes == memory.block_bytes
@@ -155,22 +150,18 @@ def test_ranks_have_a_place_in_every_slot(host: FakeHost, on_gpu: NodeModel) -> 
 
 
 def test_without_a_tier_that_cannot_be_pinned_a_node_starts_all_the_same(
-    host: FakeHost,
-    on_gpu: NodeModel,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    host: FakeHost, on_gpu: NodeModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.most_pinned = 0
-    assert make_tier_blocks(tiered("1MiB"), on_gpu) is None
+    assert make_tier_blocks(tiered("1MiB"), on_gpu, Machine(host.driver)) is None
     assert re.search(r"tier_memory of 1MiB: cannot pin .* lower it", caplog.text)
-    monkeypatch.setattr(host_tier, "available_bytes", lambda: 100 << 20)
-    monkeypatch.setattr(host_tier, "total_bytes", lambda: 320 << 20)
-    assert make_tier_blocks(tiered("1GiB"), on_gpu) is None
+    small = Machine(host.driver, lambda: 100 << 20, lambda: 320 << 20)
+    assert make_tier_blocks(tiered("1GiB"), on_gpu, small) is None
     assert re.search(r"1024MiB are pinned .* 80MiB can be", caplog.text)
 
 
 def test_nodes_that_start_together_do_not_pin_the_same_memory(
-    host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+    host: FakeHost, on_gpu: NodeModel
 ) -> None:
     """Each sees what is there before it pins, and pinning takes a while."""
     both_saw, tiers = threading.Barrier(2), []
@@ -181,33 +172,29 @@ def test_nodes_that_start_together_do_not_pin_the_same_memory(
         return (3 << 20) - sum(map(len, host.pinned.values()))
 
     def start(_: int) -> bool:
-        tiers.append(make_tier_blocks(tiered("2MiB"), on_gpu))
+        tiers.append(make_tier_blocks(tiered("2MiB"), on_gpu, machine))
         return tiers[-1] is not None
 
-    monkeypatch.setattr(host_tier, "available_bytes", seen)
-    monkeypatch.setattr(host_tier, "total_bytes", lambda: 3 << 20)
+    machine = Machine(host.driver, seen, lambda: 3 << 20)
     with ThreadPoolExecutor(2) as nodes:
         assert sorted(nodes.map(start, range(2))) == [False, True]
 
 
 def test_a_node_that_cannot_pin_for_others_says_so(
-    host: FakeHost,
-    on_gpu: NodeModel,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    host: FakeHost, on_gpu: NodeModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host_tier, "PIN_S", 0.01)
+    hasty = Machine(host.driver, pin_s=0.01)
     folder = cache_folder("host-tier")
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "pinning.lock", 1.0, lambda: None):
-        assert make_tier_blocks(tiered("1MiB"), on_gpu) is None
+        assert make_tier_blocks(tiered("1MiB"), on_gpu, hasty) is None
     assert "other nodes have been pinning" in caplog.text
 
 
 def test_a_tier_on_a_gpu_has_no_file(host: FakeHost, on_gpu: NodeModel) -> None:
     with pytest.raises(ConfigError, match="tier_dir '/tmp' is for CPUs"):
-        make_tier_blocks(tiered("1MiB", tier_dir="/tmp"), on_gpu)
+        make_tier_blocks(tiered("1MiB", tier_dir="/tmp"), on_gpu, Machine(host.driver))
     assert not host.pinned
 
 

@@ -58,6 +58,7 @@ class ScriptedAnnouncer:
         self.streams: list[tuple[str, int, str]] = []
         self.settled: list[tuple[str, bool]] = []
         self.changed = asyncio.Event()
+        self.fault: Exception | None = None  # which `renew` raises
 
     def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         self.subscribers[request_id] = subscriber
@@ -77,6 +78,8 @@ class ScriptedAnnouncer:
         self.changed.set()
 
     def renew(self, request_id: str, subscriber: Subscriber) -> None:
+        if self.fault is not None:
+            raise self.fault
         subscriber(Announcement(request_id=request_id, ticket=b"new", is_restart=True))
 
     def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
@@ -194,15 +197,12 @@ async def test_only_a_lost_host_of_the_node_makes_it_unavailable(
     async def lost(_: object) -> None:
         raise PeerLost("host A: it is gone")
 
-    def broken(*_: object) -> None:
-        raise PeerLost("of something else")
-
     with monkeypatch.context() as patch:
         patch.setattr(pair.exporter, "introduce", lost)
         with pytest.raises(PeerLost, match="UNAVAILABLE host A: it is gone"):
             await pair.sessions.get(pair.peer)
     session = await pair.sessions.get(pair.peer)
-    monkeypatch.setattr(pair.announcer, "renew", broken)
+    pair.announcer.fault = PeerLost("of something else")
     async with session.subscribed("r") as subscription, asyncio.timeout(3):
         with pytest.raises(PeerLost, match="UNKNOWN"):
             await subscription.renew()

@@ -37,6 +37,7 @@ from pdserve.settings.config import EngineConfig, PolicyConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ClusterError, ConfigError
+from pdserve.shared.process.exit_codes import FORCED
 from pdserve.shared.slo import parse_slo_classes
 from tests.fakes.server import FakeServer
 from tests.unit.commands.bench.compare.made_reports import made_report, outcome
@@ -413,7 +414,7 @@ def test_results_of_another_comparison_are_not_overwritten(
 
 
 def test_what_was_measured_before_ctrl_c_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def interrupted(
         experiment: Experiment, make_cases: object, report: CompareReport
@@ -423,26 +424,25 @@ def test_what_was_measured_before_ctrl_c_is_reported(
         report.scenarios.extend(made.scenarios)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_compare, "compare", interrupted)
-    assert main(["bench", "compare", f"--out={tmp_path}"]) == 130
+    assert bench_compare.run(CompareConfig(out=str(tmp_path)), {}, interrupted) == FORCED
     assert "made-up: nothing" in capsys.readouterr().out
     kept = json.loads((tmp_path / "report.json").read_text())
     assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 
 
 def test_what_was_measured_before_an_error_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def breaks(experiment: Experiment, make_cases: object, report: CompareReport) -> None:
         report.modes.extend(made_report().modes)
         report.scenarios.extend(made_report().scenarios)
         raise ClusterError("the machine is on fire")
 
-    monkeypatch.setattr(bench_compare, "compare", breaks)
-    assert main(["bench", "compare", f"--out={tmp_path}"]) == 1
+    with pytest.raises(ClusterError, match="on fire"):
+        bench_compare.run(CompareConfig(out=str(tmp_path)), {}, breaks)
     said = capsys.readouterr()
     assert "made-up: nothing" in said.out
-    assert "the machine is on fire" in said.err
+    assert "an error has ended it" in said.err
     kept = json.loads((tmp_path / "report.json").read_text())
     assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 

@@ -14,6 +14,7 @@ from pdserve.commands.bench.serve.config import Load, ServeBenchConfig
 from pdserve.commands.bench.serve.report import ServeReport, serve_row
 from pdserve.commands.cli.main import main
 from pdserve.shared.errors import ClusterError, ConfigError
+from pdserve.shared.process.exit_codes import FAILED, FORCED
 from tests.fakes.server import Answer, Body, FakeServer, answer_all, stream
 
 
@@ -62,13 +63,15 @@ async def test_json_has_rows_and_ratios(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("end", "exit_code", "said"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (ClusterError("b is gone"), 1, "b is gone; ")],
+    [
+        (KeyboardInterrupt(), FORCED, "interrupted"),
+        (ClusterError("b is gone"), FAILED, "b is gone; "),
+    ],
 )
 def test_what_was_done_before_it_ended_is_printed(
     end: BaseException,
     exit_code: int,
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def interrupted(config: ServeBenchConfig, report: ServeReport) -> None:
@@ -76,8 +79,7 @@ def test_what_was_done_before_it_ended_is_printed(
         report.rows.append(serve_row("http://it", "m", Load(concurrency=1), [done]))
         raise end
 
-    monkeypatch.setattr(bench_serve, "_measure", interrupted)
-    assert main(["bench", "serve", "--json"]) == exit_code
+    assert bench_serve.run(ServeBenchConfig(json=True), {}, interrupted) == exit_code
     captured = capsys.readouterr()
     assert [row["server"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
     assert said in captured.err

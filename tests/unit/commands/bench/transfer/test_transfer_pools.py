@@ -12,7 +12,6 @@ import pytest
 from kv_transfer.cuda.driver import Driver
 from kv_transfer.cuda.pool import device_pool
 from kv_transfer.sharded_pool import parts_of
-from pdserve.commands.bench.transfer import ends, pools
 from pdserve.commands.bench.transfer.config import TransferConfig
 from pdserve.commands.bench.transfer.ends import LAYER_BYTES, ExporterEnd, PoolPlan, PullerEnd
 from pdserve.commands.bench.transfer.measurement import PullCase, measure_transport
@@ -29,11 +28,9 @@ NUM_BLOCKS, BLOCK_BYTES = 7, 8192
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
+def host() -> Iterator[FakeHost]:
     """Its GPUs are this machine's."""
     host = FakeHost()
-    monkeypatch.setattr(pools, "open_driver", host.driver)
-    monkeypatch.setattr(pools, "_STAGED_BYTES", 3 * BLOCK_BYTES)
     yield host
     assert not host.pinned
     assert host.num_lanes == 0
@@ -42,9 +39,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
 @pytest.fixture(params=["cpu", "cuda:1", "parts"])
 def pool(request: pytest.FixtureRequest, host: FakeHost) -> Iterator[BenchPool]:
     if request.param == "parts":  # of which each is as large as the others' pools
-        pool = filled_pool(NUM_BLOCKS, [BLOCK_BYTES] * 2, "cuda")
+        device, parts = "cuda", [BLOCK_BYTES] * 2
     else:
-        pool = filled_pool(NUM_BLOCKS, [BLOCK_BYTES], request.param)
+        device, parts = request.param, [BLOCK_BYTES]
+    pool = filled_pool(NUM_BLOCKS, parts, device, host.driver, staged_bytes=3 * BLOCK_BYTES)
     yield pool
     pool.close()
 
@@ -65,7 +63,9 @@ def test_cleared_blocks_are_zeros_and_others_are_not_touched(pool: BenchPool) ->
 
 def test_a_plain_copy_moves_as_many_bytes(host: FakeHost) -> None:
     for device in ("cpu", "cuda:0"):
-        source, into = (filled_pool(NUM_BLOCKS, [BLOCK_BYTES], device) for _ in range(2))
+        source, into = (
+            filled_pool(NUM_BLOCKS, [BLOCK_BYTES], device, host.driver) for _ in range(2)
+        )
         into.clear(range(NUM_BLOCKS))
         assert into.copy_from(source, [4, 2], [1, 0]) > 0
         assert sum(into.block(number).any() for number in range(NUM_BLOCKS)) == 2
@@ -101,9 +101,8 @@ class Direct:
     "parallelism", [Parallelism(), Parallelism(2), Parallelism(1, 2), Parallelism(2, 2)], ids=str
 )
 async def test_pulls_between_gpus_are_verified_and_measured(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch, parallelism: Parallelism
+    host: FakeHost, parallelism: Parallelism
 ) -> None:
-    monkeypatch.setattr(ends, "KINDS", [CUDA_IPC])
     """Of three layers, which two stages cannot divide evenly."""
     devices, num_parts = ("cuda:0", "cuda:4"), parallelism.num_ranks
     case = PullCase("loopback", 3 * LAYER_BYTES, 6, [2, 4], 5.0, False, devices, parallelism)
@@ -115,7 +114,9 @@ async def test_pulls_between_gpus_are_verified_and_measured(
                 device=device,
                 parallelism=parallelism,
                 commit=False,
-            )
+            ),
+            [CUDA_IPC],
+            host.driver,
         )
         for end, device in zip((ExporterEnd, PullerEnd), devices, strict=True)
     )
