@@ -85,6 +85,7 @@ def paged_attention(
     sliding_window: int,  # tokens; 0: none
     out: Tensor,  # shape and dtype of query, contiguous
     variant: str = "",  # one of kernel_variants(), for tests
+    cap: float = 0.0,  # scores become cap * tanh(score / cap); 0: they do not
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
 
@@ -140,7 +141,7 @@ def linear(
     x: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
     packed: PackedMatrix,
     out: Tensor,  # [num_rows, num_out], or half as many columns if gated; strided but the last
-    result: str = "store",  # store, store_float, add (both into float32), or gated_silu
+    result: str = "store",  # store, store_float, add (both into float32), gated_silu, gated_gelu
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Write x times a packed matrix to `out`.
@@ -173,6 +174,7 @@ def rms_norm(
     eps: float,
     out: Tensor,  # shape of x, float32 or bfloat16, contiguous
     variant: str = "",  # one of kernel_variants(), for tests
+    adds: bool = False,  # to `out`, which is float32
 ) -> None:
     """Scale rows to a root mean square of 1, then by `weight`; rounded once, into `out`."""
 
@@ -181,8 +183,16 @@ def look_up_rows(
     ids: Tensor,  # [num_rows] int64
     out: Tensor,  # [num_rows, size] float32, contiguous
     variant: str = "",  # one of kernel_variants(), for tests
+    scale: float = 1.0,
 ) -> None:
-    """Copy rows of a table, widened to float32, into `out`."""
+    """Copy rows of a table, widened to float32 and scaled, into `out`."""
+
+def cap_rows(
+    x: Tensor,  # [num_rows, size] float32, strided but the last
+    cap: float,
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """x becomes cap * tanh(x / cap)."""
 
 class RanksLost(RuntimeError):
     """Another rank has ended, failed, or not come in time."""
@@ -231,8 +241,14 @@ class Decoder:
         is_bfloat16: bool,  # activations, embedding and KV; else float32
         norm_eps: float,
         sliding_windows: list[int],  # tokens, of each layer that it has; 0: none
-        inverse_frequencies: Tensor,  # [head_dim / 2] float32, radians a position
-        rope_scale: float,  # of cosines and sines
+        inverse_frequencies: Tensor,  # [number of ropes, head_dim / 2] float32, radians a position
+        rope_scales: list[float],  # of cosines and sines
+        layer_ropes: list[int],  # which of them each layer has
+        activation: str,  # silu or gelu_tanh
+        attention_scale: float,
+        attention_cap: float,  # scores become cap * tanh(score / cap); 0: they do not
+        logit_cap: float,  # likewise
+        embedding_scale: float,
         variant: str = "",  # one of kernel_variants(), for tests
         group: RankGroup | None = None,  # the other ranks; held
     ) -> None: ...

@@ -38,8 +38,6 @@ class NativeAttention:
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.attend."""
-        if kv.cap is not None:
-            return ReferenceAttention().attend(query, kv, batch, out)
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype)
         _native.paged_attention(
@@ -53,6 +51,7 @@ class NativeAttention:
             0 if kv.sliding_window is None else kv.sliding_window,
             out,
             variant=self._variant,
+            cap=kv.cap or 0.0,
         )
         return out
 

@@ -22,9 +22,12 @@ namespace attention {
 
 namespace {
 
-void check_numbers(double scale, int64_t sliding_window) {
+void check_numbers(double scale, double cap, int64_t sliding_window) {
     if (!std::isfinite(scale) || scale <= 0) {
         raise_value_error("scale", "a finite number above 0", std::to_string(scale));
+    }
+    if (!std::isfinite(cap) || cap < 0) {
+        raise_value_error("cap", "0 (none) or a finite number", std::to_string(cap));
     }
     if (sliding_window < 0 || sliding_window > INT32_MAX) {
         raise_value_error("sliding_window", "0 (none) or a number of tokens",
@@ -50,14 +53,14 @@ void check_query(const TensorView& query, const TensorView& out, const PoolView&
 void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables, double scale,
     int64_t sliding_window, nb::handle out_object, nb::handle rows_object,
-    const char* variant_name) {
+    const char* variant_name, double cap) {
     const PoolView pool(kv_pool, layer, Access::kRead);
     const TensorView query(query_object, "query");
     const TensorView out(out_object, "out", Access::kWrite);
     check_query(query, out, pool);
     const BatchView batch(query_start, context_lens, block_tables);
     batch.check_values(query.size(0), pool);
-    check_numbers(scale, sliding_window);
+    check_numbers(scale, cap, sliding_window);
     std::optional<TensorView> chosen;
     if (!rows_object.is_none()) {
         chosen.emplace(rows_object, "rows");
@@ -80,8 +83,8 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     Plan plan;
     plan.make(step, pool.pool(), static_cast<int>(query.size(1)), static_cast<int>(sliding_window),
         choice);
-    attend(plan, static_cast<int>(layer), rows, out.data<void>(), static_cast<float>(scale),
-        variant);
+    const Scoring scoring{static_cast<float>(scale), static_cast<float>(cap)};
+    attend(plan, static_cast<int>(layer), rows, out.data<void>(), scoring, variant);
 }
 
 }  // namespace
@@ -93,6 +96,7 @@ void bind_attention(nb::module_& m) {
     m.def("paged_attention", &attention::paged_attention, arg("query"), arg("kv_pool"),
         arg("layer"), arg("query_start"), arg("context_lens"), arg("block_tables"), arg("scale"),
         arg("sliding_window"), arg("out"), arg("rows") = nb::none(), arg("variant") = "",
+        arg("cap") = 0.0,
         "Causal attention of every query row over its request's blocks, into `out`.");
     m.def("write_kv", &attention::write_kv, arg("kv_pool"), arg("layer"), arg("key"), arg("value"),
         arg("slot_mapping"), "Store keys and values of one layer at their slots.");

@@ -50,6 +50,12 @@ struct QueryRows {
     int64_t head_stride;
 };
 
+// What is made of a dot product before the softmax.
+struct Scoring {
+    float scale;
+    float cap = 0;  // scores become cap * tanh(score / cap); 0: they do not
+};
+
 // How the attention of a step is divided among threads; the same for all layers with the same
 // sliding window. Borrows the arrays of the step and of the choice. Made once a step; making it
 // again reuses its memory.
@@ -61,7 +67,7 @@ public:
         RowChoice choice = {});
 
 private:
-    friend void attend(Plan&, int, const QueryRows&, void*, float, Variant);
+    friend void attend(Plan&, int, const QueryRows&, void*, const Scoring&, Variant);
 
     // An item whose runs are divided among threads. The thread that finishes the last part folds
     // the states of all runs.
@@ -97,7 +103,7 @@ private:
 // Computes attention for the plan's rows, into the same rows of out [num_tokens, num_heads,
 // head_dim], contiguous. A plan can be used by one call at a time. A row's result depends, bit for
 // bit, only on that row and its request's KV.
-void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scale,
+void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scoring& scoring,
     Variant variant);
 
 // The step between the QKV product and attention, done in one pass.

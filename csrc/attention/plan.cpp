@@ -177,7 +177,7 @@ size_t Plan::state_size_of(const WorkItem& item) const {
     return shared_state_size(item.num_rows * group_size, call_.head_dim);
 }
 
-void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scale,
+void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scoring& scoring,
     Variant variant) {
     Call& call = plan.call_;
     call.query = query.data;
@@ -185,7 +185,8 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scal
     call.query_head_stride = query.head_stride;
     call.out = out;
     call.layer_pool = static_cast<const char*>(plan.pool_) + layer * plan.layer_bytes_;
-    call.scale = scale;
+    call.scale = scoring.scale;
+    call.cap = scoring.cap;
     const KernelsOfType& kernel = kernels_of(variant, plan.is_bfloat16_);
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
         static thread_local ScratchBuffer thread_scratch;

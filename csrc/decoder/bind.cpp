@@ -4,6 +4,7 @@
 #include "bind.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -91,11 +92,19 @@ private:
     bool is_running_ = false;
 };
 
+linear::Result gated_result(const char* activation) {
+    if (std::strcmp(activation, "silu") == 0) return linear::Result::kGatedSilu;
+    if (std::strcmp(activation, "gelu_tanh") == 0) return linear::Result::kGatedGelu;
+    raise_value_error("activation", "silu or gelu_tanh", activation);
+}
+
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
     int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
     int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t hidden_size, int64_t head_dim,
     bool is_bfloat16, double norm_eps, std::vector<int64_t> sliding_windows,
-    nb::handle inverse_frequencies, double rope_scale, const char* variant_name,
+    nb::handle inverse_frequencies, std::vector<double> rope_scales,
+    std::vector<int64_t> layer_ropes, const char* activation, double attention_scale,
+    double attention_cap, double logit_cap, double embedding_scale, const char* variant_name,
     nb::object group) {
     const Variant variant = variant_from(variant_name);
     const Sizes sizes{
@@ -111,8 +120,16 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .num_kv_heads = num_kv_heads,
         .head_dim = head_dim,
     };
+    const Arithmetic arithmetic{
+        .gated = gated_result(activation),
+        .attention_scale = static_cast<float>(attention_scale),
+        .attention_cap = static_cast<float>(attention_cap),
+        .logit_cap = static_cast<float>(logit_cap),
+        .embedding_scale = static_cast<float>(embedding_scale),
+    };
     OwnedModel owned = read_model({weights, sizes, is_bfloat16, norm_eps,
-        std::move(sliding_windows), inverse_frequencies, rope_scale});
+        std::move(sliding_windows), inverse_frequencies, std::move(rope_scales),
+        std::move(layer_ropes), arithmetic});
     new (self) Decoder(std::move(owned), variant, std::move(group));
 }
 
@@ -128,7 +145,9 @@ void bind_decoder(nb::module_& m) {
             arg("num_kv_heads"), arg("model_kv_heads"), arg("first_kv_head"), arg("vocab_size"),
             arg("first_token_id"), arg("num_token_ids"), arg("first_layer"), arg("pool_layers"),
             arg("hidden_size"), arg("head_dim"), arg("is_bfloat16"), arg("norm_eps"), arg("sliding_windows"),
-            arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "",
+            arg("inverse_frequencies"), arg("rope_scales"), arg("layer_ropes"),
+            arg("activation"), arg("attention_scale"), arg("attention_cap"), arg("logit_cap"),
+            arg("embedding_scale"), arg("variant") = "",
             arg("group") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
             arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),

@@ -18,7 +18,8 @@ struct Buffers {
     void* expert_rows;   // [num_tokens * num_chosen, hidden], inputs of experts, then float results
     float* shared_rows;    // [num_tokens, hidden], what a shared expert has made
     float* shared_scores;  // [num_tokens]
-    float* cos_sin;      // [num_tokens, head_dim]
+    float* made;         // [num_tokens, hidden], of a sublayer with a norm behind it
+    float* cos_sin;      // [num_ropes, num_tokens, head_dim]
     int64_t* slots;      // [num_tokens]
     int32_t* positions;  // [num_tokens]
     size_t num_bytes;
@@ -40,7 +41,9 @@ struct Buffers {
         expert_rows = carve(sizes.num_chosen * sizes.hidden, sizeof(float));
         shared_rows = static_cast<float*>(carve(sizes.num_shared * sizes.hidden, sizeof(float)));
         shared_scores = static_cast<float*>(carve(sizes.num_shared, sizeof(float)));
-        cos_sin = static_cast<float*>(carve(sizes.head_dim, sizeof(float)));
+        made = static_cast<float*>(
+            carve(sizes.has_after_norms ? sizes.hidden : 0, sizeof(float)));
+        cos_sin = static_cast<float*>(carve(sizes.num_ropes * sizes.head_dim, sizeof(float)));
         slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));
         positions = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
     }

@@ -5,7 +5,6 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "../ranks/slot.h"
@@ -125,9 +124,10 @@ void Forward::begin(const int64_t* token_ids) {
 // A rank has a share of the vocabulary. Its part of the sum is zeros for other tokens.
 void Forward::look_up(const int64_t* token_ids) {
     const Sizes& sizes = model_.sizes;
+    const float scale = model_.arithmetic.embedding_scale;
     if (tensor_ == nullptr) {
-        rows::look_up({model_.embedding, token_ids, sizes.hidden, buffers_.hidden}, num_rows_,
-            model_.is_bfloat16, variant_);
+        rows::look_up({model_.embedding, token_ids, sizes.hidden, scale, buffers_.hidden},
+            num_rows_, model_.is_bfloat16, variant_);
         return;
     }
     const int64_t at_once = ranks::rows_at_once(sizes.hidden);
@@ -138,8 +138,8 @@ void Forward::look_up(const int64_t* token_ids) {
         for (int64_t row = 0; row < count; ++row) {
             const int64_t id = token_ids[first + row] - sizes.first_token_id;
             if (id < 0 || id >= sizes.num_token_ids) continue;
-            rows::look_up({model_.embedding, &id, sizes.hidden, part + row * sizes.hidden}, 1,
-                model_.is_bfloat16, variant_);
+            rows::look_up({model_.embedding, &id, sizes.hidden, scale, part + row * sizes.hidden},
+                1, model_.is_bfloat16, variant_);
         }
         tensor_->sum(buffers_.hidden + first * sizes.hidden, count, sizes.hidden, false);
     }
@@ -172,7 +172,7 @@ void Forward::write_kv(const Layer& layer, int index) {
         .q_norm = layer.q_norm,
         .k_norm = layer.k_norm,
         .norm_eps = model_.norm_eps,
-        .cos_sin = buffers_.cos_sin,
+        .cos_sin = buffers_.cos_sin + layer.rope * num_rows_ * model_.sizes.head_dim,
     };
     attention::rotate_and_write(step_, pool_, index, rows, variant_);
 }
@@ -180,9 +180,9 @@ void Forward::write_kv(const Layer& layer, int index) {
 void Forward::attend(int index, attention::Plan& plan) {
     const attention::QueryRows query{
         buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim};
-    const double scale = 1.0 / std::sqrt(static_cast<double>(model_.sizes.head_dim));
-    attention::attend(
-        plan, index, query, buffers_.attended, static_cast<float>(scale), variant_);
+    const attention::Scoring scoring{
+        model_.arithmetic.attention_scale, model_.arithmetic.attention_cap};
+    attention::attend(plan, index, query, buffers_.attended, scoring, variant_);
 }
 
 // Moves these rows, which are ascending, to the front of the buffers that the rest of the layer
@@ -203,22 +203,23 @@ void Forward::keep_rows(const attention::RowChoice& rows) {
 }
 
 void Forward::finish_attention(const Layer& layer) {
-    add_product(layer.attention_out, buffers_.attended);
+    add_product(layer.attention_out, buffers_.attended, layer.after_attention_norm);
 }
 
 void Forward::finish_layer(const Layer& layer) {
     normalise(layer.mlp_norm);
-    if (layer.has_experts()) return mix_experts(layer.experts);
-    multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, Result::kGatedSilu, buffers_.inner,
-        layer.mlp.inner());
-    add_product(layer.mlp.down, buffers_.inner);
+    if (layer.has_experts()) return mix_experts(layer);
+    multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
+        buffers_.inner, layer.mlp.inner());
+    add_product(layer.mlp.down, buffers_.inner, layer.after_mlp_norm);
 }
 
-void Forward::mix_experts(const Experts& experts) {
-    mixture_.compute(experts, buffers_, num_rows_);
-    add_rows([&](int64_t first, int64_t count, Result result, float* out) {
-        mixture_.sum(experts, buffers_, first, count, result, out);
-    });
+void Forward::mix_experts(const Layer& layer) {
+    mixture_.compute(layer.experts, buffers_, num_rows_);
+    const auto sum = [&](int64_t first, int64_t count, Result result, float* out) {
+        mixture_.sum(layer.experts, buffers_, first, count, result, out);
+    };
+    add_rows(sum, layer.after_mlp_norm);
 }
 
 // Not rounded to the model's type, since they are not the input of a product.
@@ -237,6 +238,10 @@ void Forward::compute_logits(float* logits) {
     normalise(model_.final_norm);
     multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
         logits + model_.sizes.first_token_id, model_.sizes.vocab);
+    const float cap = model_.arithmetic.logit_cap;
+    if (cap == 0) return;
+    rows::cap({logits + model_.sizes.first_token_id, model_.sizes.vocab,
+        model_.sizes.num_token_ids, cap}, num_rows_, variant_);
 }
 
 void Forward::normalise(const float* weight) {
@@ -246,24 +251,35 @@ void Forward::normalise(const float* weight) {
 }
 
 // Adds a product to the residual stream.
-void Forward::add_product(const linear::PackedMatrix& matrix, const void* x) {
+void Forward::add_product(
+    const linear::PackedMatrix& matrix, const void* x, const float* after_norm) {
     const size_t row_bytes = matrix.num_in * element_bytes_;
-    add_rows([&](int64_t first, int64_t count, Result result, float* out) {
+    const auto make = [&](int64_t first, int64_t count, Result result, float* out) {
         const void* rows = static_cast<const char*>(x) + first * row_bytes;
         multiply(matrix, rows, count, result, out, matrix.num_out);
-    });
+    };
+    add_rows(make, after_norm);
 }
 
 // Adds rows to the residual stream. Each rank has a share of the inputs of what makes them, so they
-// are the sum of those of all ranks.
-void Forward::add_rows(const MakeRows& make) {
-    if (tensor_ == nullptr) return make(0, num_rows_, Result::kAdd, buffers_.hidden);
-    const int64_t width = model_.sizes.hidden, at_once = ranks::rows_at_once(width);
-    for (int64_t first = 0; first < num_rows_; first += at_once) {
-        const int64_t count = std::min(at_once, num_rows_ - first);
-        make(first, count, Result::kStoreFloat, tensor_->part());
-        tensor_->sum(buffers_.hidden + first * width, count, width, true);
+// are the sum of those of all ranks; with a norm, the sum is normalised.
+void Forward::add_rows(const MakeRows& make, const float* after_norm) {
+    const bool adds = after_norm == nullptr;
+    const int64_t width = model_.sizes.hidden;
+    float* const target = adds ? buffers_.hidden : buffers_.made;
+    if (tensor_ == nullptr) {
+        make(0, num_rows_, adds ? Result::kAdd : Result::kStoreFloat, target);
+    } else {
+        const int64_t at_once = ranks::rows_at_once(width);
+        for (int64_t first = 0; first < num_rows_; first += at_once) {
+            const int64_t count = std::min(at_once, num_rows_ - first);
+            make(first, count, Result::kStoreFloat, tensor_->part());
+            tensor_->sum(target + first * width, count, width, adds);
+        }
     }
+    if (adds) return;
+    rows::add_normalised({target, after_norm, model_.norm_eps, width, buffers_.hidden}, num_rows_,
+        variant_);
 }
 
 // x is contiguous; out_stride is in elements.

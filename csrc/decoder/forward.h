@@ -57,12 +57,13 @@ private:
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
-    void mix_experts(const Experts& experts);
+    void mix_experts(const Layer& layer);
     void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
     void normalise(const float* weight);
-    void add_product(const linear::PackedMatrix& matrix, const void* x);
-    void add_rows(const MakeRows& make);
+    void add_product(
+        const linear::PackedMatrix& matrix, const void* x, const float* after_norm);
+    void add_rows(const MakeRows& make, const float* after_norm);
     void multiply(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
         linear::Result result, void* out, int64_t out_stride);
 

@@ -34,12 +34,15 @@ struct Layer {
     const float* attention_norm;
     const float* q_norm;  // null: heads are not normalised
     const float* k_norm;
+    const float* after_attention_norm;  // null: what attention makes is added as it is
     const float* mlp_norm;
+    const float* after_mlp_norm;        // likewise
     linear::PackedMatrix qkv;  // heads are queries, keys, values
     linear::PackedMatrix attention_out;
     Mlp mlp;                   // unless the layer has experts
     Experts experts;
     int sliding_window;        // 0: none
+    int rope;                  // index into the model's
 
     bool has_experts() const { return !experts.mlps.empty(); }
 };
@@ -71,7 +74,11 @@ inline constexpr NormField kNorms[] = {
     {"attention_norm", &Layer::attention_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
     {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
     {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
+    {"after_attention_norm", &Layer::after_attention_norm,
+        [](auto& sizes, auto&) { return sizes.hidden; }, true},
     {"mlp_norm", &Layer::mlp_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
+    {"after_mlp_norm", &Layer::after_mlp_norm,
+        [](auto& sizes, auto&) { return sizes.hidden; }, true},
 };
 
 inline constexpr MatrixField<Layer> kMixer[] = {
@@ -95,6 +102,15 @@ inline constexpr MatrixField<Mlp> kSharedMlp[] = {
     {"shared_gate_up", kMlp[1].member, kMlp[1].size},
 };
 
+// pdserve.engine.models.arithmetic.Arithmetic.
+struct Arithmetic {
+    linear::Result gated;    // what MLPs make of gate and up
+    float attention_scale;
+    float attention_cap;     // 0: none
+    float logit_cap;         // 0: none
+    float embedding_scale;
+};
+
 struct Model {
     Sizes sizes;
     bool is_bfloat16;  // activations and KV; else float32
@@ -103,8 +119,9 @@ struct Model {
     std::vector<Layer> layers;
     const float* final_norm;           // [hidden]; null: neither this nor lm_head
     linear::PackedMatrix lm_head;      // [num_token_ids, hidden]
-    const float* inverse_frequencies;  // [head_dim / 2], radians a position
-    double rope_scale;                 // of cosines and sines
+    Arithmetic arithmetic;
+    const float* inverse_frequencies;  // [num_ropes, head_dim / 2], radians a position
+    std::vector<double> rope_scales;   // of cosines and sines
 
     bool is_first_stage() const { return embedding != nullptr; }
     bool is_last_stage() const { return final_norm != nullptr; }

@@ -29,12 +29,17 @@ public:
     Reader(std::vector<nb::object>& owners, const Sizes& sizes) : owners_(owners), sizes_(sizes) {}
 
     const float* read(nb::object object, const std::string& name, int64_t size) {
-        const TensorView vector(object, name.c_str());
-        vector.expect_type({ElementType::kFloat32});
-        vector.expect_shape({size}, "[size]");
-        vector.expect_contiguous();
+        return numbers(std::move(object), name, {size}, "[size]");
+    }
+
+    const float* numbers(nb::object object, const std::string& name,
+        std::initializer_list<int64_t> shape, const char* meaning) {
+        const TensorView numbers(object, name.c_str());
+        numbers.expect_type({ElementType::kFloat32});
+        numbers.expect_shape(shape, meaning);
+        numbers.expect_contiguous();
         owners_.push_back(std::move(object));
-        return vector.data<float>();
+        return numbers.data<float>();
     }
 
     linear::PackedMatrix read(nb::object object, const std::string& name, MatrixShape shape) {
@@ -142,8 +147,15 @@ void widen(Sizes& sizes, const Layer& layer) {
         layer.has_experts() ? experts.num_chosen * experts.inner() : layer.mlp.inner();
     sizes.inner = std::max({sizes.inner, inner, experts.shared.inner()});
     sizes.num_shared = std::max<int64_t>(sizes.num_shared, experts.has_shared());
+    sizes.has_after_norms |=
+        layer.after_attention_norm != nullptr || layer.after_mlp_norm != nullptr;
     sizes.num_experts = std::max(sizes.num_experts, experts.count());
     sizes.num_chosen = std::max(sizes.num_chosen, experts.num_chosen);
+}
+
+void check_number(const char* name, float number, bool is_in_range) {
+    if (std::isfinite(number) && is_in_range) return;
+    raise_value_error(name, "a finite number above 0", std::to_string(number));
 }
 
 void check(const ModelArguments& arguments, int64_t num_layers) {
@@ -158,6 +170,25 @@ void check(const ModelArguments& arguments, int64_t num_layers) {
             std::to_string(num_windows));
     }
     for (int64_t window : arguments.sliding_windows) check_at_least("sliding_windows", window, 0);
+    const auto num_ropes = static_cast<int64_t>(arguments.rope_scales.size());
+    const auto num_choices = static_cast<int64_t>(arguments.layer_ropes.size());
+    if (num_choices != num_layers) {
+        raise_value_error("layer_ropes", std::to_string(num_layers) + ", one for each layer",
+            std::to_string(num_choices));
+    }
+    for (int64_t rope : arguments.layer_ropes) {
+        if (rope < 0 || rope >= num_ropes) {
+            raise_value_error("layer_ropes", "of " + std::to_string(num_ropes) + " ropes",
+                std::to_string(rope));
+        }
+    }
+    const Arithmetic& numbers = arguments.arithmetic;
+    for (float number : {numbers.attention_scale, numbers.embedding_scale}) {
+        check_number("a scale", number, number > 0);
+    }
+    for (float number : {numbers.attention_cap, numbers.logit_cap}) {
+        check_number("a cap", number, number >= 0);
+    }
 }
 
 }  // namespace
@@ -171,12 +202,15 @@ OwnedModel read_model(const ModelArguments& arguments) {
     model.sizes = arguments.sizes;
     model.is_bfloat16 = arguments.is_bfloat16;
     model.norm_eps = static_cast<float>(arguments.norm_eps);
-    model.rope_scale = arguments.rope_scale;
+    model.rope_scales = arguments.rope_scales;
+    model.sizes.num_ropes = static_cast<int64_t>(model.rope_scales.size());
+    model.arithmetic = arguments.arithmetic;
     Reader reader(owned.owners, model.sizes);
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
         model.layers.push_back(reader.layer(layer, "layers[" + std::to_string(index) + "]."));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
+        model.layers.back().rope = static_cast<int>(arguments.layer_ropes[index]);
         widen(model.sizes, model.layers.back());
     }
     if (nb::object embedding = weights.attr("embedding"); !embedding.is_none()) {
@@ -187,8 +221,9 @@ OwnedModel read_model(const ModelArguments& arguments) {
         const MatrixShape shape{model.sizes.num_token_ids, model.sizes.hidden};
         model.lm_head = reader.read(weights.attr("lm_head"), "lm_head", shape);
     }
-    model.inverse_frequencies = reader.read(nb::borrow(arguments.inverse_frequencies),
-        "inverse_frequencies", model.sizes.head_dim / 2);
+    model.inverse_frequencies = reader.numbers(nb::borrow(arguments.inverse_frequencies),
+        "inverse_frequencies", {model.sizes.num_ropes, model.sizes.head_dim / 2},
+        "[number of ropes, head_dim / 2]");
     return owned;
 }
 

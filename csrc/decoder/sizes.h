@@ -20,7 +20,9 @@ struct Sizes {
     int64_t num_kv_heads;
     int64_t head_dim;
 
-    // As the weights have them.
+    // As the weights and other settings have them.
+    int64_t num_ropes = 1;
+    bool has_after_norms = false;
     int64_t inner = 0;        // of a row: the widest MLP, or the chosen experts of the widest layer
     int64_t num_experts = 0;  // most of a layer; 0: no layer has experts
     int64_t num_chosen = 0;   // likewise

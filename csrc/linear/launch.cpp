@@ -24,7 +24,8 @@ Result result_from(const char* name) {
     if (std::strcmp(name, "store_float") == 0) return Result::kStoreFloat;
     if (std::strcmp(name, "add") == 0) return Result::kAdd;
     if (std::strcmp(name, "gated_silu") == 0) return Result::kGatedSilu;
-    raise_value_error("result", "store, store_float, add or gated_silu", name);
+    if (std::strcmp(name, "gated_gelu") == 0) return Result::kGatedGelu;
+    raise_value_error("result", "store, store_float, add, gated_silu or gated_gelu", name);
 }
 
 void check_out(const TensorView& out, const TensorView& x, const PackedMatrix& matrix,
@@ -49,9 +50,9 @@ void linear(nb::handle x_object, nb::handle packed, nb::handle out_object,
     x.expect_shape({-1, matrix.num_in}, "[num_rows, num_in]");
     x.expect_contiguous_last_dim();
     const Result result = result_from(result_name);
-    if ((result == Result::kGatedSilu) != matrix.is_gated) {
+    if (is_gated(result) != matrix.is_gated) {
         raise_value_error("result",
-            matrix.is_gated ? "gated_silu, as the matrix is gated" : "another, for this matrix",
+            matrix.is_gated ? "gated_silu or gated_gelu, as the matrix is gated" : "another, for this matrix",
             result_name);
     }
     const TensorView out(out_object, "out", Access::kWrite);

@@ -16,7 +16,7 @@ struct PackedMatrix {
     WeightType type;
     int64_t num_out;
     int64_t num_in;
-    bool is_gated;        // gate above up: made for Result::kGatedSilu
+    bool is_gated;        // gate above up: made for gated results
     const void* weights;  // aligned to 64 bytes
     const float* scales;   // [groups of inputs][panels * 16] in the panels' order; null: none
     int64_t scale_stride;  // from a group's scales to the next one's; 0: there is one group
@@ -29,7 +29,7 @@ struct Product {
     bool is_bfloat16;
     int64_t x_stride;  // elements between rows
     int64_t num_rows;
-    Result result;  // kGatedSilu if and only if the matrix is gated
+    Result result;  // gated if and only if the matrix is
     void* out;
     int64_t out_stride;  // elements between rows
 };

@@ -17,23 +17,35 @@ struct Norm {
     void* out;  // [num_rows, size], contiguous, bfloat16 or float32
 };
 
-// Copies rows of a table, widened to float32.
+// Copies rows of a table, widened to float32 and scaled.
 struct Lookup {
     const void* table;  // [num_entries, size], contiguous, bfloat16 or float32
     const int64_t* ids;  // [num_rows], all below num_entries
     int64_t size;
+    float scale;
     float* out;  // [num_rows, size], contiguous
+};
+
+// Keeps numbers within a cap: x becomes cap * tanh(x / cap).
+struct Cap {
+    float* x;  // [num_rows, size]
+    int64_t stride;  // between rows
+    int64_t size;
+    float cap;
 };
 
 // Processes the rows [first, last).
 using NormFunction = void (*)(const Norm& norm, int64_t first, int64_t last);
 using LookupFunction = void (*)(const Lookup& lookup, int64_t first, int64_t last);
+using CapFunction = void (*)(const Cap& cap, int64_t first, int64_t last);
 
 struct Kernels {
     NormFunction norm_to_float32;
     NormFunction norm_to_bfloat16;
+    NormFunction add_norm;  // adds to `out`, which is float32
     LookupFunction look_up_float32;
     LookupFunction look_up_bfloat16;
+    CapFunction cap;
 };
 
 extern const Kernels kAvx512Bf16Kernels;

@@ -3,6 +3,7 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "../bind.h"
@@ -33,7 +34,7 @@ void share_rows(
 }
 
 void checked_norm(nb::handle x_object, nb::handle weight_object, double eps,
-    nb::handle out_object, const char* variant_name) {
+    nb::handle out_object, const char* variant_name, bool adds) {
     const TensorView x(x_object, "x");
     const TensorView weight(weight_object, "weight");
     const TensorView out(out_object, "out", Access::kWrite);
@@ -51,12 +52,14 @@ void checked_norm(nb::handle x_object, nb::handle weight_object, double eps,
     const Norm norm{x.data<float>(), weight.data<float>(), static_cast<float>(eps), x.size(1),
         out.data<void>()};
     const bool to_bfloat16 = out.type() == ElementType::kBFloat16;
+    if (adds) out.expect_type({ElementType::kFloat32});
     nb::gil_scoped_release release;
+    if (adds) return add_normalised(norm, x.size(0), variant);
     normalise(norm, x.size(0), to_bfloat16, variant);
 }
 
 void checked_lookup(nb::handle table_object, nb::handle ids_object, nb::handle out_object,
-    const char* variant_name) {
+    const char* variant_name, double scale) {
     const TensorView table(table_object, "table");
     const TensorView ids(ids_object, "ids");
     const TensorView out(out_object, "out", Access::kWrite);
@@ -73,10 +76,25 @@ void checked_lookup(nb::handle table_object, nb::handle ids_object, nb::handle o
     out.expect_contiguous();
     const Variant variant = variant_from(variant_name);
     const Lookup lookup{
-        table.data<void>(), ids.data<int64_t>(), table.size(1), out.data<float>()};
+        table.data<void>(), ids.data<int64_t>(), table.size(1), static_cast<float>(scale),
+        out.data<float>()};
     const bool from_bfloat16 = table.type() == ElementType::kBFloat16;
     nb::gil_scoped_release release;
     look_up(lookup, ids.size(0), from_bfloat16, variant);
+}
+
+void checked_cap(nb::handle x_object, double size, const char* variant_name) {
+    const TensorView x(x_object, "x", Access::kWrite);
+    x.expect_type({ElementType::kFloat32});
+    x.expect_shape({-1, -1}, "[num_rows, size]");
+    x.expect_contiguous_last_dim();
+    if (!std::isfinite(size) || size <= 0) {
+        raise_value_error("cap", "a finite number above 0", std::to_string(size));
+    }
+    const Variant variant = variant_from(variant_name);
+    const Cap task{x.data<float>(), x.stride(0), x.size(1), static_cast<float>(size)};
+    nb::gil_scoped_release release;
+    cap(task, x.size(0), variant);
 }
 
 }  // namespace
@@ -84,6 +102,15 @@ void checked_lookup(nb::handle table_object, nb::handle ids_object, nb::handle o
 void normalise(const Norm& norm, int64_t num_rows, bool to_bfloat16, Variant variant) {
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
     share_rows(to_bfloat16 ? kernels.norm_to_bfloat16 : kernels.norm_to_float32, norm, num_rows);
+}
+
+void add_normalised(const Norm& norm, int64_t num_rows, Variant variant) {
+    share_rows(PDSERVE_OF_VARIANT(variant, Kernels).add_norm, norm, num_rows);
+}
+
+void cap(const Cap& cap, int64_t num_rows, Variant variant) {
+    if (cap.size == 0) return;
+    share_rows(PDSERVE_OF_VARIANT(variant, Kernels).cap, cap, num_rows);
 }
 
 void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant) {
@@ -106,9 +133,13 @@ void check_ids(const int64_t* ids, int64_t num_rows, int64_t num_entries, const 
 void bind_rows(nb::module_& m) {
     using nb::arg;
     m.def("rms_norm", &rows::checked_norm, arg("x"), arg("weight"), arg("eps"), arg("out"),
-        arg("variant") = "", "Scale rows to a root mean square of 1, then by `weight`.");
+        arg("variant") = "", arg("adds") = false,
+        "Scale rows to a root mean square of 1, then by `weight`.");
     m.def("look_up_rows", &rows::checked_lookup, arg("table"), arg("ids"), arg("out"),
-        arg("variant") = "", "Copy rows of a table, widened to float32.");
+        arg("variant") = "", arg("scale") = 1.0,
+        "Copy rows of a table, widened to float32 and scaled.");
+    m.def("cap_rows", &rows::checked_cap, arg("x"), arg("cap"), arg("variant") = "",
+        "x becomes cap * tanh(x / cap).");
 }
 
 }  // namespace pdserve

@@ -24,8 +24,8 @@ class Rope:
 
     def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
         # Computed on the CPU for any device, so that nodes that exchange KV use equal angles.
-        self._inverse_frequencies = inverse_frequencies(config, head_dim).to(device)  # [head_dim/2]
-        self._scale = 1.0 if config is None else config.attention_factor
+        self.inverse_frequencies = inverse_frequencies(config, head_dim).to(device)  # [head_dim/2]
+        self.scale = 1.0 if config is None else config.attention_factor
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for the tokens of a step.
@@ -37,8 +37,8 @@ class Rope:
         Returns:
             Two tensors [num_tokens, 1, head_dim / 2]: the same for all heads.
         """
-        angles = positions[:, None, None].float() * self._inverse_frequencies
-        return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+        angles = positions[:, None, None].float() * self.inverse_frequencies
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
 Angles: TypeAlias = tuple[Tensor, Tensor]  # as Rope.cos_sin returns them
@@ -48,13 +48,23 @@ class LayerRopes:
     """Those of consecutive layers, of which several may have the same."""
 
     def __init__(self, configs: Ropes, head_dim: int, device: torch.device) -> None:
-        self._of_layers = configs
-        self._ropes = {config: Rope(config, head_dim, device) for config in configs}
+        distinct = list(dict.fromkeys(configs))
+        self.of_layers = [distinct.index(config) for config in configs]  # indices of those below
+        self._ropes = [Rope(config, head_dim, device) for config in distinct]
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> list[Angles]:
-        """Return those of each layer. Arguments as for Rope.cos_sin."""
-        made = {key: rope.cos_sin(positions, dtype) for key, rope in self._ropes.items()}
-        return [made[config] for config in self._of_layers]
+        """Return those of each distinct one. Arguments as for Rope.cos_sin."""
+        return [rope.cos_sin(positions, dtype) for rope in self._ropes]
+
+    @property
+    def inverse_frequencies(self) -> Tensor:
+        """[number of distinct ones, head_dim / 2] float32."""
+        return torch.stack([rope.inverse_frequencies for rope in self._ropes])
+
+    @property
+    def scales(self) -> list[float]:
+        """Factors on cosines and sines, of the same."""
+        return [rope.scale for rope in self._ropes]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class Shape:
     block_size: int = 16
     num_layers: int = 2
     dtype: torch.dtype = torch.float32
+    cap: float | None = None  # of scores
 
     @property
     def num_heads(self) -> int:
@@ -58,6 +59,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         head_dim=st.sampled_from([1, 8, 31, 32, 64, 80, 96, 128, 256]),
         block_size=st.one_of(st.integers(1, 32), st.sampled_from([48, 64, 100])),
         num_layers=st.integers(1, 3),
+        cap=st.sampled_from([None, None, 0.7, 20.0]),
         dtype=st.sampled_from(DTYPES),
     )
 

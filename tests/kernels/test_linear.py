@@ -14,6 +14,7 @@ from pdserve.engine.native.linear import LinearResult
 from pdserve.engine.plan.forms import FLOAT32, WeightForm
 from tests.kernels.linear_cases import (
     DTYPES,
+    GATED,
     WEIGHT_FORMS,
     Product,
     expect_reference,
@@ -141,15 +142,16 @@ def test_a_product_without_rows_is_empty() -> None:
     assert case.run().shape == (0, 64)
 
 
+@pytest.mark.parametrize("result", GATED)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gated_silu_at_its_limits(dtype: torch.dtype) -> None:
+def test_gated_results_at_their_limits(dtype: torch.dtype, result: LinearResult) -> None:
     """One input of weight 1 each: silu(x) * x, where exp(-x) overflows, and at zero."""
-    product = Product(FLOAT32, dtype, num_out=32, num_in=1, result=LinearResult.GATED_SILU)
+    product = Product(FLOAT32, dtype, num_out=32, num_in=1, result=result)
     case = make_case(product, 7)
     _native.pack_linear_rows(case.packed, 0, torch.ones(32, 1))
     x = torch.tensor([0.0, -0.5, 30.0, -30.0, -100.0, 100.0, float("nan")]).to(dtype)[:, None]
     found = case.run(x=x)
-    expected = torch.nn.functional.silu(x.double()) * x.double()
+    expected = GATED[result](x.double()) * x.double()
     torch.testing.assert_close(
         found.double(),
         expected.expand(7, 16),

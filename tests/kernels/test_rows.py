@@ -1,4 +1,4 @@
-"""What is done to rows of the residual stream: norms and the lookup of embeddings."""
+"""What is done to rows: norms, the lookup of embeddings, and caps."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def test_norm_is_exact_but_for_its_roundings(
 ) -> None:
     x, weight = random_rows(num_rows, size, seed)
     found = rms_norm(x, weight, dtype, variant)
+    if dtype is torch.float32:
+        _native.rms_norm(x, weight, 1e-6, added := torch.ones_like(x), variant, adds=True)
+        torch.testing.assert_close(added, found + 1, rtol=1e-6, atol=1e-6)
     # Half a unit in the last place of bfloat16, and some roundings in float32 before it.
     tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-8 + 1e-6}[dtype]
     torch.testing.assert_close(
@@ -78,6 +81,24 @@ def test_lookup_is_that_of_torch(variant: str, dtype: torch.dtype, size: int, se
     out = torch.full((33, size), float("nan"))
     _native.look_up_rows(table, ids, out, variant)
     assert torch.equal(out, table[ids].float())
+    _native.look_up_rows(table, ids, out, variant, scale=25.25)
+    assert torch.equal(out, table[ids].float() * 25.25)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=20)
+@given(size=SIZES, cap=st.sampled_from([1.0, 30.0]), seed=st.integers(0, 9))
+def test_numbers_are_kept_within_a_cap(variant: str, size: int, cap: float, seed: int) -> None:
+    x, _ = random_rows(5, size, seed)
+    x[0] *= 1e-6  # where tanh loses no digits
+    x[1], x[2, 0], x[3, -1], x[4, 0] = 0.0, float("nan"), float("inf"), -float("inf")
+    expected = cap * torch.tanh(x.double() / cap)
+    wide = torch.full((5, size + 3), 7.0)
+    wide[:, 1 : size + 1] = x
+    _native.cap_rows(wide[:, 1 : size + 1], cap, variant)
+    found = wide[:, 1 : size + 1].double()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
+    assert bool((wide[:, 0] == 7).all() and (wide[:, size + 1 :] == 7).all())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@
 
 #include "../../isa/amx.h"
 #include "../../isa/build_name.h"
+#include "../../isa/tanh.h"
 #include "amx_scratch.h"
 #include "amx_softmax.h"
 #include "kernel.h"
@@ -116,6 +117,10 @@ private:
             const int last_seen = last_position + 1 - tile_start;
             const int num_keys = last_seen < tile.last ? last_seen : tile.last;
             score(t, num_keys);
+            if (call_.cap > 0) {
+                const SoftCap cap(call_.cap, call_.scale);
+                cap.apply(scratch_.scores, num_keys * kTileQueries);
+            }
             const bool all_seen = sees_all(t, tile, tile_start, num_keys);
             if (!all_seen || tile.first > 0) softmax_.mask(t, tile_start, num_keys);
             if (softmax_.weigh(t, num_keys)) decay_sums(t);

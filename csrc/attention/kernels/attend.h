@@ -6,7 +6,7 @@
 //   gather    look up pointers to its K and V rows in the block table
 //   bring     put the keys into the layout for scoring: transposed_keys.h, or quads.h
 // then for a few queries at a time:
-//   score     multiply queries by keys
+//   score     multiply queries by keys, and keep scores within a cap if there is one
 //   weigh     apply the mask, then one step of the online softmax, in float32
 //   add       add weights x values to the running sums
 // Meanwhile the next tile is prefetched. A query is a pair (row, query head of a KV head's group),
@@ -23,6 +23,7 @@
 #include "softmax.h"
 #include "transposed_keys.h"
 #include "walk.h"
+#include "../../isa/tanh.h"
 
 namespace pdserve::attention {
 namespace {
@@ -127,6 +128,12 @@ private:
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
             keys_.template score<kQueries>(queries() + static_cast<int64_t>(q) * padded_dim_,
                 num_keys, next.prefetcher, scratch_.scores);
+            if (call_.cap > 0) {
+                const SoftCap cap(call_.cap, call_.scale);
+                for (int i = 0; i < kQueries; ++i) {
+                    cap.apply(scratch_.scores + i * kTileKeys, num_keys);
+                }
+            }
             for (int i = 0; i < kQueries; ++i) {
                 const Range keys = seeing_.keys(q + i, tile_start);
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);

@@ -32,6 +32,7 @@ struct Call {
     int head_dim;
     int block_size;
     float scale;
+    float cap;           // scores become cap * tanh(score / cap); 0: they do not
     int sliding_window;  // 0: none
 };
 

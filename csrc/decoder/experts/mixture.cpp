@@ -48,7 +48,7 @@ void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t nu
 void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
     const void* rows = buffers.normed;
     multiply_rows(experts.shared_weight, rows, num_rows, Result::kStoreFloat, buffers.shared_scores);
-    multiply_rows(experts.shared.gate_up, rows, num_rows, Result::kGatedSilu, buffers.inner);
+    multiply_rows(experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated, buffers.inner);
     multiply_rows(
         experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat, buffers.shared_rows);
 }
@@ -103,7 +103,7 @@ void Mixture::multiply(
             .is_bfloat16 = model_.is_bfloat16,
             .x_stride = weights.num_in,
             .num_rows = count,
-            .result = is_gated ? Result::kGatedSilu : Result::kStoreFloat,
+            .result = is_gated ? model_.arithmetic.gated : Result::kStoreFloat,
             .out = out + start * out_width * (is_gated ? element_bytes : sizeof(float)),
             .out_stride = out_width,
         });

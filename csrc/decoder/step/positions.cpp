@@ -31,20 +31,24 @@ void locate(const attention::Step& step, int block_size, int32_t* positions, int
 
 void turn(const Model& model, const int32_t* positions, int64_t num_tokens, float* cos_sin) {
     const int64_t num_angles = model.sizes.head_dim / 2;
-    const auto turn_token = [&](int64_t token) {
-        float* cosines = cos_sin + token * 2 * num_angles;
+    const auto turn_token = [&](int64_t rope, int64_t token) {
+        float* cosines = cos_sin + (rope * num_tokens + token) * 2 * num_angles;
         float* sines = cosines + num_angles;
+        const float* inverse_frequencies = model.inverse_frequencies + rope * num_angles;
+        const double scale = model.rope_scales[rope];
         for (int64_t i = 0; i < num_angles; ++i) {
             // The angle is rounded to float32 first, as in the models' training code.
-            const float angle = static_cast<float>(positions[token]) * model.inverse_frequencies[i];
-            cosines[i] = static_cast<float>(std::cos(double{angle}) * model.rope_scale);
-            sines[i] = static_cast<float>(std::sin(double{angle}) * model.rope_scale);
+            const float angle = static_cast<float>(positions[token]) * inverse_frequencies[i];
+            cosines[i] = static_cast<float>(std::cos(double{angle}) * scale);
+            sines[i] = static_cast<float>(std::sin(double{angle}) * scale);
         }
     };
     const int64_t num_items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;
     ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
         const int64_t end = std::min(num_tokens, (item + 1) * kTokensPerItem);
-        for (int64_t token = item * kTokensPerItem; token < end; ++token) turn_token(token);
+        for (int64_t token = item * kTokensPerItem; token < end; ++token) {
+            for (int64_t rope = 0; rope < model.sizes.num_ropes; ++rope) turn_token(rope, token);
+        }
     });
 }
 

@@ -12,7 +12,7 @@ namespace pdserve::decoder {
 // positions[t] and slots[t] of every row: the rows of a request are its newest tokens.
 void locate(const attention::Step& step, int block_size, int32_t* positions, int64_t* slots);
 
-// cos_sin[t] = head_dim / 2 cosines of the row's angles, then the sines.
+// Of each rope, cos_sin[t] = head_dim / 2 cosines of the row's angles, then the sines.
 // Computed in float64, so that every machine rounds to the same float32.
 void turn(const Model& model, const int32_t* positions, int64_t num_tokens, float* cos_sin);
 

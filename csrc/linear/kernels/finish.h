@@ -7,13 +7,25 @@
 namespace pdserve::linear {
 namespace {
 
-// x / (1 + exp(-x)). The exponent is never above 0, so nothing overflows.
-PDSERVE_INLINE FloatLanes silu(FloatLanes x) {
-    const FloatLanes magnitude = x < splat(0.0f) ? -x : x;
+// x / (1 + exp(-z)). The exponent is never above 0, so nothing overflows.
+PDSERVE_INLINE FloatLanes times_sigmoid(FloatLanes x, FloatLanes z) {
+    const FloatLanes magnitude = z < splat(0.0f) ? -z : z;
     const FloatLanes decay = exp2_of_nonpositive(magnitude * splat(-1.44269504088896341f));
-    const FloatLanes numerator = x < splat(0.0f) ? x * decay : x;
+    const FloatLanes numerator = z < splat(0.0f) ? x * decay : x;
     return numerator / (splat(1.0f) + decay);
 }
+
+struct Silu {
+    PDSERVE_INLINE FloatLanes operator()(FloatLanes x) const { return times_sigmoid(x, x); }
+};
+
+// x * (1 + tanh(z / 2)) / 2 with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
+struct Gelu {
+    PDSERVE_INLINE FloatLanes operator()(FloatLanes x) const {
+        const FloatLanes cubed = multiply_add(x, x * x * x, splat(0.044715f));
+        return times_sigmoid(x, cubed * splat(1.59576912160573071f));
+    }
+};
 
 // The first `count` lanes, rounded to T.
 template <class T>
@@ -51,9 +63,8 @@ public:
                 break;
             case Result::kStoreFloat: put_all<float>(part); break;
             case Result::kAdd: add_all(part); break;
-            case Result::kGatedSilu:
-                call_.is_bfloat16 ? put_gated<BFloat16>(part) : put_gated<float>(part);
-                break;
+            case Result::kGatedSilu: put_gated(part, Silu()); break;
+            case Result::kGatedGelu: put_gated(part, Gelu()); break;
         }
     }
 
@@ -110,15 +121,21 @@ private:
         }
     }
 
+    template <class Activation>
+    void put_gated(const Part& part, Activation activation) const {
+        call_.is_bfloat16 ? put_gated<BFloat16>(part, activation)
+                          : put_gated<float>(part, activation);
+    }
+
     // Gated: a pair of panels (gate, up) becomes the columns of one panel.
-    template <class T>
-    void put_gated(const Part& part) const {
+    template <class T, class Activation>
+    void put_gated(const Part& part, Activation activation) const {
         for (int i = 0; i < part.num_lanes / 2; i += kLanes) {
             const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
             const int64_t column = part.first_lane / 2 + i;
             for (int64_t r = 0; r < part.num_rows; ++r) {
                 const float* y = part.sums + r * part.sum_stride + gate;
-                const FloatLanes gated = silu(load(y)) * load(y + kPanelOutputs);
+                const FloatLanes gated = activation(load(y)) * load(y + kPanelOutputs);
                 put(out_row<T>(part, r) + column, gated, call_.num_columns - column);
             }
         }

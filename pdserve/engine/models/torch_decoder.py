@@ -105,7 +105,8 @@ class TorchDecoder:
         angles = self._ropes.angles(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
             normed = rms_norm(hidden, layer.norms["attention_norm"], self.config.rms_norm_eps)
-            query, key, value = self._heads(layer, normed, angles[index])
+            own_angles = angles[self._ropes.of_layers[index]]
+            query, key, value = self._heads(layer, normed, own_angles)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
             kv = LayerKv(kv_pool, index, scale, self._windows[index], cap)
             attended = self._attention.attend(query, kv, batch.attention)

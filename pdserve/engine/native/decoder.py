@@ -16,11 +16,11 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.engine.rope import inverse_frequencies
+from pdserve.engine.rope import LayerRopes
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.protocol import Sickness
-from pdserve.shared.errors import ModelError, NodeSick
+from pdserve.shared.errors import NodeSick
 
 
 class NativeDecoder:
@@ -50,9 +50,10 @@ class NativeDecoder:
             ValueError: the weights are those of another architecture.
             ModelError: the model has arithmetic that is none of this decoder.
         """
-        config.arithmetic.expect()
-        if len(set(config.ropes)) > 1:
-            raise ModelError("layers rotate positions differently, which is not computed here")
+        arithmetic = config.arithmetic
+        arithmetic.expect(
+            "activation", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"
+        )
         self.config = config
         self._weights = weights
         self._variant = variant
@@ -62,7 +63,9 @@ class NativeDecoder:
         self.most_ahead = 0
         self._shard = shard
         self._steps = steps
+        embedding_scale = torch.tensor(arithmetic.embedding_scale).to(weights.dtype)
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
+        ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.head_dim, self.device)
         self._decoder = _native.Decoder(
             weights,
             num_heads=own.num_heads,
@@ -72,8 +75,14 @@ class NativeDecoder:
             norm_eps=config.rms_norm_eps,
             is_bfloat16=weights.dtype == torch.bfloat16,
             sliding_windows=[config.sliding_windows[layer] or 0 for layer in layers],
-            inverse_frequencies=inverse_frequencies(config.ropes[0], config.head_dim),
-            rope_scale=1.0 if config.ropes[0] is None else config.ropes[0].attention_factor,
+            inverse_frequencies=ropes.inverse_frequencies,
+            rope_scales=ropes.scales,
+            layer_ropes=ropes.of_layers,
+            activation=arithmetic.activation,
+            attention_scale=config.attention_scale,
+            attention_cap=arithmetic.attention_cap or 0.0,
+            logit_cap=arithmetic.logit_cap or 0.0,
+            embedding_scale=embedding_scale.item(),
             variant=variant,
             model_kv_heads=config.num_kv_heads,
             first_kv_head=shard.kv_heads(config).start,

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pdserve.engine.models.arithmetic import Activation
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.windows import Windows
 from tests.checkpoints import make_checkpoint, to_transformers_4_style, with_plain_tensors
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
@@ -56,6 +58,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2 moe": ("qwen2_moe", {}),
     "qwen2 moe with MLPs": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "gemma2": ("gemma2", {}),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": ("gemma3", {}),
+    "gemma3 stretched": (
+        "gemma3",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            }
+        },
+    ),
     "qwen3 moe": ("qwen3_moe", {}),
     "qwen3 moe with unnormalised weights": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3 moe with MLPs": (
@@ -75,11 +92,59 @@ def with_rope(**changes: Any) -> Mutant:
     return change
 
 
+def of_layers(layers: str, **changes: Any) -> Mutant:
+    """With other ropes in layers with a window ("local"), or in those without ("global")."""
+
+    def change(config: ModelConfig) -> ModelConfig:
+        ropes = tuple(
+            rope
+            and (replace(rope, **changes) if (window is None) == (layers == "global") else rope)
+            for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
+        )
+        return replace(config, ropes=ropes)
+
+    return change
+
+
+def computing(**changes: Any) -> Mutant:
+    return lambda config: replace(config, arithmetic=replace(config.arithmetic, **changes))
+
+
+def with_windows(change: Callable[[Windows], Windows]) -> Mutant:
+    return lambda config: replace(config, sliding_windows=change(config.sliding_windows))
+
+
+def swapping_norms(one: str, other: str) -> Mutant:
+    def change(config: ModelConfig) -> ModelConfig:
+        tensors = {norm.name: norm.tensor for norm in config.norms}
+        tensors |= {one: tensors[other], other: tensors[one]}
+        norms = tuple(replace(norm, tensor=tensors[norm.name]) for norm in config.norms)
+        return replace(config, norms=norms)
+
+    return change
+
+
 # Of a case: what is special of it, left out or done otherwise.
 MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rotates all of a head": ("phi3 partial", with_rope(rotated_share=1.0)),
     "rotates half of a head": ("phi3 partial", with_rope(rotated_share=0.5)),
     "rotates neighbours": ("phi3 partial", with_rope(is_interleaved=True)),
+    "window of one more": ("gemma3", with_windows(lambda of: tuple(w and w + 1 for w in of))),
+    "windows of other layers": ("gemma2", with_windows(lambda of: of[1:] + of[:1])),
+    "no windows": ("gemma3", with_windows(lambda of: (None,) * len(of))),
+    "local base of global layers": ("gemma3", of_layers("local", theta=1e6)),
+    "global base of local layers": ("gemma3", of_layers("global", theta=10_000.0)),
+    "global layers not stretched": ("gemma3 stretched", of_layers("global", factor=1.0)),
+    "no rotation": ("gemma3", lambda config: replace(config, ropes=(None,) * config.num_layers)),
+    "plain attention scale": ("gemma3", computing(attention_scale=None)),
+    "scores without cap": ("gemma2", computing(attention_cap=None)),
+    "logits without cap": ("gemma2", computing(logit_cap=None)),
+    "embedding not scaled": ("gemma3", computing(embedding_scale=1.0)),
+    "another activation": ("gemma2", computing(activation=Activation.SILU)),
+    "norms without 1": ("gemma3", lambda config: replace(config, norm_offset=0.0)),
+    "norms around attention": ("gemma2", swapping_norms("attention_norm", "after_attention_norm")),
+    "norms around the MLP": ("gemma2", swapping_norms("mlp_norm", "after_mlp_norm")),
+    "norms of heads": ("gemma3", swapping_norms("q_norm", "k_norm")),
 }
 # Of a case: a tensor whose numbers are all alike in the mutant, and what they are.
 PLAIN: dict[str, tuple[str, str, float]] = {

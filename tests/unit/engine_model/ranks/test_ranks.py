@@ -51,6 +51,8 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen3 with windows": BOTH,
     "phi3 partial": BOTH,
     "qwen2 moe with MLPs": BOTH,
+    "gemma2": TENSOR,
+    "gemma3": BOTH,
     "mixtral": Parallelism(4),
 }
 Make = Callable[..., Path]

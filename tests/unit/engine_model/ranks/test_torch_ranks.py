@@ -49,6 +49,8 @@ DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated b
     "qwen3 with windows": (2, 2),
     "phi3 partial": (2, 2),
     "qwen2 moe with MLPs": (2, 2),
+    "gemma2": (2, 2),
+    "gemma3": (4, 1),
     "mixtral": (4, 1),
 }
 LEAST_PART = 8  # rows: stages compute all but the smallest steps in parts
