@@ -106,7 +106,7 @@ class Mlp:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its dtype.
+    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its own dtype.
 
     Args:
         x: [..., size], whose dtype the result has.
@@ -115,7 +115,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
-    return (weight * (wide * torch.rsqrt(mean_square + eps)).to(weight.dtype)).to(x.dtype)
+    normed = wide * torch.rsqrt(mean_square + eps)
+    return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
