@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.stateful.storage.backing import Backing, Change, Key
+from coordinator.stateful.storage.item_rows import Rows, difference
 from coordinator.stateful.storage.packed_items import PackedItem, items_bytes, packed_before
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.stored import Stored, StoredConversation
@@ -51,9 +52,6 @@ _ADD_ITEM = "INSERT INTO items (owner, conversation, item) VALUES (?, ?, ?)"
 _DELETE_ITEM = "DELETE FROM items WHERE seq = ?"
 _DELETE_ITEMS = "DELETE FROM items WHERE owner = ? AND conversation = ?"
 _ITEMS = "SELECT seq, item FROM items WHERE owner = ? AND conversation = ? ORDER BY seq"
-
-
-Rows = list[tuple[PackedItem, int]]  # items of a conversation, and their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +197,11 @@ class StoreFile(Backing):
 
     def _write_items(self, key: Key, items: Sequence[PackedItem]) -> Rows:
         """Write what is new of a conversation, and remove what is gone; return what is there."""
-        database, before = self._database, {id(item): seq for item, seq in self._rows.get(key, ())}
-        there = [(item, seq) for item in items if (seq := before.pop(id(item), None)) is not None]
-        new = items[len(there) :]
-        if any(item is not had for item, (had, _) in zip(items, there, strict=False)):
-            database.execute(_DELETE_ITEMS, key)  # some are new among them: of an older entry
-            there, new = [], items
-        else:
-            database.executemany(_DELETE_ITEM, [(seq,) for seq in before.values()])
-        for item in new:
+        database, todo = self._database, difference(self._rows.get(key, []), items)
+        database.executemany(_DELETE_ITEM, [(seq,) for seq in todo.gone])
+        rows = todo.kept
+        for item in todo.new:
             seq = database.execute(_ADD_ITEM, (*key, item.packed)).lastrowid
             assert seq is not None, "a row was inserted"
-            there.append((item, seq))
-        return there
+            rows.append((item, seq))
+        return rows

@@ -12,15 +12,23 @@ from weakref import WeakSet
 import msgspec
 
 from coordinator.stateful.storage.backing import Backing, Change, Key, Known
-from coordinator.stateful.storage.saved_entries import decoded, encoder_of
+from coordinator.stateful.storage.saved_entries import decoded
 from coordinator.stateful.storage.shared import tables
+from coordinator.stateful.storage.shared.item_table import give_items, last_of, rows_now
 from coordinator.stateful.storage.shared.link import DatabaseLink
 from coordinator.stateful.storage.shared.membership import BEAT_S, LIVES_BEATS, Membership
 from coordinator.stateful.storage.shared.remote_log import RemoteLog
-from coordinator.stateful.storage.shared.writes import Made, TableRows, Write, WriteOutcome, Writer
+from coordinator.stateful.storage.shared.writes import (
+    Made,
+    TableRows,
+    Write,
+    WriteOutcome,
+    Writer,
+    write_of,
+)
 from coordinator.stateful.storage.stored import EventLog, Stored, StoredConversation, StoredResponse
 from coordinator.stateful.storage.write_behind import WriteBehind
-from pdserve.shared.errors import ItemNotFound
+from pdserve.shared.errors import RequestError
 
 if TYPE_CHECKING:
     import asyncpg
@@ -54,6 +62,7 @@ class SharedEntries(Backing):
         lives = timedelta(seconds=LIVES_BEATS * beat_s)
         self._writer = Writer(self._link, coordinator, lives, self._rows)
         self._behind: WriteBehind[Write] = WriteBehind(self._link.name, self._write, Write.then)
+        self._evicted: set[Key] = set()  # from memory, while it was written
         self._followed: WeakSet[RemoteLog] = WeakSet()
         self._membership = Membership(
             self._link,
@@ -86,8 +95,9 @@ class SharedEntries(Backing):
             elif made.stored is not stored:  # begun again
                 is_ours = made.is_ours
                 self._rows.made[key] = Made(stored, stored.order.num_runs, is_ours)
+        self._evicted.discard(key)
         changes = () if change is None else (change,)
-        self._behind.put(key, Write(stored, encoder_of(stored), changes))
+        self._behind.put(key, write_of(stored, changes))
 
     def logged(self, stored: StoredResponse) -> None:
         """Have new events written, or that there will be no more."""
@@ -108,6 +118,8 @@ class SharedEntries(Backing):
             self.delete(stored)
             return
         self._rows.forget(key)
+        if key in self._behind:
+            self._evicted.add(key)
         if self._behind.is_behind:
             self._behind.pending.pop(key, None)  # whoever waited for it was told so
 
@@ -133,7 +145,11 @@ class SharedEntries(Backing):
             self._rows.forget(key)
             self._behind.pending.pop(key, None)
             return self._dropped(stored)
-        self._rows.versions[key] = outcome.version
+        if key not in self._evicted:
+            self._rows.versions[key] = outcome.version
+            if isinstance(stored, StoredConversation):
+                self._rows.items[key] = outcome.items
+        self._evicted.discard(key)
         made = self._rows.made.get(key)
         if made is not None and made.stored is stored:
             made.is_ours, made.num_events = True, outcome.num_events
@@ -142,11 +158,10 @@ class SharedEntries(Backing):
         if outcome.merged is not None and isinstance(stored, StoredConversation):
             stored.become(outcome.merged)
             for change in () if later is None else later.changes:
-                with suppress(ItemNotFound):
+                with suppress(RequestError):  # as with those before
                     change(stored)
-            if later is not None:
-                later = Write(stored, encoder_of(stored), later.changes, later.is_deleted)
-                self._behind.pending[key] = later
+            if later is not None and not later.is_deleted:
+                self._behind.pending[key] = write_of(stored, later.changes)
             self._taken(stored)
         return None
 
@@ -161,14 +176,16 @@ class SharedEntries(Backing):
             return {}
         before = {key: self._rows.versions.get(key) for key in asked}
         versions = [None if known[key] is None else before[key] for key in asked]
-        columns = ([owner for owner, _ in asked], [name for _, name in asked], versions)
+        rows_before = [self._rows.items.get(key, []) for key in asked]
+        owners, names = zip(*asked, strict=True)
+        columns = (owners, names, versions, [last_of(rows) for rows in rows_before])
         async with self._link.connection() as connection:
             rows = await connection.fetch(tables.LOOK, *columns)
-            for owner, stored_id, _, _, is_stale in rows:
-                if is_stale:
-                    await connection.execute(tables.TOUCH, owner, stored_id)
+            for row in rows:
+                if row["is_stale"]:
+                    await connection.execute(tables.TOUCH, row["owner"], row["id"])
         found: dict[Key, Stored | None] = {}
-        for owner, stored_id, version, entry, _ in rows:
+        for owner, stored_id, version, _, packed, seqs, items in rows:
             key = (owner, stored_id)
             is_written = key in self._behind or key in self._rows.made
             if is_written or self._rows.versions.get(key) != before[key]:
@@ -176,9 +193,14 @@ class SharedEntries(Backing):
             if version is None:
                 self._rows.forget(key)
                 found[key] = None
-            elif entry is not None:
+            elif packed is not None:
                 self._rows.versions[key] = version
-                found[key] = _taken_from(decoded(owner, stored_id, entry), known[key])
+                fresh = decoded(owner, stored_id, packed)
+                if isinstance(fresh, StoredConversation):
+                    now = rows_now(self._rows.items.get(key, []), seqs, items)
+                    give_items(fresh, now)
+                    self._rows.items[key] = now
+                found[key] = _taken_from(fresh, known[key])
         return found
 
     async def log_of(self, stored: StoredResponse) -> EventLog | None:
@@ -228,9 +250,9 @@ class SharedEntries(Backing):
                 making.cancel()
 
     def _claimed(self, rows: list[asyncpg.Record]) -> None:
-        for owner, stored_id, version, entry, is_stopped in rows:
+        for owner, stored_id, version, packed, is_stopped in rows:
             key = (owner, stored_id)
-            stored = decoded(owner, stored_id, entry)
+            stored = decoded(owner, stored_id, packed)
             assert isinstance(stored, StoredResponse)
             run = 0 if stored.order is None else stored.order.num_runs
             self._rows.versions[key] = version

@@ -118,18 +118,22 @@ class DatabaseLink:
 
 
 async def _prepare(pool: asyncpg.Pool[asyncpg.Record]) -> None:
-    """Make the tables, unless they are there."""
+    """Make the tables, unless they are there, or take over older ones."""
     async with pool.acquire() as connection, connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", tables.LOCK)
-        await connection.execute(tables.SCHEMA)
+        await connection.execute(tables.VERSIONS)
         version = await connection.fetchval("SELECT version FROM pdserve_schema")
-        if version is None:
-            await connection.execute("INSERT INTO pdserve_schema VALUES ($1)", tables.VERSION)
-        elif version != tables.VERSION:
+        if version is not None and version > tables.VERSION:
             raise OSError(
                 f"its tables have schema {version}, and this pdserve knows {tables.VERSION}: use "
-                "the pdserve that made them, or another database"
+                "the newer pdserve, or another database"
             )
+        if version == 1:
+            await connection.execute(tables.FROM_1)
+        await connection.execute(tables.SCHEMA)
+        if version is None:
+            await connection.execute("INSERT INTO pdserve_schema VALUES ($1)", tables.VERSION)
+        await connection.execute("UPDATE pdserve_schema SET version = $1", tables.VERSION)
 
 
 def _checked(url: str) -> str:

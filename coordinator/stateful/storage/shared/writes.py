@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.stateful.storage.backing import Change, Key
+from coordinator.stateful.storage.item_rows import Rows
+from coordinator.stateful.storage.packed_items import PackedItem, items_bytes
 from coordinator.stateful.storage.saved_entries import decoded, encoder_of
 from coordinator.stateful.storage.shared import tables
+from coordinator.stateful.storage.shared.item_table import give_items, read_items, write_items
 from coordinator.stateful.storage.shared.link import DatabaseLink
 from coordinator.stateful.storage.stored import Stored, StoredConversation, StoredResponse
-from pdserve.shared.errors import ItemNotFound
+from pdserve.shared.errors import RequestError
 
 if TYPE_CHECKING:
     from coordinator.stateful.storage.shared.link import Connection
@@ -28,6 +31,7 @@ class Write:
 
     stored: Stored
     encode: Callable[[], bytes] | None = None  # None: no more than its events, or its end
+    items: Sequence[PackedItem] = ()  # of a conversation; those of a response are in its entry
     changes: tuple[Change, ...] = ()  # what was done to a conversation
     is_deleted: bool = False
 
@@ -38,6 +42,13 @@ class Write:
         return replace(
             later, encode=later.encode or self.encode, changes=self.changes + later.changes
         )
+
+
+def write_of(stored: Stored, changes: tuple[Change, ...] = ()) -> Write:
+    """Return the writing of an entry as it is now."""
+    is_talk = isinstance(stored, StoredConversation)
+    items = tuple(stored.items if is_talk else ())
+    return Write(stored, encoder_of(stored, has_items=not is_talk), items, changes)
 
 
 @dataclass(slots=True)
@@ -62,11 +73,13 @@ class TableRows:
     """What this coordinator knows of the rows whose entries it has in memory."""
 
     versions: dict[Key, int] = field(default_factory=dict)
+    items: dict[Key, Rows] = field(default_factory=dict)  # of conversations
     made: dict[Key, Made] = field(default_factory=dict)
 
     def forget(self, key: Key) -> None:
         """Know nothing of a row."""
         self.versions.pop(key, None)
+        self.items.pop(key, None)
         self.made.pop(key, None)
 
 
@@ -75,6 +88,7 @@ class WriteOutcome:
     """What a transaction has made of one entry."""
 
     version: int | None = None  # None: the entry is not stored any more, or is another's to change
+    items: Rows = field(default_factory=list)  # of a conversation
     merged: StoredConversation | None = None  # others had changed it, too
     num_events: int = 0
     is_over: bool = False
@@ -111,23 +125,36 @@ class Writer:
     async def _conversation(
         self, connection: Connection, key: Key, write: Write, entry: bytes | None
     ) -> WriteOutcome:
+        num_bytes, known = items_bytes(write.items), self._rows.items.get(key, [])
+        version = self._rows.versions.get(key)
         if not write.changes:
-            return WriteOutcome(await connection.fetchval(tables.INSERT, *key, entry, None))
-        known = self._rows.versions.get(key)
-        if known is not None:
-            version = await connection.fetchval(tables.REPLACE, *key, entry, known)
-            if version is not None:
-                return WriteOutcome(version)
+            version = await connection.fetchval(tables.INSERT, *key, entry, None, num_bytes)
+            known = []
+        elif version is not None:
+            version = await connection.fetchval(tables.REPLACE, *key, entry, version, num_bytes)
+        if version is None:
+            return await self._merged(connection, key, write, known)
+        return WriteOutcome(version, await write_items(connection, key, known, write.items))
+
+    async def _merged(
+        self, connection: Connection, key: Key, write: Write, known: Rows
+    ) -> WriteOutcome:
+        """Do what was done here to what other coordinators have made of a conversation."""
         theirs = await connection.fetchval(tables.LOCK_ENTRY, *key)
         if theirs is None:
             return WriteOutcome()
+        rows = await read_items(connection, key, known)
         merged = decoded(*key, theirs)
         assert isinstance(merged, StoredConversation)
+        give_items(merged, rows)
         for change in write.changes:
-            with suppress(ItemNotFound):  # another coordinator has removed it, too
+            # Another coordinator has removed it, too, or has taken the room: `check_kept`.
+            with suppress(RequestError):
                 change(merged)
-        entry = encoder_of(merged)()
-        return WriteOutcome(await connection.fetchval(tables.REPLACE, *key, entry, None), merged)
+        entry = encoder_of(merged, has_items=False)()
+        put = (*key, entry, None, merged.items_bytes)
+        version = await connection.fetchval(tables.REPLACE, *put)
+        return WriteOutcome(version, await write_items(connection, key, rows, merged.items), merged)
 
     async def _response(
         self, connection: Connection, stored: StoredResponse, entry: bytes | None
@@ -137,14 +164,14 @@ class Writer:
         if made is None and entry is None:  # all of it was in the transaction before
             return WriteOutcome(self._rows.versions.get(key))
         if made is None:  # in one piece
-            return WriteOutcome(await connection.fetchval(tables.INSERT, *key, entry, None))
+            return WriteOutcome(await connection.fetchval(tables.INSERT, *key, entry, None, 0))
         is_over, us = made.is_over, self._coordinator
         maker = None if is_over else us
         version = self._rows.versions.get(key)
         if not made.is_ours:
             await connection.execute(tables.LIVE, us, self._lives)  # it may not have beaten yet
             first = encoder_of(stored)() if entry is None else entry
-            version = await connection.fetchval(tables.INSERT, *key, first, us)
+            version = await connection.fetchval(tables.INSERT, *key, first, us, 0)
         events = [] if stored.log is None else stored.log.events[made.num_events :]
         if events:
             told = (*key, made.run, made.num_events, events, us)
