@@ -42,6 +42,30 @@ async function post(path, body, signal) {
   return response;
 }
 
+/** Shows where a link leads with the page's key, which a browser would not send. */
+function showWithKey(link) {
+  const show = async (event) => {
+    if (event.button > 1 || !sessionStorage.getItem(KEY)) return;
+    event.preventDefault();
+    for (;;) {
+      const response = await fetch(link.href, { headers: headers() });
+      if (response.ok) {
+        const isJson = response.headers.get("Content-Type").includes("json");
+        const type = isJson ? "application/json" : "text/plain;charset=utf-8";
+        const url = URL.createObjectURL(new Blob([await response.text()], { type }));
+        open(url, "_blank");
+        setTimeout(() => URL.revokeObjectURL(url), 60_000); // it has long been shown
+        return;
+      }
+      const { message, status } = await failure(response);
+      if (status !== 401 && status !== 403) return announce(message);
+      await askForKey(message);
+    }
+  };
+  link.addEventListener("click", show);
+  link.addEventListener("auxclick", show);
+}
+
 /** The data of each event of a stream. (EventSource cannot send a key.) */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -100,6 +100,7 @@ function begin() {
   const showCharts = makeCharts(get("charts"));
   beginPlayground();
   beginJourneys();
+  document.querySelectorAll("a.keyed").forEach(showWithKey);
   let isDrawing = false;
   let latest = null;
   const draw = () => {

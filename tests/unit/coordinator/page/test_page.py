@@ -171,6 +171,10 @@ def test_what_is_kept_is_bounded() -> None:
     ]
 
 
+async def metrics() -> bytes:
+    return b"pdserve_up 1\n"
+
+
 @asynccontextmanager
 async def served(
     history: History,
@@ -178,7 +182,7 @@ async def served(
     told: Callable[[], ClusterStatus] = status,
     **pace: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    app = create_app(tiny_catalog(), tenants=tenants)
+    app = create_app(tiny_catalog(), tenants=tenants, metrics=metrics)
     live = Live(told, history, **pace)
     add_page_routes(app, live)
     timeout = aiohttp.ClientTimeout(total=30)
