@@ -24,6 +24,7 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config
 from tests.cluster.forked import ForkedChild
+from tests.matrix import matrix
 from tests.waits import until
 
 ServingStatus = HealthCheckResponse.ServingStatus
@@ -96,10 +97,13 @@ class Health:
 
 @pytest.mark.parametrize(
     ("asked", "reason", "why"),
-    [
-        (FAIL, "device_fault", "CUDA error: an illegal memory access"),
-        (HANG, "engine_stuck", "has not ended for"),
-    ],
+    matrix(
+        [
+            (FAIL, "device_fault", "CUDA error: an illegal memory access"),
+            (HANG, "engine_stuck", "has not ended for"),
+        ],
+        1,
+    ),
 )
 async def test_it_says_so_and_ends_and_is_let_in_again(
     pair: Fleet, asked: signal.Signals, reason: str, why: str

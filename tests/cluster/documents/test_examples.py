@@ -23,6 +23,7 @@ from tests.architecture.repository import ROOT
 from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild, HastyChild
 from tests.installed import finds, install
+from tests.matrix import matrix
 
 EXAMPLES = ROOT / "examples"
 WITHIN_S = 120.0
@@ -100,12 +101,16 @@ async def test_a_router_of_one_s_own(fleet: Fleet) -> None:
     assert nodes == nodes[:2] * 3
 
 
+@pytest.mark.parametrize("flags", matrix([["--modes=disaggregated"], []], 1))
 async def test_a_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Forked, since it starts and ends four clusters."""
+    """Forked, since it starts and ends two clusters for each mode."""
     monkeypatch.setattr(clusters, "Cluster", partial(Cluster, make_child=HastyChild))
-    words = [f"--config={EXAMPLES}/comparison.toml", f"--out={tmp_path}/out"]
+    words = [f"--config={EXAMPLES}/comparison.toml", f"--out={tmp_path}/out", *flags]
     assert await asyncio.to_thread(main, ["bench", "compare", *words]) == 0
     assert "goodput" in capsys.readouterr().out
     assert (tmp_path / "out/report.json").is_file()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.config import PrefixConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
@@ -17,7 +21,35 @@ from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll
 from tests.forked_rank import FORKER
 
 FAMILY = "llama, GQA, head_dim 64, llama3 rope"  # 2 KV heads
+COMPARED = "abcdefgh"  # salts of requests for every pair
 NUM_OUTPUT = 10
+
+
+class RankHost:
+    """A `pdserve rank`, which a node's second host runs."""
+
+    def __init__(self, model: Path, make_child: type[Child] = Child, *flags: str) -> None:
+        self._make_child = make_child
+        self._reserved = ReservedPort("127.0.0.1")
+        port = self._reserved.port
+        self.address = f"127.0.0.1:{port}"
+        of_host = ["rank", f"--port={port}", f"--model={model}", "--threads=1", *flags]
+        self._words = [*OWN_COMMAND, *of_host]
+        self._lines: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        remember = self._lines.append
+        self.process = self._make_child("host", self._words, lambda _, line: remember(line), _ended)
+
+    async def end(self) -> None:
+        self._reserved.close()
+        assert (await self.process.stop(10.0)).returncode == -signal.SIGTERM
+        assert not any("Traceback" in line for line in self._lines), self._lines
+
+
+def _ended(_: object) -> None:
+    """Whoever waits for its end knows."""
 
 
 def config_of_pairs(model: Path) -> ClusterConfig:
@@ -103,6 +135,54 @@ async def check_comes_back(fleet: Fleet, name: str, reference: Reference) -> Non
         outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
     assert name in {output.prefill_node for output in outputs}
     assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]
+
+
+async def check_killed_rank(fleet: Fleet, name: str, num_ranks: int, num_output: int) -> None:
+    """One of the ranks that this node has started: its streams go on elsewhere."""
+    node = fleet.pid(name)
+    ranks = children(node)
+    assert len(ranks) == num_ranks
+    async with undisturbed(fleet, num_output):
+        os.kill(ranks[-1], signal.SIGKILL)
+        await until_gone([node, *ranks])
+    await fleet.restore()
+    await fleet.wait_back()
+
+
+async def check_lost_host(
+    fleet: Fleet, name: str, host: RankHost, num_ranks: int, num_output: int
+) -> None:
+    """The second host of this node, which ends, and its streams go on elsewhere."""
+    lost, node = host.process, fleet.pid(name)
+    ranks = children(lost.pid)
+    assert len(ranks) == num_ranks
+    async with undisturbed(fleet, num_output):
+        lost.send_signal(signal.SIGKILL)
+        await until_gone([node, *ranks])
+    await lost.ended()
+    host.start()
+    await fleet.restore()
+    await fleet.wait_back()
+
+
+async def check_host_waits(fleet: Fleet, name: str, host: RankHost, reference: Reference) -> None:
+    """For its node, which is killed and comes back."""
+    process = host.process
+    ranks = children(process.pid)
+    assert len(ranks) == 1
+    await fleet.kill_node(name)
+    await until_gone(ranks)
+    await check_comes_back(fleet, name, reference)
+    assert process.is_running
+
+
+async def check_ranks_end(fleet: Fleet, name: str) -> None:
+    """With this node, which is killed."""
+    node = fleet.pid(name)
+    ranks = children(node)
+    assert len(ranks) == 1
+    os.kill(node, signal.SIGKILL)
+    await until_gone(ranks)
 
 
 async def until_gone(pids: Sequence[int]) -> None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.settings.config import NodeConfig
-from tests.cluster.checkpoints import Reference, make_family
+from tests.cluster.checkpoints import Reference
 from tests.cluster.fleet import Fleet, running
-from tests.cluster.forked import ForkedChild, ForkedProcess
+from tests.cluster.forked import ForkedChild
 from tests.cluster.ranks.ranked_nodes import (
-    FAMILY,
-    check_comes_back,
+    COMPARED,
+    RankHost,
     check_every_pair,
+    check_host_waits,
+    check_lost_host,
     check_prefix_is_pulled,
     check_streams_move,
-    children,
     config_of_pairs,
-    undisturbed,
-    until_gone,
 )
 
 LENGTHS = (1, 17, 336)
@@ -57,46 +53,20 @@ class GpuChild(ForkedChild):
         return as_on_gpus
 
 
-class RankHost:
-    """A `pdserve rank`, which a node's second host runs."""
+class RanksForked(ForkedChild):
+    """A host, which forks its ranks."""
 
-    def __init__(self, model: Path) -> None:
-        self._reserved = ReservedPort("127.0.0.1")
-        port = self._reserved.port
-        self.address = f"127.0.0.1:{port}"
-        self._words = [f"--port={port}", f"--model={model}", "--device=cpu", "--threads=1"]
-        self.start()
-
-    def start(self) -> None:
-        self.process = ForkedProcess(["rank", *self._words], os.environ, fork_ranks)
-        self.process.begin()
-
-    def close(self) -> None:
-        """End it, for good."""
-        self._reserved.close()
-        written = self.end(signal.SIGTERM)
-        assert "Traceback" not in written, written
-
-    def end(self, number: signal.Signals) -> str:
-        """End it; what it has written."""
-        self.process.send_signal(number)
-        assert self.process.wait() == -number
-        with self.process.stdout, open(self.process.stdout.fileno(), closefd=False) as written:
-            return written.read()
+    def _prepare(self, words: list[str]) -> Callable[[], None]:
+        return fork_ranks
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_family(tmp_path_factory.mktemp("ranked"), FAMILY)
-
-
-@pytest.fixture(scope="module")
-def hosts(checkpoint: Path) -> Iterator[list[RankHost]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hosts(checkpoint: Path) -> AsyncIterator[list[RankHost]]:
     """The second hosts of prefill-0 and decode-0."""
-    hosts = [RankHost(checkpoint) for _ in range(2)]
+    hosts = [RankHost(checkpoint, RanksForked, "--device=cpu") for _ in range(2)]
     yield hosts
     for host in hosts:
-        host.close()
+        await host.end()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -116,15 +86,10 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
         yield fleet
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def reference(ranked: Fleet) -> Reference:
-    return Reference(Path(ranked.config.checkpoint.model))
-
-
 async def test_every_pair_gives_the_tokens_of_transformers(
     ranked: Fleet, reference: Reference
 ) -> None:
-    await check_every_pair(ranked, reference, LENGTHS, "abcdef")
+    await check_every_pair(ranked, reference, LENGTHS, COMPARED[:6])
 
 
 async def test_a_prefix_is_pulled_by_a_node_of_other_hosts(
@@ -141,24 +106,11 @@ async def test_streams_move_from_a_node_that_drains(ranked: Fleet) -> None:
 async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
     ranked: Fleet, hosts: list[RankHost]
 ) -> None:
-    node, host = ranked.pid("decode-0"), hosts[1]
-    ranks = children(host.process.pid)
-    assert len(ranks) == 2
-    async with undisturbed(ranked, NUM_STREAMED):
-        host.end(signal.SIGKILL)
-        await until_gone([node, *ranks])
-    host.start()
-    await ranked.restore()
-    await ranked.wait_back()
+    await check_lost_host(ranked, "decode-0", hosts[1], 2, NUM_STREAMED)
 
 
+@pytest.mark.long  # ranks of one pool do it by default
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:
-    host = hosts[0].process.pid
-    ranks = children(host)
-    assert len(ranks) == 1
-    await ranked.kill_node("prefill-0")
-    await until_gone(ranks)
-    await check_comes_back(ranked, "prefill-0", reference)
-    assert hosts[0].process.pid == host
+    await check_host_waits(ranked, "prefill-0", hosts[0], reference)

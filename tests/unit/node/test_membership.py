@@ -58,6 +58,7 @@ from tests.fakes.members import made_flow, output
 from tests.waits import until
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
+HASTY = replace(TIMEOUTS, heartbeat_s=0.02, liveness_s=0.1)  # a busy process is lost in 1.5 s
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
@@ -172,8 +173,13 @@ async def raw_coordinator(
 
 
 @pytest.fixture
-async def coordinator() -> AsyncIterator[Coordinator]:
-    coordinator = Coordinator()
+def timeouts() -> Timeouts:
+    return TIMEOUTS
+
+
+@pytest.fixture
+async def coordinator(timeouts: Timeouts) -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator(timeouts)
     await coordinator.start()
     yield coordinator
     await coordinator.server.stop(0)
@@ -212,6 +218,7 @@ async def test_a_request_goes_there_and_back(coordinator: Coordinator) -> None:
     await until(lambda: coordinator.num_members == 0)
 
 
+@pytest.mark.parametrize("timeouts", [HASTY])
 async def test_a_silent_node_is_lost_although_it_answers_pings(coordinator: Coordinator) -> None:
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         stream = CoordinatorStub(channel).Attach()
@@ -237,6 +244,7 @@ async def test_a_node_that_is_late_stays_a_member(coordinator: Coordinator) -> N
         assert list(coordinator.registry) == [member]
 
 
+@pytest.mark.parametrize("timeouts", [HASTY])
 async def test_a_node_that_hangs_is_lost_even_if_it_never_reads_that(
     coordinator: Coordinator,
 ) -> None:

@@ -26,6 +26,7 @@ from pdserve.commands.bench.transfer.wire import AskCpu, Cpu, Served
 from pdserve.commands.cli.main import main
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.shared.errors import ClusterError, ConfigError
+from tests.matrix import matrix
 
 TINY = PullCase("loopback", LAYER_BYTES, pool_blocks=4, counts=[1], pull_s=5.0, commit=False)
 NO_NAMESPACES = """#!/bin/sh
@@ -139,7 +140,9 @@ def minds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), matrix([(signal.SIGKILL, -9), (signal.SIGINT, 130)], 1)
+)
 def test_nothing_outlives_the_command(
     number: signal.Signals, code: int, minds_ctrl_c: None
 ) -> None:
