@@ -23,28 +23,6 @@ log = logging.getLogger(__name__)
 LOOK_UP_S: Final = 5.0  # how long name servers of clusters let an answer be kept
 
 
-async def look_up(address: str) -> list[str]:
-    """The host:port of all machines that `host:port` stands for; a numeric address for itself.
-
-    Raises:
-        OSError, UnicodeError: nobody knows the name or can be asked, or it cannot be one.
-    """
-    host, _, port = address.rpartition(":")
-    if _is_numeric(host.strip("[]")):
-        return [address]
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(format_address(str(entry[4][0]), int(port)) for entry in found))
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 class Coordinators:
     """Keeps `links`, which the caller and others look at, in line with what names stand for."""
 
@@ -53,7 +31,7 @@ class Coordinators:
         links: list[CoordinatorLink],
         addresses: Sequence[str],
         make_link: Callable[[str], CoordinatorLink],
-        look_up: Callable[[str], Awaitable[list[str]]] = look_up,
+        resolve: Callable[[str], Awaitable[list[str]]] | None = None,
         every_s: float = LOOK_UP_S,
     ) -> None:
         """
@@ -61,13 +39,13 @@ class Coordinators:
             links: to fill; empty at first.
             addresses: host:port of every coordinator, or of several by one name.
             make_link: makes the link to one address.
-            look_up: returns the addresses of a name; raises as the function.
+            resolve: returns the addresses of a name; None: as the system does.
             every_s: how often names are looked up.
         """
         self._links = links
         self._addresses = addresses
         self._make_link = make_link
-        self._names = look_up
+        self._resolve = resolve or look_up
         self._every_s = every_s
         self._running: dict[str, asyncio.Task[None]] = {}  # by address of a link
         self._failing: set[str] = set()  # names that could not be looked up the last time
@@ -107,7 +85,7 @@ class Coordinators:
     async def _look_up(self, address: str) -> list[str]:
         """The addresses that a name stands for now; none if that is not known."""
         try:
-            found = await self._names(address)
+            found = await self._resolve(address)
         except (OSError, UnicodeError) as error:
             if address not in self._failing:
                 log.warning("coordinator %s cannot be looked up: %s", address, error)
@@ -128,3 +106,25 @@ class Coordinators:
                 log.info("coordinator %s is no more behind its name", link.address)
                 self._links.remove(link)
                 self._running.pop(link.address).cancel()
+
+
+async def look_up(address: str) -> list[str]:
+    """The host:port of all machines that `host:port` stands for; a numeric address for itself.
+
+    Raises:
+        OSError, UnicodeError: nobody knows the name or can be asked, or it cannot be one.
+    """
+    host, _, port = address.rpartition(":")
+    if _is_numeric(host.strip("[]")):
+        return [address]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(format_address(str(entry[4][0]), int(port)) for entry in found))
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
