@@ -249,6 +249,10 @@ class Decoder:
         attention_cap: float,  # scores become cap * tanh(score / cap); 0: they do not
         logit_cap: float,  # likewise
         embedding_scale: float,
+        logit_scale: float,
+        centres_norms: bool,  # of the residual stream
+        norms_heads_together: bool,  # all queries and all keys of a token; else each head
+        is_parallel: bool,  # the MLP takes what attention takes
         variant: str = "",  # one of kernel_variants(), for tests
         group: RankGroup | None = None,  # the other ranks; held
     ) -> None: ...

@@ -17,16 +17,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -38,6 +50,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 # family |-> config class, model class, and what a small model of it wants besides `_SMALL`
@@ -73,6 +87,35 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
+    "granite": (
+        GraniteConfig,
+        GraniteForCausalLM,
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "olmo3": (
+        Olmo3Config,
+        Olmo3ForCausalLM,
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [0, 1]}),
+    "glm": (GlmConfig, GlmForCausalLM, {"head_dim": 32}),
+    "glm4": (Glm4Config, Glm4ForCausalLM, {"head_dim": 32}),
+    "cohere2": (
+        Cohere2Config,
+        Cohere2ForCausalLM,
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "logit_scale": 0.5,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2_moe": (
         Qwen2MoeConfig,
         Qwen2MoeForCausalLM,

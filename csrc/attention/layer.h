@@ -113,6 +113,7 @@ struct QkvRows {
     int num_heads;
     const float* q_norm;   // [head_dim]; null: the model does not normalise its heads
     const float* k_norm;   // [head_dim]
+    bool norms_together = false;  // all heads of each: then norms are as wide as these
     float norm_eps;
     const float* cos_sin;  // [num_tokens, head_dim]: head_dim / 2 cosines, then the sines
 };

@@ -69,6 +69,7 @@ void rotate_and_write(
         .head_dim = pool.head_dim,
         .q_norm = rows.q_norm,
         .k_norm = rows.k_norm,
+        .norms_together = rows.norms_together,
         .norm_eps = rows.norm_eps,
         .cos_sin = rows.cos_sin,
         .layer_pool = static_cast<char*>(pool.data)

@@ -104,7 +104,9 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
     bool is_bfloat16, double norm_eps, std::vector<int64_t> sliding_windows,
     nb::handle inverse_frequencies, std::vector<double> rope_scales,
     std::vector<int64_t> layer_ropes, const char* activation, double attention_scale,
-    double attention_cap, double logit_cap, double embedding_scale, const char* variant_name,
+    double attention_cap, double logit_cap, double embedding_scale,
+    double logit_scale, bool centres_norms, bool norms_heads_together, bool is_parallel,
+    const char* variant_name,
     nb::object group) {
     const Variant variant = variant_from(variant_name);
     const Sizes sizes{
@@ -119,6 +121,7 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .first_kv_head = first_kv_head,
         .num_kv_heads = num_kv_heads,
         .head_dim = head_dim,
+        .norms_heads_together = norms_heads_together,
     };
     const Arithmetic arithmetic{
         .gated = gated_result(activation),
@@ -126,6 +129,9 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .attention_cap = static_cast<float>(attention_cap),
         .logit_cap = static_cast<float>(logit_cap),
         .embedding_scale = static_cast<float>(embedding_scale),
+        .logit_scale = static_cast<float>(logit_scale),
+        .centres_norms = centres_norms,
+        .is_parallel = is_parallel,
     };
     OwnedModel owned = read_model({weights, sizes, is_bfloat16, norm_eps,
         std::move(sliding_windows), inverse_frequencies, std::move(rope_scales),
@@ -147,7 +153,8 @@ void bind_decoder(nb::module_& m) {
             arg("hidden_size"), arg("head_dim"), arg("is_bfloat16"), arg("norm_eps"), arg("sliding_windows"),
             arg("inverse_frequencies"), arg("rope_scales"), arg("layer_ropes"),
             arg("activation"), arg("attention_scale"), arg("attention_cap"), arg("logit_cap"),
-            arg("embedding_scale"), arg("variant") = "",
+            arg("embedding_scale"), arg("logit_scale"), arg("centres_norms"),
+            arg("norms_heads_together"), arg("is_parallel"), arg("variant") = "",
             arg("group") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
             arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),

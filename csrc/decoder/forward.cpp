@@ -171,6 +171,7 @@ void Forward::write_kv(const Layer& layer, int index) {
         .num_heads = static_cast<int>(model_.sizes.num_heads),
         .q_norm = layer.q_norm,
         .k_norm = layer.k_norm,
+        .norms_together = model_.sizes.norms_heads_together,
         .norm_eps = model_.norm_eps,
         .cos_sin = buffers_.cos_sin + layer.rope * num_rows_ * model_.sizes.head_dim,
     };
@@ -189,6 +190,7 @@ void Forward::attend(int index, attention::Plan& plan) {
 // reads.
 void Forward::keep_rows(const attention::RowChoice& rows) {
     const size_t hidden_bytes = model_.sizes.hidden * sizeof(float);
+    const size_t normed_bytes = model_.sizes.hidden * element_bytes_;
     const size_t attended_bytes = model_.sizes.query_width() * element_bytes_;
     const auto move = [](void* data, size_t row_bytes, int64_t to, int64_t from) {
         char* rows_data = static_cast<char*>(data);
@@ -198,6 +200,9 @@ void Forward::keep_rows(const attention::RowChoice& rows) {
         if (rows.rows[i] == i) continue;
         move(buffers_.hidden, hidden_bytes, i, rows.rows[i]);
         move(buffers_.attended, attended_bytes, i, rows.rows[i]);
+        if (model_.arithmetic.is_parallel) {
+            move(buffers_.normed, normed_bytes, i, rows.rows[i]);
+        }
     }
     num_rows_ = rows.num_rows;
 }
@@ -207,7 +212,7 @@ void Forward::finish_attention(const Layer& layer) {
 }
 
 void Forward::finish_layer(const Layer& layer) {
-    normalise(layer.mlp_norm);
+    if (!model_.arithmetic.is_parallel) normalise(layer.mlp_norm);
     if (layer.has_experts()) return mix_experts(layer);
     multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
         buffers_.inner, layer.mlp.inner());
@@ -229,13 +234,14 @@ void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
         end = first + 1;
         while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
         const float* run = buffers_.hidden + rows[first] * size;
-        rows::normalise({run, model_.final_norm, model_.norm_eps, size, out + first * size},
+        rows::normalise({run, model_.final_norm, model_.norm_eps, size, out + first * size, 1.0f,
+                            model_.arithmetic.centres_norms},
             static_cast<int64_t>(end - first), false, variant_);
     }
 }
 
 void Forward::compute_logits(float* logits) {
-    normalise(model_.final_norm);
+    normalise(model_.final_norm, model_.arithmetic.logit_scale);
     multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
         logits + model_.sizes.first_token_id, model_.sizes.vocab);
     const float cap = model_.arithmetic.logit_cap;
@@ -244,10 +250,12 @@ void Forward::compute_logits(float* logits) {
         model_.sizes.num_token_ids, cap}, num_rows_, variant_);
 }
 
-void Forward::normalise(const float* weight) {
-    rows::normalise(
-        {buffers_.hidden, weight, model_.norm_eps, model_.sizes.hidden, buffers_.normed},
-        num_rows_, model_.is_bfloat16, variant_);
+// Without a weight, rows are only rounded.
+void Forward::normalise(const float* weight, float scale) {
+    const rows::Norm norm{buffers_.hidden, weight, model_.norm_eps, model_.sizes.hidden,
+        buffers_.normed, scale, model_.arithmetic.centres_norms};
+    const auto run = weight == nullptr ? rows::round_rows : rows::normalise;
+    run(norm, num_rows_, model_.is_bfloat16, variant_);
 }
 
 // Adds a product to the residual stream.
@@ -278,8 +286,9 @@ void Forward::add_rows(const MakeRows& make, const float* after_norm) {
         }
     }
     if (adds) return;
-    rows::add_normalised({target, after_norm, model_.norm_eps, width, buffers_.hidden}, num_rows_,
-        variant_);
+    rows::add_normalised({target, after_norm, model_.norm_eps, width, buffers_.hidden, 1.0f,
+                             model_.arithmetic.centres_norms},
+        num_rows_, variant_);
 }
 
 // x is contiguous; out_stride is in elements.

@@ -60,7 +60,7 @@ private:
     void mix_experts(const Layer& layer);
     void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
-    void normalise(const float* weight);
+    void normalise(const float* weight, float scale = 1.0f);
     void add_product(
         const linear::PackedMatrix& matrix, const void* x, const float* after_norm);
     void add_rows(const MakeRows& make, const float* after_norm);

@@ -31,11 +31,11 @@ struct Experts {
 };
 
 struct Layer {
-    const float* attention_norm;
+    const float* attention_norm;  // null: attention takes rows as they are
     const float* q_norm;  // null: heads are not normalised
     const float* k_norm;
     const float* after_attention_norm;  // null: what attention makes is added as it is
-    const float* mlp_norm;
+    const float* mlp_norm;              // as attention_norm
     const float* after_mlp_norm;        // likewise
     linear::PackedMatrix qkv;  // heads are queries, keys, values
     linear::PackedMatrix attention_out;
@@ -71,12 +71,13 @@ using MatrixField = Field<Owner, linear::PackedMatrix, MatrixShape>;
 
 // All that a layer may have; anything else is refused.
 inline constexpr NormField kNorms[] = {
-    {"attention_norm", &Layer::attention_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
-    {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
-    {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.head_dim; }, true},
+    {"attention_norm", &Layer::attention_norm,
+        [](auto& sizes, auto&) { return sizes.hidden; }, true},
+    {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.q_norm_size(); }, true},
+    {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.k_norm_size(); }, true},
     {"after_attention_norm", &Layer::after_attention_norm,
         [](auto& sizes, auto&) { return sizes.hidden; }, true},
-    {"mlp_norm", &Layer::mlp_norm, [](auto& sizes, auto&) { return sizes.hidden; }},
+    {"mlp_norm", &Layer::mlp_norm, [](auto& sizes, auto&) { return sizes.hidden; }, true},
     {"after_mlp_norm", &Layer::after_mlp_norm,
         [](auto& sizes, auto&) { return sizes.hidden; }, true},
 };
@@ -109,6 +110,9 @@ struct Arithmetic {
     float attention_cap;     // 0: none
     float logit_cap;         // 0: none
     float embedding_scale;
+    float logit_scale;
+    bool centres_norms;      // of the residual stream
+    bool is_parallel;        // the MLP takes what attention takes
 };
 
 struct Model {

@@ -63,13 +63,15 @@ public:
         return table.data<void>();
     }
 
-    Layer layer(nb::handle object, const std::string& prefix) {
+    Layer layer(nb::handle object, const std::string& prefix, bool is_parallel) {
         Layer layer{};
         const auto norms = nb::cast<nb::dict>(object.attr("norms"));
         expect_all_taken(norms, prefix + "norms", take(norms, prefix, kNorms, layer));
         if ((layer.q_norm == nullptr) != (layer.k_norm == nullptr)) {
             raise_value_error(prefix + "k_norm", "a norm if and only if q_norm is one", "otherwise");
         }
+        expect_norm(prefix + "attention_norm", layer.attention_norm, layer.after_attention_norm);
+        if (!is_parallel) expect_norm(prefix + "mlp_norm", layer.mlp_norm, layer.after_mlp_norm);
         const auto matrices = nb::cast<nb::dict>(object.attr("matrices"));
         size_t taken = take(matrices, prefix, kMixer, layer);
         const nb::object experts = object.attr("experts");
@@ -89,6 +91,12 @@ public:
     }
 
 private:
+    static void expect_norm(const std::string& name, const float* before, const float* after) {
+        if (before == nullptr && after == nullptr) {
+            raise_value_error(name, "one, or one behind", "neither");
+        }
+    }
+
     Experts mixture(nb::handle object, nb::object router, const std::string& prefix) {
         Experts experts{};
         const nb::object mlps = object.attr("matrices");
@@ -183,7 +191,8 @@ void check(const ModelArguments& arguments, int64_t num_layers) {
         }
     }
     const Arithmetic& numbers = arguments.arithmetic;
-    for (float number : {numbers.attention_scale, numbers.embedding_scale}) {
+    for (float number :
+        {numbers.attention_scale, numbers.embedding_scale, numbers.logit_scale}) {
         check_number("a scale", number, number > 0);
     }
     for (float number : {numbers.attention_cap, numbers.logit_cap}) {
@@ -208,7 +217,8 @@ OwnedModel read_model(const ModelArguments& arguments) {
     Reader reader(owned.owners, model.sizes);
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
-        model.layers.push_back(reader.layer(layer, "layers[" + std::to_string(index) + "]."));
+        model.layers.push_back(reader.layer(
+            layer, "layers[" + std::to_string(index) + "].", model.arithmetic.is_parallel));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
         model.layers.back().rope = static_cast<int>(arguments.layer_ropes[index]);
         widen(model.sizes, model.layers.back());

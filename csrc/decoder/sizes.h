@@ -19,6 +19,7 @@ struct Sizes {
     int64_t first_kv_head;
     int64_t num_kv_heads;
     int64_t head_dim;
+    bool norms_heads_together;  // all queries and all keys of a token; else each head
 
     // As the weights and other settings have them.
     int64_t num_ropes = 1;
@@ -28,6 +29,10 @@ struct Sizes {
     int64_t num_chosen = 0;   // likewise
     int64_t num_shared = 0;   // likewise: 0 or 1
 
+    int64_t q_norm_size() const { return norms_heads_together ? query_width() : head_dim; }
+    int64_t k_norm_size() const {
+        return norms_heads_together ? num_kv_heads * head_dim : head_dim;
+    }
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };

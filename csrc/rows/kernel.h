@@ -15,6 +15,8 @@ struct Norm {
     float eps;
     int64_t size;
     void* out;  // [num_rows, size], contiguous, bfloat16 or float32
+    float scale = 1.0f;    // of the result
+    bool centres = false;  // subtracts the mean first
 };
 
 // Copies rows of a table, widened to float32 and scaled.
@@ -42,6 +44,8 @@ using CapFunction = void (*)(const Cap& cap, int64_t first, int64_t last);
 struct Kernels {
     NormFunction norm_to_float32;
     NormFunction norm_to_bfloat16;
+    NormFunction round_to_float32;  // only copies
+    NormFunction round_to_bfloat16;
     NormFunction add_norm;  // adds to `out`, which is float32
     LookupFunction look_up_float32;
     LookupFunction look_up_bfloat16;

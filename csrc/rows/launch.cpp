@@ -104,6 +104,11 @@ void normalise(const Norm& norm, int64_t num_rows, bool to_bfloat16, Variant var
     share_rows(to_bfloat16 ? kernels.norm_to_bfloat16 : kernels.norm_to_float32, norm, num_rows);
 }
 
+void round_rows(const Norm& rows, int64_t num_rows, bool to_bfloat16, Variant variant) {
+    const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
+    share_rows(to_bfloat16 ? kernels.round_to_bfloat16 : kernels.round_to_float32, rows, num_rows);
+}
+
 void add_normalised(const Norm& norm, int64_t num_rows, Variant variant) {
     share_rows(PDSERVE_OF_VARIANT(variant, Kernels).add_norm, norm, num_rows);
 }

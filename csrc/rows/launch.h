@@ -17,6 +17,7 @@ void check_ids(const int64_t* ids, int64_t num_rows, int64_t num_entries, const 
 
 // Arguments are not checked here. The rows are divided among the ThreadPool.
 void normalise(const Norm& norm, int64_t num_rows, bool to_bfloat16, Variant variant);
+void round_rows(const Norm& rows, int64_t num_rows, bool to_bfloat16, Variant variant);
 void add_normalised(const Norm& norm, int64_t num_rows, Variant variant);  // to float32
 void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant);
 void cap(const Cap& cap, int64_t num_rows, Variant variant);

@@ -12,54 +12,86 @@ namespace {
 
 constexpr int kSums = 4;  // at once, since one would wait for each addition
 
-float sum_of_squares(const float* row, int64_t size) {
+// Of the distances from `mean`.
+float sum_of_squares(const float* row, int64_t size, float mean) {
     constexpr int64_t kStep = kSums * kLanes;
     FloatLanes sums[kSums] = {};
     int64_t i = 0;
     for (; i + kStep <= size; i += kStep) {
 #pragma GCC unroll 4
         for (int s = 0; s < kSums; ++s) {
-            const FloatLanes x = load(row + i + s * kLanes);
+            const FloatLanes x = load(row + i + s * kLanes) - splat(mean);
             sums[s] = multiply_add(sums[s], x, x);
         }
     }
     for (; i + kLanes <= size; i += kLanes) {
-        const FloatLanes x = load(row + i);
+        const FloatLanes x = load(row + i) - splat(mean);
         sums[0] = multiply_add(sums[0], x, x);
     }
     float sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; i < size; ++i) sum += row[i] * row[i];
+    for (; i < size; ++i) sum += (row[i] - mean) * (row[i] - mean);
     return sum;
 }
+
+float mean_of(const float* row, int64_t size) {
+    FloatLanes sums = {};
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) sums = sums + load(row + i);
+    float sum = sum_of(sums);
+    for (; i < size; ++i) sum += row[i];
+    return sum / static_cast<float>(size);
+}
+
+// What a row becomes: (x - mean) * factor * weight.
+struct Normed {
+    const float* row;
+    const float* weight;
+    float mean;
+    float factor;
+
+    Normed(const Norm& norm, int64_t r) : row(norm.x + r * norm.size), weight(norm.weight) {
+        mean = norm.centres ? mean_of(row, norm.size) : 0.0f;
+        const float squares = sum_of_squares(row, norm.size, mean);
+        const float mean_square = squares / static_cast<float>(norm.size);
+        factor = norm.scale / __builtin_sqrtf(mean_square + norm.eps);
+    }
+
+    FloatLanes lanes(int64_t i) const {
+        return (load(row + i) - splat(mean)) * splat(factor) * load(weight + i);
+    }
+    float one(int64_t i) const { return (row[i] - mean) * factor * weight[i]; }
+};
 
 template <class T>
 void normalise(const Norm& norm, int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
-        const float* row = norm.x + r * norm.size;
         T* out = static_cast<T*>(norm.out) + r * norm.size;
-        const float mean_square = sum_of_squares(row, norm.size) / static_cast<float>(norm.size);
-        const float factor = 1.0f / __builtin_sqrtf(mean_square + norm.eps);
+        const Normed normed(norm, r);
         int64_t i = 0;
-        for (; i + kLanes <= norm.size; i += kLanes) {
-            store(out + i, load(row + i) * splat(factor) * load(norm.weight + i));
-        }
-        for (; i < norm.size; ++i) assign(out[i], row[i] * factor * norm.weight[i]);
+        for (; i + kLanes <= norm.size; i += kLanes) store(out + i, normed.lanes(i));
+        for (; i < norm.size; ++i) assign(out[i], normed.one(i));
     }
 }
 
 void add_norm(const Norm& norm, int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
-        const float* row = norm.x + r * norm.size;
         float* out = static_cast<float*>(norm.out) + r * norm.size;
-        const float mean_square = sum_of_squares(row, norm.size) / static_cast<float>(norm.size);
-        const float factor = 1.0f / __builtin_sqrtf(mean_square + norm.eps);
+        const Normed normed(norm, r);
         int64_t i = 0;
         for (; i + kLanes <= norm.size; i += kLanes) {
-            const FloatLanes normed = load(row + i) * splat(factor) * load(norm.weight + i);
-            store(out + i, load(out + i) + normed);
+            store(out + i, load(out + i) + normed.lanes(i));
         }
-        for (; i < norm.size; ++i) out[i] += row[i] * factor * norm.weight[i];
+        for (; i < norm.size; ++i) out[i] += normed.one(i);
     }
+}
+
+template <class T>
+void round_rows(const Norm& norm, int64_t first, int64_t last) {
+    const int64_t end = last * norm.size;
+    T* out = static_cast<T*>(norm.out);
+    int64_t i = first * norm.size;
+    for (; i + kLanes <= end; i += kLanes) store(out + i, load(norm.x + i));
+    for (; i < end; ++i) assign(out[i], norm.x[i]);
 }
 
 template <class T>
@@ -81,6 +113,7 @@ void cap(const Cap& cap, int64_t first, int64_t last) {
 }  // namespace
 
 const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
-    normalise<float>, normalise<BFloat16>, add_norm, look_up<float>, look_up<BFloat16>, cap};
+    normalise<float>, normalise<BFloat16>, round_rows<float>, round_rows<BFloat16>, add_norm,
+    look_up<float>, look_up<BFloat16>, cap};
 
 }  // namespace pdserve::rows

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.models.arithmetic import Activation
+from pdserve.engine.models.arithmetic import Activation, Arithmetic
+from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.matrix import Matrix
 
 
@@ -105,18 +106,45 @@ class Mlp:
         return self.down(gated(self.gate_up(x)))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its own dtype.
+def embedding_factor(arithmetic: Arithmetic, dtype: torch.dtype) -> float:
+    """The factor of embedded tokens in a model whose activations have this dtype."""
+    rounded = torch.tensor(arithmetic.embedding_scale).to(dtype).item()
+    return rounded / arithmetic.residual_scale
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, centres: bool = False, num_dims: int = 1
+) -> Tensor:
+    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its dtype.
 
     Args:
         x: [..., size], whose dtype the result has.
         weight: [size], or anything that broadcasts to x.
         eps: added to the mean square.
+        centres: subtract the mean first.
+        num_dims: how many of the last dimensions are a row.
     """
-    wide = x.float()
-    mean_square = wide.square().mean(dim=-1, keepdim=True)
+    wide, dims = x.float(), tuple(range(-num_dims, 0))
+    if centres:
+        wide = wide - wide.mean(dim=dims, keepdim=True)
+    mean_square = wide.square().mean(dim=dims, keepdim=True)
     normed = wide * torch.rsqrt(mean_square + eps)
     return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
+
+
+def head_norm(heads: Tensor, weight: Tensor, own: ModelConfig) -> Tensor:
+    """Normalise the query and key heads of a rank: each, or all queries and all keys of a token.
+
+    Args:
+        heads: [num_tokens, num_heads + num_kv_heads, head_dim].
+        weight: [num_heads + num_kv_heads, head_dim].
+        own: the model as the rank has it.
+    """
+    if not own.arithmetic.norms_heads_together:
+        return rms_norm(heads, weight, own.rms_norm_eps)
+    sizes = [own.num_heads, own.num_kv_heads]
+    kinds = zip(torch.split(heads, sizes, dim=1), torch.split(weight, sizes), strict=True)
+    return torch.cat([rms_norm(*kind, own.rms_norm_eps, num_dims=2) for kind in kinds], dim=1)
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:

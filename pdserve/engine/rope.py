@@ -24,8 +24,10 @@ class Rope:
 
     def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
         # Computed on the CPU for any device, so that nodes that exchange KV use equal angles.
-        self.inverse_frequencies = inverse_frequencies(config, head_dim).to(device)  # [head_dim/2]
+        frequencies = inverse_frequencies(config, head_dim)
+        self.inverse_frequencies = frequencies.to(device)  # [head_dim / 2]
         self.scale = 1.0 if config is None else config.attention_factor
+        self._scales = torch.where(frequencies == 0, 1.0, self.scale).to(device)  # of those turned
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for the tokens of a step.
@@ -38,7 +40,7 @@ class Rope:
             Two tensors [num_tokens, 1, head_dim / 2]: the same for all heads.
         """
         angles = positions[:, None, None].float() * self.inverse_frequencies
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+        return (angles.cos() * self._scales).to(dtype), (angles.sin() * self._scales).to(dtype)
 
 
 Angles: TypeAlias = tuple[Tensor, Tensor]  # as Rope.cos_sin returns them
@@ -106,6 +108,8 @@ def _rotated(config: RopeConfig, head_dim: int) -> Tensor:
             return _llama3(config, plain)
         case RopeType.YARN:
             return _yarn(config, head_dim)
+        case RopeType.LONGROPE:
+            return 1.0 / (torch.tensor(config.divisors) * _wavelengths(config.theta, head_dim))
         case RopeType.DIVIDED:
             return plain / torch.tensor(config.divisors)
 

@@ -11,11 +11,11 @@
 namespace pdserve::attention {
 namespace {
 
-// 1 / root mean square of a head; 1 if the model has no norm for heads.
+// 1 / root mean square of a head, or of several.
 template <class T>
-PDSERVE_INLINE float norm_of(const T* head, int head_dim, float eps) {
+PDSERVE_INLINE float norm_of(const T* head, int64_t head_dim, float eps) {
     FloatLanes squares = {};
-    int d = 0;
+    int64_t d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) {
         const FloatLanes x = load(head + d);
         squares = multiply_add(squares, x, x);
@@ -27,11 +27,10 @@ PDSERVE_INLINE float norm_of(const T* head, int head_dim, float eps) {
 
 // Rotates each pair (head[i], head[i + half]); `target` may be `head`.
 template <bool kHasNorm, class T>
-PDSERVE_INLINE void rotate_head(const T* head, int head_dim, const float* norm, float eps,
+PDSERVE_INLINE void rotate_head(const T* head, int head_dim, const float* norm, float factor,
     const float* cosines, T* target) {
     const int half = head_dim / 2;
     const float* sines = cosines + half;
-    const float factor = kHasNorm ? norm_of(head, head_dim, eps) : 1.0f;
     int i = 0;
     for (; i + kLanes <= half; i += kLanes) {
         FloatLanes a = load(head + i), b = load(head + half + i);
@@ -54,6 +53,31 @@ PDSERVE_INLINE void rotate_head(const T* head, int head_dim, const float* norm, 
     }
 }
 
+// The norm of heads that are side by side: of each, or of all together.
+template <bool kHasNorm, class T>
+class HeadNorm {
+public:
+    HeadNorm(const RotateCall& call, const float* weight, const T* heads, int num_heads)
+        : call_(call), weight_(weight) {
+        if constexpr (!kHasNorm) return;
+        if (!call.norms_together) return;
+        factor_ = norm_of(heads, int64_t{num_heads} * call.head_dim, call.norm_eps);
+        stride_ = call.head_dim;
+    }
+
+    const float* weight(int h) const { return weight_ + h * stride_; }
+    float factor(const T* head) const {
+        if constexpr (!kHasNorm) return 1.0f;
+        return stride_ != 0 ? factor_ : norm_of(head, call_.head_dim, call_.norm_eps);
+    }
+
+private:
+    const RotateCall& call_;
+    const float* const weight_;
+    float factor_ = 1.0f;
+    int64_t stride_ = 0;  // from the weights of a head to those of the next; 0: they share them
+};
+
 template <bool kHasNorm, class T>
 void rotate_token(const RotateCall& call, int64_t token) {
     const int64_t head_dim = call.head_dim;
@@ -64,11 +88,15 @@ void rotate_token(const RotateCall& call, int64_t token) {
         + slot % call.block_size * head_dim;
     T* value = key + call.value_offset;
     const float* cosines = call.cos_sin + token * head_dim;
+    const HeadNorm<kHasNorm, T> q_norm(call, call.q_norm, row, call.num_heads);
     for (int h = 0; h < call.num_heads; ++h, row += head_dim) {
-        rotate_head<kHasNorm>(row, call.head_dim, call.q_norm, call.norm_eps, cosines, row);
+        rotate_head<kHasNorm>(
+            row, call.head_dim, q_norm.weight(h), q_norm.factor(row), cosines, row);
     }
+    const HeadNorm<kHasNorm, T> k_norm(call, call.k_norm, row, call.num_kv_heads);
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, key += head_elements) {
-        rotate_head<kHasNorm>(row, call.head_dim, call.k_norm, call.norm_eps, cosines, key);
+        rotate_head<kHasNorm>(
+            row, call.head_dim, k_norm.weight(h), k_norm.factor(row), cosines, key);
     }
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, value += head_elements) {
         __builtin_memcpy(value, row, head_dim * sizeof(T));

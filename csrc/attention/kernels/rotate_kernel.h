@@ -18,6 +18,7 @@ struct RotateCall {
 
     const float* q_norm;  // [head_dim]; null: heads are not normalised
     const float* k_norm;  // [head_dim]
+    bool norms_together;  // all query heads, and all key heads: then norms are as wide as these
     float norm_eps;
     const float* cos_sin;  // [num_tokens, head_dim]
 

@@ -39,8 +39,10 @@ void turn(const Model& model, const int32_t* positions, int64_t num_tokens, floa
         for (int64_t i = 0; i < num_angles; ++i) {
             // The angle is rounded to float32 first, as in the models' training code.
             const float angle = static_cast<float>(positions[token]) * inverse_frequencies[i];
-            cosines[i] = static_cast<float>(std::cos(double{angle}) * scale);
-            sines[i] = static_cast<float>(std::sin(double{angle}) * scale);
+            // A pair that does not rotate stays as it is.
+            const double own_scale = inverse_frequencies[i] == 0.0f ? 1.0 : scale;
+            cosines[i] = static_cast<float>(std::cos(double{angle}) * own_scale);
+            sines[i] = static_cast<float>(std::sin(double{angle}) * own_scale);
         }
     };
     const int64_t num_items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;

@@ -40,6 +40,13 @@ class Arithmetic:
     attention_cap: float | None = None  # scores become cap * tanh(score / cap); None: they do not
     logit_cap: float | None = None  # likewise
     embedding_scale: float = 1.0  # of embedded tokens, rounded to the type of activations
+    logit_scale: float = 1.0
+    # Of what sublayers add. The residual stream is kept divided by it instead: embedded tokens are,
+    # and norms make the same of it with an epsilon divided by its square (ModelConfig has that).
+    residual_scale: float = 1.0
+    centres_norms: bool = False  # norms subtract the mean first; else they are RMS norms
+    norms_heads_together: bool = False  # norms of heads are of all of a token; else of each head
+    is_parallel: bool = False  # the MLP takes what attention takes, not what that leaves
 
     def expect(self, *known: str) -> None:
         """Raises ModelError: it has something besides `known`, which would be left out."""

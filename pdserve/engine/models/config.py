@@ -123,6 +123,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         None if rope is None else rotation(family, rope, fields, head_dim)
         for rope in family.ropes(fields, windows, max_positions, family.default_theta)
     )
+    arithmetic = family.arithmetic(fields)
+    eps = fields.number(family.norm_eps_key, family.default_norm_eps, above=0.0)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -132,8 +134,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps, above=0.0),
-        has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
+        rms_norm_eps=eps / arithmetic.residual_scale**2,
+        has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias, family.biases_qkv),
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
         norms=family.norms,
@@ -146,7 +148,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         experts=family.experts(fields, num_layers),
         has_fused_qkv=family.has_fused_qkv,
         has_fused_gate_up=family.has_fused_gate_up,
-        arithmetic=family.arithmetic(fields),
+        arithmetic=arithmetic,
         norm_offset=family.norm_offset,
     )
 

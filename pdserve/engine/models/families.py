@@ -20,7 +20,13 @@ from pdserve.engine.models.expert_config import (
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.engine.models.layer_ropes import RopeRule, rope_by_window, same_rope
+from pdserve.engine.models.layer_ropes import (
+    RopeRule,
+    rope_but_every,
+    rope_by_window,
+    rope_if_window,
+    same_rope,
+)
 from pdserve.engine.models.rope_config import RopeConfig
 from pdserve.engine.models.windows import (
     WindowRule,
@@ -59,6 +65,18 @@ _SANDWICHED = (  # each sublayer between two
     LayerNorm("after_mlp_norm", "post_feedforward_layernorm"),
 )
 
+_AFTER = (  # each sublayer behind one alone
+    *_OF_HEADS,
+    LayerNorm("after_attention_norm", "post_attention_layernorm"),
+    LayerNorm("after_mlp_norm", "post_feedforward_layernorm"),
+)
+_GLM_4_NORMS = (
+    _BEFORE_ATTENTION,
+    LayerNorm("after_attention_norm", "post_self_attn_layernorm"),
+    _BEFORE_MLP,
+    LayerNorm("after_mlp_norm", "post_mlp_layernorm"),
+)
+
 # Gemma's.
 _SCALARS = (
     Scalar("embedding_scale", "hidden_size", made=math.sqrt),
@@ -74,6 +92,7 @@ class Family:
     default_max_positions: int
     windows: WindowRule = no_windows
     qkv_bias: bool | None = False
+    biases_qkv: bool = False  # if config.json does not say
     o_bias: bool | None = False
     mlp_bias: bool | None = False
     norms: tuple[LayerNorm, ...] = PRE_NORMS  # in the order of packed files
@@ -90,17 +109,40 @@ class Family:
     scalars: tuple[Scalar, ...] = ()
     norm_offset: float = 0.0  # added to the weights of all norms
     ties_embeddings: bool = False  # if config.json does not say
+    norm_eps_key: str = "rms_norm_eps"
+    centres_norms: bool = False  # as Arithmetic has these
+    norms_heads_together: bool = False
+    is_parallel: bool = False
+    also_reads: frozenset[str] = frozenset()  # fields of config.json, by its rules
 
     @property
     def reads(self) -> frozenset[str]:
         """Fields of config.json that are of few families, and of this one."""
-        return frozenset(scalar.key for scalar in self.scalars)
+        return self.also_reads.union(scalar.key for scalar in self.scalars)
 
     def arithmetic(self, fields: JsonFields) -> Arithmetic:
         """Raises ModelError: a field is no number above 0."""
         read = (number for scalar in self.scalars for number in scalar.read(fields).items())
-        return Arithmetic(self.activation, **dict(read))
+        return Arithmetic(
+            self.activation,
+            **dict(read),
+            centres_norms=self.centres_norms,
+            norms_heads_together=self.norms_heads_together,
+            is_parallel=self.is_parallel,
+        )
 
+
+_GLM = Family(
+    "glm",
+    131_072,
+    qkv_bias=None,
+    biases_qkv=True,
+    default_head_dim=128,
+    default_norm_eps=1.5625e-7,
+    rotated_share=0.5,
+    rotates_neighbours=True,
+    has_fused_gate_up=True,
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", 2048, qkv_bias=None, o_bias=None, mlp_bias=None),
@@ -143,6 +185,70 @@ FAMILIES: dict[str, Family] = {
         o_bias=None,
         norms=PRE_AND_HEAD_NORMS,
         experts=qwen3_experts,
+    ),
+    "GraniteForCausalLM": Family(
+        "granite",
+        2048,
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        scalars=(
+            Scalar("embedding_scale", "embedding_multiplier", 1.0),
+            Scalar("attention_scale", "attention_multiplier", 1.0),
+            Scalar("residual_scale", "residual_multiplier", 1.0),
+            Scalar("logit_scale", "logits_scaling", 1.0, lambda scaling: 1 / scaling),
+        ),
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        2048,
+        qkv_bias=None,
+        o_bias=None,
+        norms=_AFTER,
+        default_norm_eps=1e-5,
+        norms_heads_together=True,
+    ),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        2048,
+        window_but_every(4),
+        qkv_bias=None,
+        o_bias=None,
+        norms=_AFTER,
+        default_theta=500_000.0,
+        default_norm_eps=1e-5,
+        ropes=rope_by_window(),
+        norms_heads_together=True,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        32_768,
+        window_of_types,
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        default_theta=2e6,
+        ropes=rope_but_every(4),
+        ties_embeddings=True,
+        also_reads=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+    ),
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(_GLM, model_type="glm4", norms=_GLM_4_NORMS),
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        8192,
+        window_but_every(4),
+        qkv_bias=None,
+        o_bias=None,
+        norms=(_BEFORE_ATTENTION,),
+        default_norm_eps=1e-5,
+        rotates_neighbours=True,
+        ropes=rope_if_window,
+        scalars=(Scalar("logit_scale", "logit_scale", 0.0625),),
+        ties_embeddings=True,
+        norm_eps_key="layer_norm_eps",
+        centres_norms=True,
+        is_parallel=True,
     ),
     "Gemma2ForCausalLM": Family(
         "gemma2",
@@ -209,17 +315,22 @@ def rotation(family: Family, rope: RopeConfig, fields: JsonFields, head_dim: int
             f"{fields.where}: partial_rotary_factor {share:g} of a head of {head_dim} is not "
             "supported for this architecture"
         )
+    if rope.divisors and len(rope.divisors) != rope.rotated_dims(head_dim) // 2:
+        raise UnsupportedRope(
+            f"{fields.where}: {len(rope.divisors)} factors of frequencies for "
+            f"{rope.rotated_dims(head_dim)} rotated dimensions: a pair has one"
+        )
     return rope
 
 
-def resolve_bias(fields: JsonFields, key: str, fixed: bool | None) -> bool:
+def resolve_bias(fields: JsonFields, key: str, fixed: bool | None, default: bool = False) -> bool:
     """Whether layers have a bias, according to the family, or to the field if it leaves it open.
 
     Raises:
         ModelError: the field contradicts what the family fixes.
     """
     if fixed is None:
-        return fields.boolean(key, False)
+        return fields.boolean(key, default)
     if fields.boolean(key, fixed) != fixed:
         raise fields.error(key, f"{str(fixed).lower()} for this architecture")
     return fixed

@@ -21,22 +21,45 @@ def same_rope(fields: JsonFields, windows: Windows, max_positions: int, theta: f
     return (parse_rope(fields, max_positions, theta),) * len(windows)
 
 
-def rope_by_window(local_theta: float) -> RopeRule:
+def rope_if_window(fields: JsonFields, windows: Windows, max_positions: int, theta: float) -> Ropes:
+    """Layers without a window do not rotate."""
+    rope = parse_rope(fields, max_positions, theta)
+    return tuple(None if window is None else rope for window in windows)
+
+
+def rope_but_every(nth: int) -> RopeRule:
+    """All layers but every nth rotate, or those that have a 1 in no_rope_layers."""
+
+    def ropes(fields: JsonFields, windows: Windows, max_positions: int, theta: float) -> Ropes:
+        rope, num_layers = parse_rope(fields, max_positions, theta), len(windows)
+        period = fields.integer("no_rope_layer_interval", nth)
+        rotates = fields.integers("no_rope_layers")
+        if rotates is None:
+            rotates = [int((layer + 1) % period != 0) for layer in range(num_layers)]
+        if len(rotates) != num_layers or set(rotates) - {0, 1}:
+            raise fields.error("no_rope_layers", f"a list of {num_layers}, of 1 (rotates) and 0")
+        return tuple(rope if one else None for one in rotates)
+
+    return ropes
+
+
+def rope_by_window(local_theta: float | None = None) -> RopeRule:
     """Layers with a window have one of their own, with this theta if config.json has no other.
 
-    Either rope_parameters has an object for both kinds of layers, or as before transformers 5
-    rope_local_base_freq is of layers with a window, and all else of the others.
+    None is that of the others. Either rope_parameters has an object for both kinds of layers, or as
+    before transformers 5 rope_local_base_freq is of layers with a window, and all else of the
+    others.
     """
 
     def ropes(fields: JsonFields, windows: Windows, max_positions: int, theta: float) -> Ropes:
         kinds = fields.nested("rope_parameters")
-        own_theta = fields.number("rope_local_base_freq", local_theta, above=0.0)
+        theta = fields.number("rope_theta", theta, above=0.0)
+        own_theta = fields.number("rope_local_base_freq", local_theta or theta, above=0.0)
         if "full_attention" in kinds or "sliding_attention" in kinds:
             if "rope_scaling" in fields:
                 raise fields.error("rope_scaling", "absent, as rope_parameters has it")
             if unknown := set(kinds.keys()) - {"full_attention", "sliding_attention"}:
                 raise UnsupportedRope(f"{kinds.where}: {', '.join(unknown)} is not supported")
-            theta = fields.number("rope_theta", theta, above=0.0)
             whole = rope_of(kinds.nested("full_attention"), fields, max_positions, theta)
             local = rope_of(kinds.nested("sliding_attention"), fields, max_positions, own_theta)
         else:

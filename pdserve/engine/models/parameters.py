@@ -118,6 +118,7 @@ class _Allocation:
         for name, norm in layer.norms.items():
             if qk_norm is not None and norm.num_heads:
                 place = qk_norm[head : head + norm.num_heads]
+                place = place.view(-1) if norm.is_of_all_heads else place
                 head += norm.num_heads
             else:
                 place = norms[name] = self._norm(norm, norm.size)

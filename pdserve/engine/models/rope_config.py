@@ -7,7 +7,8 @@ a RopeConfig into frequencies.
 `dynamic` stretches its frequencies as a sequence outgrows max_position_embeddings. The keys of a
 prompt's *first* tokens then depend on the prompt's length, so KV blocks could no longer be shared
 between prompts with a common prefix. Up to max_position_embeddings it is exactly plain rope, so
-such models are served up to that length only.
+such models are served up to that length only. So are those with `longrope`, which has other
+frequencies for sequences that outgrow the length of the pretraining.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class RopeType(StrEnum):
     DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"  # of the Phi family
     DIVIDED = "divided"  # of GGUF files: each inverse frequency by its own number
 
 
@@ -51,7 +53,12 @@ _KEYS = {
     "type",
     "rope_theta",
     "divisors",
+    "short_factor",
+    "long_factor",
 }
+
+
+_OLD_NAMES = {"su": RopeType.LONGROPE.value, "yarn": RopeType.LONGROPE.value}  # Phi-3's
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,8 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
-    attention_factor: float = 1.0  # yarn: factor on cos and sin
-    divisors: tuple[float, ...] = ()  # divided: one for each pair of dimensions
+    attention_factor: float = 1.0  # yarn, longrope: factor on cos and sin
+    divisors: tuple[float, ...] = ()  # divided, longrope: one for each pair of rotated dimensions
     rotated_share: float | None = None  # of a head's dimensions; None: as the architecture has it
     is_interleaved: bool = False  # in checkpoints, the two of a pair are neighbours
 
@@ -133,6 +140,7 @@ def rope_of(
 
 def _rope_type(params: JsonFields) -> RopeType:
     name = params.text("rope_type", params.text("type", RopeType.DEFAULT.value))
+    name = _OLD_NAMES.get(name, name) if "short_factor" in params else name
     try:
         return RopeType(name)
     except ValueError:
@@ -196,11 +204,36 @@ def _yarn(params: JsonFields, theta: float, max_positions: int, original: int) -
 
 
 def _divided(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
-    divisors = params.raw("divisors")
-    is_list = isinstance(divisors, list) and all(isinstance(one, float) for one in divisors)
-    if not is_list or not all(0 < one < math.inf for one in divisors):
-        raise params.error("divisors", "a list of finite numbers above 0")
-    return RopeConfig(RopeType.DIVIDED, theta, max_positions, divisors=tuple(divisors))
+    divisors = _numbers(params, "divisors")
+    return RopeConfig(RopeType.DIVIDED, theta, max_positions, divisors=divisors)
+
+
+def _longrope(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    """With the factors of sequences up to the length of the pretraining."""
+    short, long = (_numbers(params, key) for key in ("short_factor", "long_factor"))
+    if len(short) != len(long):
+        raise params.error("long_factor", f"{len(short)} numbers, as short_factor has")
+    factor = params.number("factor", max_positions / original, above=0.0)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeConfig(
+        RopeType.LONGROPE,
+        theta,
+        min(max_positions, original),
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=params.number("attention_factor", default),
+        divisors=short,
+    )
+
+
+def _numbers(params: JsonFields, key: str) -> tuple[float, ...]:
+    numbers = params.raw(key)
+    is_list = isinstance(numbers, list) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in numbers
+    )
+    if not is_list or not all(0 < one < math.inf for one in numbers):
+        raise params.error(key, "a list of finite numbers above 0")
+    return tuple(map(float, numbers))
 
 
 def _yarn_attention_factor(params: JsonFields, factor: float) -> float:
@@ -230,5 +263,6 @@ _PARSERS: dict[RopeType, Callable[[JsonFields, float, int, int], RopeConfig]] = 
     RopeType.DYNAMIC: _dynamic,
     RopeType.LLAMA3: _llama3,
     RopeType.YARN: _yarn,
+    RopeType.LONGROPE: _longrope,
     RopeType.DIVIDED: _divided,
 }

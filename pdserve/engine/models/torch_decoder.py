@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.layers import GATED, rms_norm
+from pdserve.engine.layers import GATED, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
@@ -42,9 +42,6 @@ class TorchDecoder:
         """
         weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
         arithmetic = config.arithmetic
-        arithmetic.expect(
-            "activation", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"
-        )
         self.config = config
         self.sampler = PlainSampler()
         self.most_ahead = 0
@@ -90,13 +87,18 @@ class TorchDecoder:
         )
 
     def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
+        return self._norm(hidden[rows], self._weights.final_norm)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalise rows of the residual stream; no weight: there is no norm."""
+        if weight is None:
+            return x
+        centres = self.config.arithmetic.centres_norms
+        return rms_norm(x, weight, self.config.rms_norm_eps, centres=centres)
 
     def _after(self, layer: LayerWeights, norm: str, made: Tensor) -> Tensor:
         """Return what a sublayer adds to the residual, of what this rank has made of it."""
-        made = self._ranks.all_reduce(made)
-        weight = layer.norms.get(norm)
-        return made if weight is None else rms_norm(made, weight, self.config.rms_norm_eps)
+        return self._norm(self._ranks.all_reduce(made), layer.norms.get(norm))
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """Return the hidden states behind the layers: [num_tokens, hidden_size]."""
@@ -104,9 +106,9 @@ class TorchDecoder:
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
-            normed = rms_norm(hidden, layer.norms["attention_norm"], self.config.rms_norm_eps)
+            taken = self._norm(hidden, layer.norms.get("attention_norm"))
             own_angles = angles[self._ropes.of_layers[index]]
-            query, key, value = self._heads(layer, normed, own_angles)
+            query, key, value = self._heads(layer, taken, own_angles)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
             kv = LayerKv(kv_pool, index, scale, self._windows[index], cap)
             attended = self._attention.attend(query, kv, batch.attention)
@@ -114,8 +116,9 @@ class TorchDecoder:
             hidden += self._after(layer, "after_attention_norm", made)
             if progress is not None:
                 progress.reached(index + 1)  # the ranks have met: all have written their heads
-            normed = rms_norm(hidden, layer.norms["mlp_norm"], self.config.rms_norm_eps)
-            hidden += self._after(layer, "after_mlp_norm", layer.mlp(normed, self._gated))
+            if not self.config.arithmetic.is_parallel:
+                taken = self._norm(hidden, layer.norms.get("mlp_norm"))
+            hidden += self._after(layer, "after_mlp_norm", layer.mlp(taken, self._gated))
         return hidden
 
     def _heads(
@@ -127,6 +130,6 @@ class TorchDecoder:
         heads = layer.mixer["qkv"](normed).view(len(normed), -1, config.head_dim)
         query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
         if layer.qk_norm is not None:
-            query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)
+            query_key = head_norm(query_key, layer.qk_norm, config)
         query_key = rotate(query_key, *angles)
         return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.layers import capped
+from pdserve.engine.layers import capped, embedding_factor
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.ranks.collectives import ALONE, Collectives
@@ -29,8 +29,8 @@ class Vocabulary:
         self._lm_head = weights.lm_head
         self._ranks = ranks
         self._cap = config.arithmetic.logit_cap
-        scale = torch.tensor(config.arithmetic.embedding_scale).to(weights.embedding)
-        self._scale = None if config.arithmetic.embedding_scale == 1.0 else scale
+        self._scale = embedding_factor(config.arithmetic, weights.embedding.dtype)
+        self._logit_scale = config.arithmetic.logit_scale
         self._first_token = shard.share(config.vocab_size).start
         shares = [
             Shard(r, shard.num_ranks).share(config.vocab_size) for r in range(shard.num_ranks)
@@ -45,7 +45,7 @@ class Vocabulary:
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden_size] in the model's dtype."""
         rows = self._rows(token_ids)
-        return rows if self._scale is None else rows * self._scale
+        return rows if self._scale == 1.0 else rows * self._scale
 
     def _rows(self, token_ids: Tensor) -> Tensor:
         if len(self._widths) == 1:
@@ -60,7 +60,9 @@ class Vocabulary:
 
         The other ranks get the columns of their own tokens.
         """
-        columns = capped(functional.linear(states, self._lm_head), self._cap)
+        columns = functional.linear(states, self._lm_head)
+        columns = columns if self._logit_scale == 1.0 else columns * self._logit_scale
+        columns = capped(columns, self._cap)
         if len(self._widths) == 1:
             return columns
         missing = max(self._widths) - columns.shape[1]  # 0 or 1: gathered tensors have one shape

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.layers import embedding_factor
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.ranks.shard import WHOLE, Shard
@@ -48,12 +49,8 @@ class NativeDecoder:
 
         Raises:
             ValueError: the weights are those of another architecture.
-            ModelError: the model has arithmetic that is none of this decoder.
         """
         arithmetic = config.arithmetic
-        arithmetic.expect(
-            "activation", "attention_scale", "attention_cap", "logit_cap", "embedding_scale"
-        )
         self.config = config
         self._weights = weights
         self._variant = variant
@@ -63,7 +60,6 @@ class NativeDecoder:
         self.most_ahead = 0
         self._shard = shard
         self._steps = steps
-        embedding_scale = torch.tensor(arithmetic.embedding_scale).to(weights.dtype)
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
         ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.head_dim, self.device)
         self._decoder = _native.Decoder(
@@ -82,7 +78,11 @@ class NativeDecoder:
             attention_scale=config.attention_scale,
             attention_cap=arithmetic.attention_cap or 0.0,
             logit_cap=arithmetic.logit_cap or 0.0,
-            embedding_scale=embedding_scale.item(),
+            embedding_scale=embedding_factor(arithmetic, weights.dtype),
+            logit_scale=arithmetic.logit_scale,
+            centres_norms=arithmetic.centres_norms,
+            norms_heads_together=arithmetic.norms_heads_together,
+            is_parallel=arithmetic.is_parallel,
             variant=variant,
             model_kv_heads=config.num_kv_heads,
             first_kv_head=shard.kv_heads(config).start,

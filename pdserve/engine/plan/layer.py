@@ -26,7 +26,8 @@ class Norm:
 
     tensor: str  # in the checkpoint, [size]
     size: int
-    num_heads: int = 0  # of the rank, each of which it normalises; 0: it is no heads' norm
+    num_heads: int = 0  # of the rank, which it normalises; 0: it is no heads' norm
+    is_of_all_heads: bool = False  # it has a number for each dimension of all; else of each
     offset: float = 0.0  # added to the tensor; then the sum is float32 everywhere
 
 
@@ -111,13 +112,17 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         [() if rope is None else rope.head_order(head_dim)] * 2 + [()],
     )
     out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
+    together = config.arithmetic.norms_heads_together
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
     return LayerPlan(
         norms={
             norm.name: Norm(
                 f"{layer}{norm.tensor}.weight",
-                head_dim if norm.is_of_heads else config.hidden_size,
+                (num_heads[norm.name] if together else 1) * head_dim
+                if norm.is_of_heads
+                else config.hidden_size,
                 num_heads[norm.name] if norm.is_of_heads else 0,
+                norm.is_of_heads and together,
                 config.norm_offset,
             )
             for norm in config.norms

@@ -10,7 +10,9 @@ from pdserve.engine.plan.model import ModelPlan
 def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     """Return the size of a rank's weights in torch: what is in no layer's matrix is of `dtype`."""
     matrices = [matrix for layer in plan.layers for matrix in layer.all_matrices]
-    norms = sum(norm.size * (norm.num_heads or 1) for norm in plan.norms)
+    norms = sum(
+        norm.size * (1 if norm.is_of_all_heads else norm.num_heads or 1) for norm in plan.norms
+    )
     norms *= ActivationDtype.FLOAT32.itemsize if plan.config.norm_offset else dtype.itemsize
     others = sum(matrix.num_out for matrix in matrices if matrix.has_bias)
     ends = [] if plan.embedding is None else [plan.embedding]

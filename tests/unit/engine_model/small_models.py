@@ -190,5 +190,9 @@ def make_native(small: SmallModel, **changes: Any) -> _native.Decoder:
         "attention_cap": 0.0,
         "logit_cap": 0.0,
         "embedding_scale": 1.0,
+        "logit_scale": 1.0,
+        "centres_norms": False,
+        "norms_heads_together": False,
+        "is_parallel": False,
     }
     return _native.Decoder(**(arguments | changes))

@@ -25,6 +25,7 @@ from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Rope
 from pdserve.engine.steps.batch import WantedStates
 from pdserve.engine.steps.parts import LEAST_PART
+from pdserve.shared.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,14 @@ class Forward:
     ) -> None:
         """Raises ModelError: layers have norms that are none of this decoder."""
         weights.expect_norms("attention_norm", "mlp_norm")
-        config.arithmetic.expect("embedding_scale", "logit_cap")
+        config.arithmetic.expect("embedding_scale", "residual_scale", "logit_scale", "logit_cap")
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
         self.ends = StageEnds(config, weights, torch.float32, ranks, least_part)
         layers = ranks.shard.layers(config)
+        if len({*config.ropes}) > 1:
+            raise ModelError("layers rotate positions differently, which is not computed here")
         self.num_layers = len(layers)  # of this stage
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._rope = Rope(config.ropes[layers.start], config.head_dim, weights.embedding.device)

@@ -56,6 +56,49 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     ),
+    "phi3 with longrope": (
+        "phi3",
+        {
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
+            },
+        },
+    ),
+    "granite": ("granite", {}),
+    "granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 with bias": ("olmo2", {"attention_bias": True, "seed": 3}),
+    "olmo3": ("olmo3", {"seed": 1}),
+    "olmo3 with yarn": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500_000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            },
+            "seed": 1,
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3 by an interval": (
+        "smollm3",
+        {"no_rope_layers": None, "no_rope_layer_interval": 2, "num_hidden_layers": 3},
+    ),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "cohere2": ("cohere2", {}),
+    "cohere2 with bias": ("cohere2", {"attention_bias": True, "tie_word_embeddings": False}),
     "qwen2 moe": ("qwen2_moe", {}),
     "qwen2 moe with MLPs": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
     "gemma2": ("gemma2", {}),
@@ -110,6 +153,11 @@ def computing(**changes: Any) -> Mutant:
     return lambda config: replace(config, arithmetic=replace(config.arithmetic, **changes))
 
 
+def rotating_everywhere(config: ModelConfig) -> ModelConfig:
+    (rope,) = {rope for rope in config.ropes if rope}
+    return replace(config, ropes=(rope,) * config.num_layers)
+
+
 def with_windows(change: Callable[[Windows], Windows]) -> Mutant:
     return lambda config: replace(config, sliding_windows=change(config.sliding_windows))
 
@@ -145,6 +193,22 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "norms around attention": ("gemma2", swapping_norms("attention_norm", "after_attention_norm")),
     "norms around the MLP": ("gemma2", swapping_norms("mlp_norm", "after_mlp_norm")),
     "norms of heads": ("gemma3", swapping_norms("q_norm", "k_norm")),
+    "factors of long sequences": ("phi3 with longrope", with_rope(divisors=(1, 2, 4, 8, 12, 16))),
+    "attention not scaled": ("phi3 with longrope", with_rope(attention_factor=1.0)),
+    "no residual multiplier": ("granite", computing(residual_scale=1.0)),
+    "no embedding multiplier": ("granite", computing(embedding_scale=1.0)),
+    "no attention multiplier": ("granite", computing(attention_scale=None)),
+    "no logits scaling": ("granite", computing(logit_scale=1.0)),
+    "rope in a layer without": ("smollm3", rotating_everywhere),
+    "rope in a global layer": ("cohere2", rotating_everywhere),
+    "norms that do not centre": ("cohere2", computing(centres_norms=False)),
+    "halves rotated, not neighbours": ("glm4", with_rope(is_interleaved=False)),
+    "all of a head rotated": ("glm", with_rope(rotated_share=1.0)),
+    "norms after attention and MLP": (
+        "olmo2",
+        swapping_norms("after_attention_norm", "after_mlp_norm"),
+    ),
+    "norms around both": ("glm4", swapping_norms("attention_norm", "after_attention_norm")),
 }
 # Of a case: a tensor whose numbers are all alike in the mutant, and what they are.
 PLAIN: dict[str, tuple[str, str, float]] = {

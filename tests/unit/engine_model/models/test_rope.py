@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -59,6 +59,24 @@ def test_cosines_are_computed_in_float32() -> None:
         assert torch.equal(our_sin[:, 0], sin[0, :, :32])
 
 
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_longrope_is_that_of_transformers_up_to_where_it_is_served(name: str) -> None:
+    """Older checkpoints of Phi-3 call it otherwise."""
+    factors = {"short_factor": [1.0, 1.5, 2.5, 4.0], "long_factor": [2.0, 4.0, 6.0, 9.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    config = Phi3Config(
+        hidden_size=64,
+        num_attention_heads=8,
+        max_position_embeddings=131_072,
+        original_max_position_embeddings=4096,
+        rope_parameters=dict(rope),
+    )
+    expected, scale = ROPE_INIT_FUNCTIONS["longrope"](config)
+    parsed = parse(rope | {"rope_type": name}, original_max_position_embeddings=4096)
+    torch.testing.assert_close(inverse_frequencies(parsed, 8), expected, rtol=0, atol=0)
+    assert (parsed.attention_factor, parsed.max_model_len) == (scale, 4096)
+
+
 def test_dynamic_is_default_up_to_where_it_is_served() -> None:
     dynamic = parse({"rope_type": "dynamic", "factor": 4.0}, 4096)
     default = parse({"rope_type": "default"}, 4096)
@@ -99,7 +117,6 @@ def test_outer_original_length_holds() -> None:
 @pytest.mark.parametrize(
     ("rope", "named"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "longrope"),
         ({"type": "su"}, "su"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
         ({"full_attention": {"rope_type": "default"}}, "full_attention"),
@@ -124,6 +141,9 @@ def test_unsupported_rope_names_those_supported() -> None:
         {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
         {"rope_type": 7},
+        {"rope_type": "longrope", "factor": 2.0},
+        {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]},
+        {"rope_type": "longrope", "short_factor": [0.0], "long_factor": [2.0]},
     ],
     ids=str,
 )

@@ -53,6 +53,11 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "qwen2 moe with MLPs": BOTH,
     "gemma2": TENSOR,
     "gemma3": BOTH,
+    "cohere2": BOTH,
+    "granite with biases": BOTH,
+    "glm4": Parallelism(4),
+    "smollm3": BOTH,
+    "olmo3": STAGES,
     "mixtral": Parallelism(4),
 }
 Make = Callable[..., Path]
@@ -211,6 +216,12 @@ def test_heads_that_cannot_be_divided_are_refused(checkpoint_of: Make, num_ranks
     config = load_model_config(resolve_checkpoint(str(checkpoint_of("llama"))))
     with pytest.raises(ConfigError, match="can be divided among 1, 2, 4 ranks"):
         check_ranks(config, Parallelism(num_ranks))
+
+
+def test_ranks_that_would_have_parts_of_a_norm_are_refused(checkpoint_of: Make) -> None:
+    config = load_model_config(resolve_checkpoint(str(checkpoint_of("olmo2"))))
+    with pytest.raises(ConfigError, match="tensor_parallel 2: Olmo2ForCausalLM normalises all"):
+        check_ranks(config, TENSOR)
 
 
 def test_more_stages_than_layers_are_refused(checkpoint_of: Make) -> None:

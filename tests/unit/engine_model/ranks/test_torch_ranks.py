@@ -51,6 +51,11 @@ DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated b
     "qwen2 moe with MLPs": (2, 2),
     "gemma2": (2, 2),
     "gemma3": (4, 1),
+    "cohere2": (2, 2),
+    "granite with biases": (2, 2),
+    "glm4": (4, 1),
+    "smollm3": (2, 2),
+    "olmo3": (1, 2),
     "mixtral": (4, 1),
 }
 LEAST_PART = 8  # rows: stages compute all but the smallest steps in parts

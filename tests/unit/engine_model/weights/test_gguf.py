@@ -105,7 +105,11 @@ def test_rope_divisors_and_what_is_said_of_them(tmp_path: Path) -> None:
         (lambda w: w.add_tensor("blk.0.odd", np.zeros(4, np.float32)), ModelError, "blk.0.odd"),
         (lambda w: w.add_float32("llama.logit_scale", 0.5), ModelError, "llama.logit_scale is 0.5"),
         (lambda w: w.add_uint32("llama.new_thing", 1), ModelError, "llama.new_thing"),
-        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), ModelError, "longrope"),
+        (
+            lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            ModelError,
+            "short_factor",
+        ),
     ],
 )
 def test_what_would_compute_something_else_is_refused_by_name(
