@@ -120,7 +120,7 @@ class PackedMatrix(Protocol):
     @property
     def bias(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
 
-def packed_size(form: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
+def packed_size(form: WeightForm, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
     """Return (bytes of a packed matrix, its number of outputs padded to whole panels)."""
 
 def pack_linear_rows(
@@ -136,6 +136,25 @@ def pack_linear_rows(
     Raises:
         ValueError: also if a value is not finite and the form is quantised.
     """
+
+def pack_linear_codes(
+    packed: PackedMatrix,
+    first_row: int,
+    codes: Tensor,  # [num_rows, num_in] uint8
+    scales: Tensor,  # [num_rows, bytes] uint8: of each group
+    minimums: Tensor | None,  # likewise
+    super_scales: Tensor | None,  # [num_rows, bytes] uint8: a float16 for each 256 inputs
+    super_minimums: Tensor | None,  # likewise
+) -> None:
+    """Copy rows of codes to their places in a packed matrix, like pack_linear_rows."""
+
+def look_up_codes(
+    table: PackedMatrix,
+    ids: Tensor,  # [num_rows] int64
+    out: Tensor,  # [num_rows, num_in] float32, contiguous
+    to_bfloat16: bool,
+) -> None:
+    """Copy rows of a coded matrix into `out`; if asked for, rounded to bfloat16."""
 
 def linear(
     x: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last

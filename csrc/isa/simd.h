@@ -136,6 +136,18 @@ PDSERVE_INLINE FloatLanes max_of(FloatLanes a, FloatLanes b) { return a > b ? a 
 
 PDSERVE_INLINE float to_float(float value) { return value; }
 
+// A float16, which is finite: its bits, moved to where float32 has them, are too small by 2**112.
+PDSERVE_INLINE FloatLanes halves_to_float(PairLanes halves) {
+    const auto magnitude = (FloatLanes)((halves & 0x7fff) << 13) * splat(0x1p112f);
+    return (FloatLanes)((PairLanes)magnitude | (halves & 0x8000) << 16);
+}
+
+PDSERVE_INLINE float half_to_float(uint16_t half) {
+    const uint32_t bits = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+    const float magnitude = __builtin_bit_cast(float, bits) * 0x1p112f;
+    return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, magnitude) | sign);
+}
+
 PDSERVE_INLINE float to_float(BFloat16 value) {
     return __builtin_bit_cast(float, static_cast<uint32_t>(value.bits) << 16);
 }

@@ -45,6 +45,7 @@ Form tiled(const Product& product, const Layout& layout, MultiplyFunction multip
         .most_rows = std::clamp(fitting, 4 * kTileRows, kMostTileRows),
         .scratch_bytes =
             kMaxChunkPanels * kPanelOutputs * (is_widened ? row_bytes : 2 * kTileInputs),
+        .widen = nullptr,
     };
 }
 
@@ -63,13 +64,12 @@ Form by_rows(const Product& product, const Layout& layout, MultiplyFunction mult
         .rows_together = kConvertRows,
         .most_rows = kMostRows,
         .scratch_bytes = kMaxChunkPanels * kPanelOutputs * num_inputs * weight_bytes,
+        .widen = nullptr,
     };
 }
 
-}  // namespace
-
-Form form_of(const Product& product, const Layout& layout, Variant variant) {
-    const auto type = static_cast<int>(product.matrix->type);
+Form by_type(const Product& product, const Layout& layout, Variant variant) {
+    const auto type = static_cast<int>(type_read(product));
     const ProductKernels& kernels = PDSERVE_OF_VARIANT(variant, ProductKernels);
     if (product.is_bfloat16) {
         const TileKernels* tiles = tile_kernels(variant);
@@ -84,6 +84,21 @@ Form form_of(const Product& product, const Layout& layout, Variant variant) {
         product.is_bfloat16 ? kernels.widen_bfloat16 : kernels.widen_float32;
     return by_rows(
         product, layout, kernels.by_float32[type], convert, !product.is_bfloat16, 4, 1);
+}
+
+}  // namespace
+
+WeightType type_read(const Product& product) {
+    if (product.matrix->type != WeightType::kCoded) return product.matrix->type;
+    return product.is_bfloat16 ? WeightType::kBFloat16 : WeightType::kFloat32;
+}
+
+Form form_of(const Product& product, const Layout& layout, Variant variant) {
+    Form form = by_type(product, layout, variant);
+    if (product.matrix->type == WeightType::kCoded) {
+        form.widen = PDSERVE_OF_VARIANT(variant, ProductKernels).widen_codes;
+    }
+    return form;
 }
 
 }  // namespace pdserve::linear

@@ -19,9 +19,15 @@ struct Form {
     int64_t most_rows;      // of a work item
     int64_t scratch_bytes;  // of a work item
 
+    WidenFunction widen;    // of a coded matrix, for `multiply` to read; else null
+
     int64_t row_bytes() const { return num_inputs * element_bytes; }
 };
 
+// As what the kernels read the weights: a coded matrix is widened to the type of x.
+WeightType type_read(const Product& product);
+
+// `layout`: of the matrix, as the kernels read it.
 Form form_of(const Product& product, const Layout& layout, Variant variant);
 
 }  // namespace pdserve::linear

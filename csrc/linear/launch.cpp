@@ -6,7 +6,9 @@
 #include <string>
 
 #include "../bind.h"
+#include "../rows/launch.h"
 #include "../tensor_view.h"
+#include "codes.h"
 #include "linear.h"
 #include "pack.h"
 #include "packed_matrix.h"
@@ -72,19 +74,26 @@ void linear(nb::handle x_object, nb::handle packed, nb::handle out_object,
     multiply(product, variant);
 }
 
+void check_rows(int64_t first_row, int64_t num_rows, int64_t num_out) {
+    if (first_row < 0 || first_row > num_out - num_rows) {
+        raise_value_error("first_row",
+            "0 to " + std::to_string(num_out - num_rows) + ", for " + std::to_string(num_rows)
+                + " rows of " + std::to_string(num_out),
+            std::to_string(first_row));
+    }
+}
+
 void pack_linear_rows(nb::handle packed, int64_t first_row, nb::handle rows_object) {
     const OwnedMatrix owned = read_packed(packed, "packed", Access::kWrite);
     const PackedMatrix& matrix = owned.matrix;
+    if (matrix.type == WeightType::kCoded) {
+        raise_value_error("packed.form", "one without a coding", "another");
+    }
     const TensorView rows(rows_object, "rows");
     rows.expect_type({ElementType::kFloat32, ElementType::kBFloat16});
     rows.expect_shape({-1, matrix.num_in}, "[num_rows, num_in]");
     rows.expect_contiguous_last_dim();
-    if (first_row < 0 || first_row > matrix.num_out - rows.size(0)) {
-        raise_value_error("first_row",
-            "0 to " + std::to_string(matrix.num_out - rows.size(0)) + ", for "
-                + std::to_string(rows.size(0)) + " rows of " + std::to_string(matrix.num_out),
-            std::to_string(first_row));
-    }
+    check_rows(first_row, rows.size(0), matrix.num_out);
     const PackSource source{
         .rows = rows.data<void>(),
         .is_bfloat16 = rows.type() == ElementType::kBFloat16,
@@ -110,13 +119,82 @@ void pack_linear_rows(nb::handle packed, int64_t first_row, nb::handle rows_obje
     }
 }
 
-nb::tuple packed_size(
-    const char* form, int64_t num_out, int64_t num_in, bool is_gated) {
-    const WeightType type = weight_type_from(form);
+// [num_rows, num_bytes], or None where a matrix has none.
+const uint8_t* bytes_of(
+    nb::handle object, const char* name, int64_t num_rows, int64_t num_bytes) {
+    if (object.is_none() != (num_bytes == 0)) {
+        raise_type_error(name, num_bytes == 0 ? "None" : "a tensor", "otherwise");
+    }
+    if (object.is_none()) return nullptr;
+    const TensorView view(object, name);
+    view.expect_type({ElementType::kUInt8});
+    view.expect_shape({num_rows, num_bytes}, "[num_rows, bytes]");
+    view.expect_contiguous();
+    return view.data<uint8_t>();
+}
+
+void check_coded(const PackedMatrix& matrix, const char* name) {
+    if (matrix.type != WeightType::kCoded) {
+        raise_value_error(std::string(name) + ".form", "one with a coding", "another");
+    }
+}
+
+void pack_linear_codes(nb::handle packed, int64_t first_row, nb::handle codes, nb::handle scales,
+    nb::handle minimums, nb::handle super_scales, nb::handle super_minimums) {
+    const OwnedMatrix owned = read_packed(packed, "packed", Access::kWrite);
+    const PackedMatrix& matrix = owned.matrix;
+    check_coded(matrix, "packed");
+    const TensorView rows(codes, "codes");
+    rows.expect_shape({-1, matrix.num_in}, "[num_rows, num_in]");
+    const int64_t num_rows = rows.size(0);
+    check_rows(first_row, num_rows, matrix.num_out);
+    const CodedLayout layout =
+        coded_layout_of(matrix.coding, matrix.num_out, matrix.num_in, matrix.is_gated);
+    const int64_t scales_bytes = layout.num_groups * layout.scale_bytes;
+    const int64_t supers_bytes = layout.num_supers * 2;
+    const bool has_minimums = matrix.coding.has_minimums;
+    const CodeRows source{
+        .num_rows = num_rows,
+        .codes = bytes_of(codes, "codes", num_rows, matrix.num_in),
+        .scales = bytes_of(scales, "scales", num_rows, scales_bytes),
+        .minimums = bytes_of(minimums, "minimums", num_rows, has_minimums ? scales_bytes : 0),
+        .super_scales = bytes_of(super_scales, "super_scales", num_rows, supers_bytes),
+        .super_minimums =
+            bytes_of(super_minimums, "super_minimums", num_rows, has_minimums ? supers_bytes : 0),
+    };
+    nb::gil_scoped_release release;
+    pack_codes(
+        source, matrix, static_cast<uint8_t*>(const_cast<void*>(matrix.weights)), first_row);
+}
+
+void look_up_codes(nb::handle table_object, nb::handle ids_object, nb::handle out_object,
+    bool to_bfloat16) {
+    const OwnedMatrix owned = read_packed(table_object, "table");
+    const PackedMatrix& table = owned.matrix;
+    check_coded(table, "table");
+    if (table.is_gated) raise_value_error("table", "a matrix that is not gated", "one that is");
+    const TensorView ids(ids_object, "ids");
+    ids.expect_type({ElementType::kInt64});
+    ids.expect_shape({-1}, "[num_rows]");
+    ids.expect_contiguous();
+    rows::check_ids(ids.data<int64_t>(), ids.size(0), table.num_out, "ids");
+    const TensorView out(out_object, "out", Access::kWrite);
+    out.expect_type({ElementType::kFloat32});
+    out.expect_shape({ids.size(0), table.num_in}, "[num_rows, num_in]");
+    out.expect_contiguous();
+    const CodedLookup lookup{&table, ids.data<int64_t>(), out.data<float>(), to_bfloat16};
+    nb::gil_scoped_release release;
+    look_up(lookup, ids.size(0));
+}
+
+nb::tuple packed_size(nb::handle form, int64_t num_out, int64_t num_in, bool is_gated) {
     check_sizes(num_out, num_in, is_gated);
-    const Layout layout = layout_of(type, num_out, num_in, is_gated);
-    return nb::make_tuple(
-        layout.num_panels * layout.panel_bytes, layout.num_panels * kPanelOutputs);
+    PackedMatrix matrix{};
+    matrix.num_out = num_out;
+    matrix.num_in = num_in;
+    matrix.is_gated = is_gated;
+    read_form(form, matrix);
+    return nb::make_tuple(packed_bytes(matrix), num_lanes_of(matrix));
 }
 
 }  // namespace
@@ -129,6 +207,11 @@ void bind_linear(nb::module_& m) {
         arg("variant") = "", "x times a packed matrix, into `out`.");
     m.def("pack_linear_rows", &linear::pack_linear_rows, arg("packed"), arg("first_row"),
         arg("rows"), "Put rows of a weight matrix into their places in a packed one.");
+    m.def("pack_linear_codes", &linear::pack_linear_codes, arg("packed"), arg("first_row"),
+        arg("codes"), arg("scales"), arg("minimums").none(), arg("super_scales").none(),
+        arg("super_minimums").none(), "Put rows of codes into their places in a packed matrix.");
+    m.def("look_up_codes", &linear::look_up_codes, arg("table"), arg("ids"), arg("out"),
+        arg("to_bfloat16"), "Copy rows of a coded matrix, widened to float32.");
     m.def("packed_size", &linear::packed_size, arg("form"), arg("num_out"), arg("num_in"),
         arg("is_gated"),
         "Bytes of a packed matrix, and its outputs padded to whole panels.");

@@ -17,9 +17,9 @@
 
 namespace pdserve::linear {
 
-enum class WeightType { kFloat32, kBFloat16, kInt8 };
+enum class WeightType { kFloat32, kBFloat16, kInt8, kCoded };
 
-constexpr int kNumForms = 3;
+constexpr int kNumForms = 3;  // without coded ones, for which see coding.h
 
 constexpr int kPanelOutputs = 16;
 

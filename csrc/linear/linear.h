@@ -6,14 +6,17 @@
 #include <cstdint>
 
 #include "../isa/cpu.h"
+#include "coding.h"
 #include "layout.h"
 #include "result.h"
 
 namespace pdserve::linear {
 
-// A [num_out, num_in] matrix in the kernels' own order, which layout.h describes. Borrowed.
+// A [num_out, num_in] matrix in the kernels' own order, which layout.h or, if it is coded, coding.h
+// describes. Borrowed.
 struct PackedMatrix {
     WeightType type;
+    Coding coding;  // if that is its type
     int64_t num_out;
     int64_t num_in;
     bool is_gated;        // gate above up: made for gated results

@@ -20,6 +20,9 @@ constexpr int64_t kFewestRowsPerItem = 48;
 constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kFewestBytesPerItem = 64 << 10;
 
+// Of panels that were widened: what the L2 cache holds beside rows of x.
+constexpr int64_t kMostWidenedBytes = 512 << 10;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The items of a product: each combination of a range of rows and a range of panels.
@@ -98,7 +101,33 @@ struct Job {
     void multiply(int64_t item) const {
         static thread_local ScratchBuffer chunk;
         auto* scratch = static_cast<uint8_t*>(chunk.at_least(form.scratch_bytes));
+        if (form.widen != nullptr) return multiply_codes(split.item(item), scratch);
         form.multiply(call, split.item(item), scratch);
+    }
+
+    // Widens a chunk of panels at a time, which stays in a cache.
+    void multiply_codes(WorkItem item, uint8_t* scratch) const {
+        static thread_local ScratchBuffer widened;
+        const PackedMatrix& matrix = *product->matrix;
+        const CodedLayout layout =
+            coded_layout_of(matrix.coding, matrix.num_out, matrix.num_in, matrix.is_gated);
+        const int64_t panel_bytes = call.layout.panel_bytes;
+        const int64_t at_once =
+            kMaxChunkPanels * panel_bytes > kMostWidenedBytes ? 2 : kMaxChunkPanels;
+        auto* target = static_cast<uint8_t*>(widened.at_least(at_once * panel_bytes));
+        const int64_t end = item.first_panel + item.num_panels;
+        for (; item.first_panel < end; item.first_panel += item.num_panels) {
+            item.num_panels = std::min(at_once, end - item.first_panel);
+            form.widen({matrix.coding, layout, matrix.num_in,
+                static_cast<const uint8_t*>(matrix.weights)
+                    + item.first_panel * layout.panel_bytes,
+                static_cast<int>(item.num_panels), product->is_bfloat16, target, panel_bytes});
+            Call part = call;
+            // The kernels add the first panel's offset again.
+            part.weights = reinterpret_cast<const uint8_t*>(
+                reinterpret_cast<uintptr_t>(target) - item.first_panel * panel_bytes);
+            form.multiply(part, item, scratch);
+        }
     }
 };
 
@@ -109,7 +138,8 @@ Job job_of(const Product& product, Variant variant, int64_t wanted) {
     job.product = &product;
     Call& call = job.call;
     call.weights = static_cast<const uint8_t*>(matrix.weights);
-    call.layout = layout_of(matrix.type, matrix.num_out, matrix.num_in, matrix.is_gated);
+    call.layout =
+        layout_of(type_read(product), matrix.num_out, matrix.num_in, matrix.is_gated);
     call.scales = matrix.scales;
     call.scale_stride = matrix.scale_stride;
     call.bias = matrix.bias;

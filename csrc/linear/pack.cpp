@@ -8,6 +8,7 @@
 
 #include "../isa/simd.h"
 #include "../threads/thread_pool.h"
+#include "panel_rows.h"
 
 namespace pdserve::linear {
 
@@ -15,58 +16,6 @@ namespace {
 
 void copy(BFloat16& target, BFloat16 value) { target = value; }
 void copy(BFloat16& target, float value) { assign(target, value); }
-
-// Consecutive rows of the matrix that are in one panel.
-struct PanelRows {
-    int64_t panel;
-    int lane;          // of the first row
-    int count;
-    bool ends_matrix;  // the lanes after the last row are padding
-    int64_t row;       // of the matrix
-};
-
-// The runs of panel rows of [first, last) of a matrix, or of one of the halves of a gated one.
-class Runs {
-public:
-    Runs(const PackTarget& target, int64_t first, int64_t last)
-        : is_gated_(target.is_gated),
-          half_(target.is_gated ? target.num_out / 2 : target.num_out),
-          first_(first),
-          last_(last) {
-        // A gated matrix has two halves, and the last panel of a half may be partly filled.
-        split_ = is_gated_ ? std::clamp(half_, first, last) : last;
-        num_in_first_ = split_ > first_ ? num_runs(first_, split_) : 0;
-        count_ = num_in_first_ + (last_ > split_ ? num_runs(split_ - half_, last_ - half_) : 0);
-    }
-
-    int64_t count() const { return count_; }
-
-    PanelRows at(int64_t index) const {
-        const bool is_second = index >= num_in_first_;
-        const int64_t half_start = is_second ? half_ : 0;
-        const int64_t first = (is_second ? split_ : first_) - half_start;
-        const int64_t last = (is_second ? last_ : split_) - half_start;
-        const int64_t panel = first / kPanelOutputs + index - (is_second ? num_in_first_ : 0);
-        const int64_t start = std::max(first, panel * kPanelOutputs);
-        const int64_t end = std::min(last, (panel + 1) * kPanelOutputs);
-        return {is_gated_ ? 2 * panel + is_second : panel,
-            static_cast<int>(start % kPanelOutputs), static_cast<int>(end - start), end == half_,
-            start + half_start};
-    }
-
-private:
-    static int64_t num_runs(int64_t first, int64_t last) {
-        return (last + kPanelOutputs - 1) / kPanelOutputs - first / kPanelOutputs;
-    }
-
-    bool is_gated_;
-    int64_t half_;
-    int64_t first_;
-    int64_t last_;
-    int64_t split_;
-    int64_t num_in_first_;
-    int64_t count_;
-};
 
 // Writes the rows of one panel, lane by lane within each unit.
 template <class T>
@@ -78,7 +27,7 @@ public:
           rows_(rows),
           layout_(layout_of(target.type, target.num_out, target.num_in, target.is_gated)),
           panel_(target.weights + rows.panel * layout_.panel_bytes),
-          end_lane_(rows.ends_matrix ? kPanelOutputs : rows.lane + rows.count) {
+          end_lane_(rows.end_lane()) {
         for (int i = 0; i < rows.count; ++i) {
             sources_[i] = static_cast<const T*>(source.rows)
                 + (rows.row - first_row + i) * source.stride;
@@ -95,6 +44,7 @@ public:
                 pack<BFloat16, 2>([](BFloat16& packed, T value, int) { copy(packed, value); });
                 return true;
             case WeightType::kInt8: break;
+            case WeightType::kCoded: break;  // by pack_codes
         }
         return quantise();
     }
@@ -169,7 +119,7 @@ private:
 }  // namespace
 
 int64_t pack_rows(const PackSource& source, const PackTarget& target, int64_t first_row) {
-    const Runs runs(target, first_row, first_row + source.num_rows);
+    const Runs runs(target.num_out, target.is_gated, first_row, first_row + source.num_rows);
     std::atomic<int64_t> bad_row{-1};
     ThreadPool::instance().parallel_for(runs.count(), [&](int64_t i) {
         const PanelRows rows = runs.at(i);

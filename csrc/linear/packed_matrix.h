@@ -23,8 +23,14 @@ struct OwnedMatrix {
 OwnedMatrix read_packed(
     nanobind::handle object, const char* name, Access access = Access::kRead);
 
-// The form of that name. Raises ValueError.
-WeightType weight_type_from(const char* name);
+// Sets type and coding. Raises ValueError: there is no such form, or it does not fit the sizes.
+void read_form(nanobind::handle form, PackedMatrix& matrix);
+
+// Bytes of a packed matrix, of which form and sizes are known.
+int64_t packed_bytes(const PackedMatrix& matrix);
+
+// Its outputs, padded to whole panels.
+int64_t num_lanes_of(const PackedMatrix& matrix);
 
 // Raises ValueError: impossible sizes.
 void check_sizes(int64_t num_out, int64_t num_in, bool is_gated);

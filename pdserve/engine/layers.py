@@ -55,7 +55,8 @@ def empty_linear(matrix: Matrix, dtype: torch.dtype, device: torch.device, *stac
         stack: how many there are; nothing: it is none.
     """
     form = matrix.form
-    assert not form.is_quantised or (form.group, form.has_zeros) == ((1, 0), False), form.name
+    assert form.coding is None, form.name
+    assert form.group in ((0, 0), (1, 0)), form.name
     rows = (*stack, matrix.num_out)
     return Linear(
         torch.empty((*rows, matrix.num_in), dtype=torch_dtype(form.dtype), device=device),

@@ -15,9 +15,9 @@ from pdserve.engine.native.linear import (
     PackedLinear,
     linear,
     pack,
-    unpack,
 )
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from tests.unpack import unpack
 
 WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8]
 DTYPES = [torch.float32, torch.bfloat16]

@@ -20,10 +20,10 @@ from pdserve.engine.native.linear import (
     pack,
     pack_rows,
     packed_size,
-    unpack,
 )
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT8, WeightForm
 from tests.kernels.linear_cases import DTYPES, WEIGHT_FORMS
+from tests.unpack import unpack
 
 
 def same_memory(a: PackedLinear, b: PackedLinear) -> bool:

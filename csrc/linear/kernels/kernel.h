@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../isa/element.h"
+#include "../coding.h"
 #include "../layout.h"
 #include "../result.h"
 
@@ -56,12 +57,27 @@ struct Rows {
 using ConvertFunction = void (*)(
     const Rows& rows, int64_t num_in, int64_t padded, void* target);
 
+// Consecutive panels of a coded matrix, and where they are put as panels of float32 or bfloat16.
+struct CodedPanels {
+    const Coding& coding;
+    const CodedLayout& layout;
+    int64_t num_in;
+    const uint8_t* start;
+    int num_panels;
+    bool to_bfloat16;
+    uint8_t* target;  // aligned to 64 bytes
+    int64_t target_panel_bytes;
+};
+
+using WidenFunction = void (*)(const CodedPanels& panels);
+
 struct ProductKernels {
     MultiplyFunction by_float32[kNumForms];  // of x, by the type of the weights
     MultiplyFunction by_pairs[kNumForms];    // of bfloat16; null: x is widened
     ConvertFunction widen_float32;   // float32 -> float32, padded
     ConvertFunction widen_bfloat16;  // bfloat16 -> float32, padded
     ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
+    WidenFunction widen_codes;
 };
 
 // Products through tiles (isa/amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with

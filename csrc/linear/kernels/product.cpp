@@ -4,6 +4,7 @@
 
 #include "../../isa/build_name.h"
 #include "convert.h"
+#include "widen.h"
 
 namespace pdserve::linear {
 
@@ -18,6 +19,7 @@ const ProductKernels PDSERVE_OF_THIS_BUILD(ProductKernels) = {
     .widen_float32 = widen_rows<float>,
     .widen_bfloat16 = widen_rows<BFloat16>,
     .pad_pairs = pad_rows,
+    .widen_codes = widen_codes,
 };
 
 }  // namespace pdserve::linear

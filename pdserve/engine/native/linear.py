@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.layers import torch_dtype
 from pdserve.engine.plan.forms import WeightForm
 from pdserve.engine.plan.matrix import Matrix
+from pdserve.model_files.coding import Codes
 
 PANEL_OUTPUTS = 16
 ALIGNMENT = 64
@@ -40,7 +43,7 @@ def packed_size(
     form: WeightForm, num_out: int, num_in: int, *, is_gated: bool = False
 ) -> PackedSize:
     """Return the required sizes of the tensors of a PackedLinear."""
-    return PackedSize(*_native.packed_size(form.name, num_out, num_in, is_gated))
+    return PackedSize(*_native.packed_size(form, num_out, num_in, is_gated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class PackedLinear:
 def empty_packed(
     form: WeightForm, num_out: int, num_in: int, *, is_gated: bool = False, has_bias: bool = False
 ) -> PackedLinear:
-    """Allocate memory for a packed matrix, to be filled by pack_rows."""
+    """Allocate memory for a packed matrix, to be filled by pack_rows or, if coded, pack_codes."""
     size = packed_size(form, num_out, num_in, is_gated=is_gated)
     return PackedLinear(
         form=form,
@@ -114,15 +117,46 @@ def pack_rows(
     """
     if weight.dtype not in (torch.float32, torch.bfloat16):
         weight = weight.float()
+    _check_bias(packed, len(weight), bias)
+    _native.pack_linear_rows(packed, first_row, weight)
+    _put_bias(packed, first_row, bias)
+
+
+def pack_codes(
+    packed: PackedLinear, first_row: int, codes: Codes, bias: Tensor | None = None
+) -> None:
+    """Pack codes into rows as pack_rows does weights. The matrix's coding must hold theirs."""
+    assert packed.form.coding is not None, "as planned"
+    _check_bias(packed, len(codes.codes), bias)
+    held = codes.within(packed.form.coding)
+    _native.pack_linear_codes(
+        packed,
+        first_row,
+        torch.from_numpy(np.ascontiguousarray(held.codes)),
+        _bytes_of(held.scales),
+        None if held.minimums is None else _bytes_of(held.minimums),
+        None if held.super_scales is None else _bytes_of(held.super_scales),
+        None if held.super_minimums is None else _bytes_of(held.super_minimums),
+    )
+    _put_bias(packed, first_row, bias)
+
+
+def _bytes_of(numbers: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.uint8))
+
+
+def _check_bias(packed: PackedLinear, num_rows: int, bias: Tensor | None) -> None:
     if (bias is None) != (packed.bias is None):
         raise ValueError(f"bias: expected {'none' if packed.bias is None else 'one'}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        expected, found = list(weight.shape[:1]), list(bias.shape)
+    if bias is not None and bias.shape != (num_rows,):
+        expected, found = [num_rows], list(bias.shape)
         raise ValueError(f"bias: expected shape [num_rows] = {expected}, found {found}")
-    _native.pack_linear_rows(packed, first_row, weight)
+
+
+def _put_bias(packed: PackedLinear, first_row: int, bias: Tensor | None) -> None:
     if bias is not None and packed.bias is not None:
         lanes = lanes_of_rows(packed.num_out, is_gated=packed.is_gated)
-        packed.bias[lanes[first_row : first_row + len(weight)]] = bias.float()
+        packed.bias[lanes[first_row : first_row + len(bias)]] = bias.float()
 
 
 def pack(
@@ -132,19 +166,6 @@ def pack(
     packed = empty_packed(form, *weight.shape, is_gated=is_gated, has_bias=bias is not None)
     pack_rows(packed, 0, weight, bias)
     return packed
-
-
-def unpack(packed: PackedLinear) -> Tensor:
-    """Return the packed weights as [num_out, num_in] float32, implemented from the layout alone."""
-    size = packed_size(packed.form, packed.num_out, packed.num_in, is_gated=packed.is_gated)
-    panels = packed.weights.view(size.num_lanes // PANEL_OUTPUTS, -1)  # rows of bytes
-    inputs = 1 if packed.form.bits == 32 else 2  # of an output, side by side
-    codes = panels.view(torch_dtype(packed.form.dtype))
-    groups = codes.float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
-    rows = groups.permute(0, 2, 1, 3).reshape(size.num_lanes, -1)[:, : packed.num_in]
-    if packed.scales is not None:
-        rows = rows * packed.scales[:, None]
-    return rows[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)]
 
 
 def linear(

@@ -2,6 +2,9 @@
 
 What multiplies by a form is looked up by form and device: `csrc/linear/form.cpp` on CPUs, and
 `Linear` in torch, which takes any form with a scale for each output.
+
+A form with a coding holds a quantised checkpoint's own codes, on CPUs: it is how a matrix is kept,
+not what is computed, which is what the decoded weights give in the type of activations.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from pdserve.model_files.coding import Coding
 
 
 class ActivationDtype(StrEnum):
@@ -34,7 +39,7 @@ class WeightForm:
     devices: frozenset[str]  # types of devices whose nodes serve it
     group: tuple[int, int] = (0, 0)  # rows and columns that share a scale; of 0: all
     scale_bytes: int = 0  # 0: codes are the weights themselves
-    has_zeros: bool = False  # beside each scale, as many bits as a weight has
+    coding: Coding | None = None  # of what is kept as the checkpoint has it
 
     @property
     def is_quantised(self) -> bool:
@@ -47,11 +52,12 @@ class WeightForm:
         return self.name if self.is_quantised else "none"
 
     def num_bytes(self, num_out: int, num_in: int) -> int:
-        """Size of a matrix, with its scales and zeros, and without padding."""
+        """Size of a matrix, with its scales, and without padding."""
+        if self.coding is not None:
+            return self.coding.num_bytes(num_out, num_in)
         rows, columns = self.group
         num_groups = -(-num_out // (rows or num_out)) * -(-num_in // (columns or num_in))
-        num_codes = num_out * num_in + num_groups * self.has_zeros
-        return -(-num_codes * self.bits // 8) + num_groups * self.scale_bytes
+        return -(-num_out * num_in * self.bits // 8) + num_groups * self.scale_bytes
 
     def can_cut(self, row: int, column: int) -> bool:
         """Whether a rank may begin at this row and column: none shares a scale with another.
@@ -70,6 +76,12 @@ FLOAT16: Final = WeightForm("float16", "float16", 16, frozenset({"cuda"}))
 INT8: Final = WeightForm("int8", "int8", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
 
 FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8)}
+
+
+def coded_form(coding: Coding) -> WeightForm:
+    """Return the form that holds codes as they are."""
+    group = (1, coding.unit)
+    return WeightForm(str(coding), "uint8", coding.bits, frozenset({"cpu"}), group, coding=coding)
 
 
 def form_of(quantization: str, activations: ActivationDtype) -> WeightForm:

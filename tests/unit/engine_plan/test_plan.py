@@ -16,9 +16,10 @@ from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.families import FAMILIES
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.parameters import allocate_weights
-from pdserve.engine.plan.forms import FLOAT32, FORMS, INT8, ActivationDtype, form_of
+from pdserve.engine.plan.forms import FLOAT32, FORMS, INT8, ActivationDtype, coded_form, form_of
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
+from pdserve.model_files.coding import Coding, ScaleType
 from pdserve.shared.errors import ConfigError
 
 SIZES: Final = {
@@ -109,9 +110,12 @@ def test_torch_has_a_slot_for_each_tensor_of_the_rank(
 
 
 def test_a_form_says_what_it_takes_and_where_it_can_be_cut() -> None:
-    four_bits = replace(INT8, bits=4, group=(1, 32), scale_bytes=2, has_zeros=True)
-    assert four_bits.num_bytes(3, 70) == (3 * 70 + 3 * 3) * 4 // 8 + 1 + 3 * 3 * 2
+    four_bits = coded_form(Coding(4, 32, has_minimums=True))
+    assert four_bits.num_bytes(3, 64) == 3 * 64 * 4 // 8 + 3 * 2 * 2 * 2
     assert [four_bits.can_cut(5, column) for column in (0, 16, 32)] == [True, False, True]
+    two_levels = coded_form(Coding(6, 16, 32, ScaleType.TWO_LEVELS))
+    assert two_levels.num_bytes(3, 512) == 3 * (512 * 6 // 8 + 512 // 16 + 2 * 2)
+    assert not two_levels.can_cut(0, 128)
     blocks = replace(INT8, group=(128, 128))
     assert blocks.num_bytes(129, 128) == 129 * 128 + 2 * 4
     assert not blocks.can_cut(64, 128)

@@ -14,9 +14,10 @@ from torch import Tensor
 from pdserve.engine.layers import GATED, capped
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.rope_config import RopeConfig
-from pdserve.engine.native.linear import PackedLinear, lanes_of_rows, unpack
+from pdserve.engine.native.linear import PackedLinear, lanes_of_rows
 from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
 from pdserve.engine.rope import inverse_frequencies
+from tests.unpack import unpack
 
 Rounding = Callable[[Tensor], Tensor]
 

@@ -1,0 +1,196 @@
+// Plain loops: packing happens once per checkpoint, and a step looks up one row for each token.
+
+#include "codes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../isa/simd.h"
+#include "../threads/thread_pool.h"
+#include "coding.h"
+#include "panel_rows.h"
+
+namespace pdserve::linear {
+
+namespace {
+
+constexpr int64_t kRowsPerItem = 8;  // that are looked up
+
+CodedLayout layout_of(const PackedMatrix& matrix) {
+    return coded_layout_of(matrix.coding, matrix.num_out, matrix.num_in, matrix.is_gated);
+}
+
+// Writes the lanes of some rows of one panel.
+class PackCodes {
+public:
+    PackCodes(const CodeRows& source, const PackedMatrix& matrix, uint8_t* weights,
+        int64_t first_row, const PanelRows& rows)
+        : source_(source),
+          bits_(matrix.coding.bits),
+          num_in_(matrix.num_in),
+          layout_(layout_of(matrix)),
+          panel_(weights + rows.panel * layout_.panel_bytes),
+          first_(rows.row - first_row),
+          rows_(rows) {}
+
+    void run() const {
+        for (int lane = rows_.lane; lane < rows_.end_lane(); ++lane) {
+            const int64_t i = lane - rows_.lane;
+            const int64_t row = i < rows_.count ? first_ + i : -1;  // -1: padding
+            put_codes(lane, row < 0 ? nullptr : source_.codes + row * num_in_);
+            const int64_t supers = layout_.num_supers, groups = layout_.num_groups;
+            put(layout_.super_scales, lane, row, source_.super_scales, supers, 2);
+            put(layout_.super_minimums, lane, row, source_.super_minimums, supers, 2);
+            put(layout_.scales, lane, row, source_.scales, groups, layout_.scale_bytes);
+            put(layout_.minimums, lane, row, source_.minimums, groups, layout_.scale_bytes);
+        }
+    }
+
+private:
+    // A number of each group or so, if the matrix has such.
+    void put(int64_t offset, int lane, int64_t row, const uint8_t* numbers, int64_t count,
+        int num_bytes) const {
+        if (numbers == nullptr) return;
+        uint8_t* target = panel_ + offset + lane * num_bytes;
+        for (int64_t i = 0; i < count; ++i, target += kPanelOutputs * num_bytes) {
+            if (row < 0) {
+                std::memset(target, 0, num_bytes);
+            } else {
+                std::memcpy(target, numbers + (row * count + i) * num_bytes, num_bytes);
+            }
+        }
+    }
+
+    void put_codes(int lane, const uint8_t* codes) const {
+        uint8_t* block = panel_;
+        for (int64_t first = 0; first < num_in_; first += kBlockInputs, block += layout_.block_bytes) {
+            uint8_t padded[kBlockInputs] = {};
+            const int64_t count = std::min<int64_t>(kBlockInputs, num_in_ - first);
+            if (codes != nullptr) std::memcpy(padded, codes + first, count);
+            bits_ == 8 ? put_bytes(block, lane, padded) : put_bits(block, lane, padded);
+        }
+    }
+
+    static void put_bytes(uint8_t* block, int lane, const uint8_t* codes) {
+        for (int k = 0; k < kBlockInputs; ++k) block[k * kPanelOutputs + lane] = codes[k];
+    }
+
+    void put_bits(uint8_t* block, int lane, const uint8_t* codes) const {
+        for (int k = 0; k < kBlockInputs; k += 2) {
+            block[k / 2 * kPanelOutputs + lane] =
+                static_cast<uint8_t>((codes[k] & 15) | codes[k + 1] << 4);
+        }
+        const int upper = bits_ - 4;  // 0, 1 or 2
+        uint8_t* words = block + kBlockInputs / 2 * kPanelOutputs;
+        for (int word = 0; word < upper; ++word, words += kPanelOutputs * sizeof(uint32_t)) {
+            uint32_t bits = 0;
+            const int in_word = kBlockInputs / upper;
+            for (int k = 0; k < in_word; ++k) {
+                bits |= static_cast<uint32_t>(codes[word * in_word + k] >> 4) << (k * upper);
+            }
+            std::memcpy(words + lane * sizeof(bits), &bits, sizeof(bits));
+        }
+    }
+
+    const CodeRows& source_;
+    const int bits_;
+    const int64_t num_in_;
+    const CodedLayout layout_;
+    uint8_t* const panel_;
+    const int64_t first_;  // row of the source
+    const PanelRows& rows_;
+};
+
+template <class T>
+T read(const uint8_t* start, int64_t index) {
+    T value;
+    std::memcpy(&value, start + index * sizeof(T), sizeof(T));
+    return value;
+}
+
+// Decodes one output.
+class Row {
+public:
+    Row(const PackedMatrix& matrix, int64_t row)
+        : coding_(matrix.coding),
+          layout_(layout_of(matrix)),
+          panel_(static_cast<const uint8_t*>(matrix.weights)
+              + row / kPanelOutputs * layout_.panel_bytes),
+          lane_(row % kPanelOutputs) {}
+
+    void decode(int64_t num_in, bool to_bfloat16, float* out) const {
+        for (int64_t first = 0; first < num_in; first += coding_.group) {
+            const float scale = number(layout_.scales, layout_.super_scales, first);
+            const float minimum = coding_.has_minimums
+                ? number(layout_.minimums, layout_.super_minimums, first)
+                : 0.0f;
+            const int64_t end = std::min<int64_t>(num_in, first + coding_.group);
+            for (int64_t k = first; k < end; ++k) {
+                out[k] = scale * static_cast<float>(code(k) - coding_.zero);
+                if (coding_.has_minimums) out[k] -= minimum;
+                if (!to_bfloat16) continue;
+                BFloat16 rounded;
+                assign(rounded, out[k]);
+                out[k] = to_float(rounded);
+            }
+        }
+    }
+
+private:
+    float number(int64_t numbers, int64_t supers, int64_t input) const {
+        const uint8_t* start = panel_ + numbers;
+        const int64_t at = input / coding_.group * kPanelOutputs + lane_;
+        switch (coding_.scale) {
+            case ScaleType::kFloat16: return half_to_float(read<uint16_t>(start, at));
+            case ScaleType::kFloat32: return read<float>(start, at);
+            case ScaleType::kTwoLevels: break;
+        }
+        const int64_t super = input / kSuperInputs * kPanelOutputs + lane_;
+        return half_to_float(read<uint16_t>(panel_ + supers, super))
+            * static_cast<float>(read<int8_t>(start, at));
+    }
+
+    int code(int64_t input) const {
+        const uint8_t* block = panel_ + input / kBlockInputs * layout_.block_bytes;
+        const auto k = static_cast<int>(input % kBlockInputs);
+        if (coding_.bits == 8) return block[k * kPanelOutputs + lane_];
+        const int lower = block[k / 2 * kPanelOutputs + lane_] >> (k % 2 * 4) & 15;
+        const int upper = coding_.bits - 4;
+        if (upper == 0) return lower;
+        const uint8_t* words = block + kBlockInputs / 2 * kPanelOutputs;
+        const int in_word = kBlockInputs / upper;
+        const auto word = read<uint32_t>(words, k / in_word * kPanelOutputs + lane_);
+        const auto bits = word >> (k % in_word * upper) & ((1u << upper) - 1);
+        return lower | static_cast<int>(bits) << 4;
+    }
+
+    const Coding& coding_;
+    const CodedLayout layout_;
+    const uint8_t* const panel_;
+    const int64_t lane_;
+};
+
+}  // namespace
+
+void pack_codes(const CodeRows& source, const PackedMatrix& matrix, uint8_t* weights,
+    int64_t first_row) {
+    const Runs runs(matrix.num_out, matrix.is_gated, first_row, first_row + source.num_rows);
+    ThreadPool::instance().parallel_for(runs.count(), [&](int64_t i) {
+        const PanelRows rows = runs.at(i);
+        PackCodes(source, matrix, weights, first_row, rows).run();
+    });
+}
+
+void look_up(const CodedLookup& lookup, int64_t num_rows) {
+    const PackedMatrix& table = *lookup.table;
+    const int64_t num_items = (num_rows + kRowsPerItem - 1) / kRowsPerItem;
+    ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
+        const int64_t end = std::min(num_rows, (item + 1) * kRowsPerItem);
+        for (int64_t i = item * kRowsPerItem; i < end; ++i) {
+            Row(table, lookup.ids[i])
+                .decode(table.num_in, lookup.to_bfloat16, lookup.out + i * table.num_in);
+        }
+    });
+}
+
+}  // namespace pdserve::linear

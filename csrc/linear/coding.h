@@ -1,0 +1,87 @@
+// Coded matrices: weights as files of quantised models have them, and the order in which they are
+// packed.
+//
+//     weight = scale * (code - zero) - minimum
+//
+// in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. They are
+// widened to panels of float32 or bfloat16 (layout.h) just before they are used, so a product has
+// the bits that it would have if they had been packed so.
+//
+// A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes:
+//     codes      [num_in / 32] blocks of 32 inputs, a power of two and the bits above it:
+//                8 bits:  32 rows of bytes
+//                others:  16 rows of bytes, each with an even input and, above it, the next one;
+//                then, of 5 bits, a row of uint32 with the fifth bits of all 32, the first lowest;
+//                of 6, two rows with the upper two bits of 16 inputs each
+//     supers     if there are two levels, [num_in / 256] rows of float16, of scales; as many of
+//                minimums
+//     scales     [num_in / group] rows
+//     minimums   likewise
+// What does not fill a block or 256 inputs is padded with zeros.
+//
+// No inline functions with external linkage here; see isa/element.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+
+namespace pdserve::linear {
+
+enum class ScaleType {
+    kFloat16,
+    kFloat32,
+    kTwoLevels,  // int8, times a float16 that 256 inputs share
+};
+
+struct Coding {
+    int bits;   // of a code: 4, 5, 6 or 8; 0: the matrix is not coded
+    int group;  // inputs with the same scale: a multiple of 16 that divides 256
+    int zero;   // taken away from each code
+    ScaleType scale;
+    bool has_minimums;  // of the same type
+};
+
+constexpr int kBlockInputs = 32;
+constexpr int kSuperInputs = 256;
+
+// Bytes from the start of a panel.
+struct CodedLayout {
+    int64_t num_panels;
+    int64_t num_groups;
+    int64_t num_supers;  // 0: there is one level
+    int block_bytes;
+    int scale_bytes;  // of one
+    int64_t super_scales;
+    int64_t super_minimums;
+    int64_t scales;
+    int64_t minimums;
+    int64_t panel_bytes;
+};
+
+namespace {
+
+[[maybe_unused]] CodedLayout coded_layout_of(
+    const Coding& coding, int64_t num_out, int64_t num_in, bool is_gated) {
+    const auto rounded_up = [&](int64_t unit) { return (num_in + unit - 1) / unit; };
+    const int64_t half = is_gated ? num_out / 2 : num_out;
+    const bool has_supers = coding.scale == ScaleType::kTwoLevels;
+    CodedLayout layout{};
+    layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
+    layout.num_groups = rounded_up(coding.group);
+    layout.num_supers = has_supers ? rounded_up(kSuperInputs) : 0;
+    layout.block_bytes = coding.bits * kBlockInputs * kPanelOutputs / 8;
+    layout.scale_bytes = has_supers ? 1 : coding.scale == ScaleType::kFloat16 ? 2 : 4;
+    const int64_t scales_bytes = layout.num_groups * kPanelOutputs * layout.scale_bytes;
+    const int64_t supers_bytes = layout.num_supers * kPanelOutputs * 2;
+    layout.super_scales = rounded_up(kBlockInputs) * layout.block_bytes;
+    layout.super_minimums = layout.super_scales + supers_bytes;
+    layout.scales = layout.super_minimums + (coding.has_minimums ? supers_bytes : 0);
+    layout.minimums = layout.scales + scales_bytes;
+    layout.panel_bytes = layout.minimums + (coding.has_minimums ? scales_bytes : 0);
+    return layout;
+}
+
+}  // namespace
+
+}  // namespace pdserve::linear

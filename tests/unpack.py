@@ -1,0 +1,80 @@
+"""Packed matrices unpacked, from the description of their layout alone: csrc/linear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdserve.engine.layers import torch_dtype
+from pdserve.engine.native.linear import PANEL_OUTPUTS, PackedLinear, lanes_of_rows
+from pdserve.model_files.coding import SUPER_INPUTS, Codes, Coding, ScaleType
+
+
+def unpack(packed: PackedLinear) -> Tensor:
+    """Return the weights as [num_out, num_in] float32."""
+    half = packed.num_out // 2 if packed.is_gated else packed.num_out
+    num_panels = -(-half // PANEL_OUTPUTS) * (2 if packed.is_gated else 1)
+    panels = packed.weights.view(num_panels, -1)  # rows of bytes
+    coding = packed.form.coding
+    if coding is not None:
+        codes = _Panels(panels.numpy(), coding, packed.num_in).codes()
+        rows = torch.from_numpy(codes.decoded())
+    else:
+        rows = _plain(packed, panels)
+    return rows[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)]
+
+
+def _plain(packed: PackedLinear, panels: Tensor) -> Tensor:
+    inputs = 1 if packed.form.bits == 32 else 2  # of an output, side by side
+    codes = panels.view(torch_dtype(packed.form.dtype))
+    groups = codes.float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
+    rows = groups.permute(0, 2, 1, 3).reshape(len(panels) * PANEL_OUTPUTS, -1)[:, : packed.num_in]
+    return rows if packed.scales is None else rows * packed.scales[:, None]
+
+
+class _Panels:
+    """Reads coded panels from their starts on."""
+
+    def __init__(self, panels: NDArray[np.uint8], coding: Coding, num_in: int) -> None:
+        self._panels = panels
+        self._coding = coding
+        self._num_in = num_in
+        self._place = 0
+
+    def codes(self) -> Codes:
+        coding, num_in = self._coding, self._num_in
+        blocks = [self._block() for _ in range(-(-num_in // 32))]
+        counts: list[tuple[int, Any]] = [(num_in // coding.group, coding.scale.dtype)]
+        if coding.scale is ScaleType.TWO_LEVELS:
+            counts.insert(0, (-(-num_in // SUPER_INPUTS), np.float16))
+        pairs = [
+            (self._take(*count), self._take(*count) if coding.has_minimums else None)
+            for count in counts
+        ]
+        assert self._place == self._panels.shape[1], "all of it"
+        supers = pairs[0] if len(pairs) == 2 else (None, None)
+        return Codes(coding, np.concatenate(blocks, axis=1)[:, :num_in], *pairs[-1], *supers)
+
+    def _block(self) -> NDArray[np.uint8]:
+        upper = self._coding.bits - 4
+        if upper == 4:
+            return self._take(32, np.uint8)
+        both = self._take(16, np.uint8)
+        codes = np.stack([both & 15, both >> 4], axis=2).reshape(-1, 32)
+        if upper:
+            shifts = np.arange(0, 32, upper, dtype=np.uint32)
+            words = self._take(upper, np.uint32)[:, :, None] >> shifts
+            codes |= (words.reshape(-1, 32) & ((1 << upper) - 1)).astype(np.uint8) << 4
+        return codes
+
+    def _take(self, count: int, dtype: Any) -> NDArray[Any]:
+        """The next rows of lanes of each panel: [lanes, count]."""
+        end = self._place + count * PANEL_OUTPUTS * np.dtype(dtype).itemsize
+        rows = np.ascontiguousarray(self._panels[:, self._place : end]).view(dtype)
+        self._place = end
+        lanes: NDArray[Any] = rows.reshape(-1, count, PANEL_OUTPUTS).swapaxes(1, 2)
+        return lanes.reshape(-1, count)
