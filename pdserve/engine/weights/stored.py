@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from pdserve.engine.plan.matrix import TensorRows
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.coding import Codes, Coding
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name |-> its shape
@@ -35,6 +36,20 @@ class StoredTensor(Protocol):
 
     def __getitem__(self, part: Part, /) -> Tensor:
         """Some of its rows, and of these some columns. Other parts of the file are not read."""
+        ...
+
+
+@runtime_checkable
+class CodedTensor(StoredTensor, Protocol):
+    """One of a format whose codes can be packed as they are."""
+
+    @property
+    def coding(self) -> Coding | None:
+        """How its weights are coded, if they are."""
+        ...
+
+    def codes(self, part: Part, /) -> Codes:
+        """As `__getitem__`, before it is decoded: whole units of the columns."""
         ...
 
 

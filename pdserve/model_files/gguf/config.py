@@ -203,7 +203,8 @@ def _divisors(model: GgufModel, num_pairs: int) -> list[float]:
             f"{model.path}: {ROPE_DIVISORS} has the shape {list(tensor.shape)}, but a head has "
             f"{num_pairs} pairs"
         )
-    row = tensor.type.rows(tensor.data, num_pairs, range(1), range(num_pairs))[0]
+    blocks = tensor.type.blocks(tensor.data, num_pairs, range(1), range(num_pairs))
+    row = tensor.type.decode_rows(blocks, range(num_pairs))[0]
     return [float(one) for one in row]
 
 

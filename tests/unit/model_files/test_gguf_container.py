@@ -67,7 +67,8 @@ def test_values_and_tensors_are_read(file: Path) -> None:
     assert values["big"] == -(1 << 40)
     tensor = model.tensors["b.weight"]
     assert tensor.shape == (4, 32)
-    rows = tensor.type.rows(tensor.data, 32, range(1, 3), range(5, 32))
+    blocks = tensor.type.blocks(tensor.data, 32, range(1, 3), range(5, 32))
+    rows = tensor.type.decode_rows(blocks, range(5, 32))
     assert rows.shape == (2, 27)
     assert np.allclose(rows, 1, atol=1e-3)
     assert stored_types(resolve_checkpoint(str(file))) == {"Q8_0": (2, 272)}
