@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../linear/codes.h"
 #include "../ranks/slot.h"
 #include "../rows/launch.h"
 #include "../threads/thread_pool.h"
@@ -124,11 +125,8 @@ void Forward::begin(const int64_t* token_ids) {
 // A rank has a share of the vocabulary. Its part of the sum is zeros for other tokens.
 void Forward::look_up(const int64_t* token_ids) {
     const Sizes& sizes = model_.sizes;
-    const float scale = model_.arithmetic.embedding_scale;
     if (tensor_ == nullptr) {
-        rows::look_up({model_.embedding, token_ids, sizes.hidden, scale, buffers_.hidden},
-            num_rows_, model_.is_bfloat16, variant_);
-        return;
+        return look_up_rows(token_ids, num_rows_, buffers_.hidden);
     }
     const int64_t at_once = ranks::rows_at_once(sizes.hidden);
     for (int64_t first = 0; first < num_rows_; first += at_once) {
@@ -138,11 +136,21 @@ void Forward::look_up(const int64_t* token_ids) {
         for (int64_t row = 0; row < count; ++row) {
             const int64_t id = token_ids[first + row] - sizes.first_token_id;
             if (id < 0 || id >= sizes.num_token_ids) continue;
-            rows::look_up({model_.embedding, &id, sizes.hidden, scale, part + row * sizes.hidden},
-                1, model_.is_bfloat16, variant_);
+            look_up_rows(&id, 1, part + row * sizes.hidden);
         }
         tensor_->sum(buffers_.hidden + first * sizes.hidden, count, sizes.hidden, false);
     }
+}
+
+// Of the tokens that this rank has.
+void Forward::look_up_rows(const int64_t* ids, int64_t count, float* out) {
+    const float scale = model_.arithmetic.embedding_scale;
+    if (model_.embedding == nullptr) {
+        return linear::look_up(
+            {&model_.coded_embedding, ids, model_.is_bfloat16, scale, out}, count);
+    }
+    rows::look_up({model_.embedding, ids, model_.sizes.hidden, scale, out}, count,
+        model_.is_bfloat16, variant_);
 }
 
 void Forward::make_plans(const attention::RowChoice& kept) {

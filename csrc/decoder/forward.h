@@ -50,6 +50,7 @@ private:
     void compute(const Inputs& inputs, const Written& written);
     void begin(const int64_t* token_ids);
     void look_up(const int64_t* token_ids);
+    void look_up_rows(const int64_t* ids, int64_t count, float* out);
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);

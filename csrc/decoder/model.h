@@ -119,7 +119,9 @@ struct Model {
     Sizes sizes;
     bool is_bfloat16;  // activations and KV; else float32
     float norm_eps;
-    const void* embedding;  // [num_token_ids, hidden], of the activations' type; null: it has none
+    // [num_token_ids, hidden], of the activations' type; null: it is coded, or not of this stage.
+    const void* embedding;
+    linear::PackedMatrix coded_embedding;  // without weights: it is not coded
     std::vector<Layer> layers;
     const float* final_norm;           // [hidden]; null: neither this nor lm_head
     linear::PackedMatrix lm_head;      // [num_token_ids, hidden]
@@ -127,7 +129,9 @@ struct Model {
     const float* inverse_frequencies;  // [num_ropes, head_dim / 2], radians a position
     std::vector<double> rope_scales;   // of cosines and sines
 
-    bool is_first_stage() const { return embedding != nullptr; }
+    bool is_first_stage() const {
+        return embedding != nullptr || coded_embedding.weights != nullptr;
+    }
     bool is_last_stage() const { return final_norm != nullptr; }
 };
 

@@ -223,7 +223,13 @@ OwnedModel read_model(const ModelArguments& arguments) {
         model.layers.back().rope = static_cast<int>(arguments.layer_ropes[index]);
         widen(model.sizes, model.layers.back());
     }
-    if (nb::object embedding = weights.attr("embedding"); !embedding.is_none()) {
+    if (nb::object embedding = weights.attr("embedding"); nb::hasattr(embedding, "form")) {
+        const MatrixShape shape{model.sizes.num_token_ids, model.sizes.hidden};
+        model.coded_embedding = reader.read(std::move(embedding), "embedding", shape);
+        if (model.coded_embedding.type != linear::WeightType::kCoded) {
+            raise_value_error("embedding.form", "one with a coding", "another");
+        }
+    } else if (!embedding.is_none()) {
         model.embedding = reader.embedding(std::move(embedding), model.is_bfloat16);
     }
     if (nb::object final_norm = weights.attr("final_norm"); !final_norm.is_none()) {

@@ -118,7 +118,8 @@ public:
               + row / kPanelOutputs * layout_.panel_bytes),
           lane_(row % kPanelOutputs) {}
 
-    void decode(int64_t num_in, bool to_bfloat16, float* out) const {
+    void decode(const CodedLookup& lookup, float* out) const {
+        const int64_t num_in = lookup.table->num_in;
         for (int64_t first = 0; first < num_in; first += coding_.group) {
             const float scale = number(layout_.scales, layout_.super_scales, first);
             const float minimum = coding_.has_minimums
@@ -128,10 +129,12 @@ public:
             for (int64_t k = first; k < end; ++k) {
                 out[k] = scale * static_cast<float>(code(k) - coding_.zero);
                 if (coding_.has_minimums) out[k] -= minimum;
-                if (!to_bfloat16) continue;
-                BFloat16 rounded;
-                assign(rounded, out[k]);
-                out[k] = to_float(rounded);
+                if (lookup.to_bfloat16) {
+                    BFloat16 rounded;
+                    assign(rounded, out[k]);
+                    out[k] = to_float(rounded);
+                }
+                out[k] *= lookup.scale;
             }
         }
     }
@@ -187,8 +190,7 @@ void look_up(const CodedLookup& lookup, int64_t num_rows) {
     ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
         const int64_t end = std::min(num_rows, (item + 1) * kRowsPerItem);
         for (int64_t i = item * kRowsPerItem; i < end; ++i) {
-            Row(table, lookup.ids[i])
-                .decode(table.num_in, lookup.to_bfloat16, lookup.out + i * table.num_in);
+            Row(table, lookup.ids[i]).decode(lookup, lookup.out + i * table.num_in);
         }
     });
 }

@@ -26,8 +26,9 @@ void pack_codes(const CodeRows& source, const PackedMatrix& matrix, uint8_t* wei
 struct CodedLookup {
     const PackedMatrix* table;
     const int64_t* ids;  // [num_rows], all below num_out
+    bool to_bfloat16;    // values are rounded to it
+    float scale;         // then they are multiplied by it
     float* out;          // [num_rows, num_in], contiguous
-    bool to_bfloat16;    // values are rounded to it first
 };
 
 // Uses the ThreadPool.

@@ -182,7 +182,7 @@ void look_up_codes(nb::handle table_object, nb::handle ids_object, nb::handle ou
     out.expect_type({ElementType::kFloat32});
     out.expect_shape({ids.size(0), table.num_in}, "[num_rows, num_in]");
     out.expect_contiguous();
-    const CodedLookup lookup{&table, ids.data<int64_t>(), out.data<float>(), to_bfloat16};
+    const CodedLookup lookup{&table, ids.data<int64_t>(), to_bfloat16, 1.0f, out.data<float>()};
     nb::gil_scoped_release release;
     look_up(lookup, ids.size(0));
 }

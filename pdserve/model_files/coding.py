@@ -115,6 +115,21 @@ class Codes:
             weights -= self._whole(self.minimums, self.super_minimums)[:, :, None]
         return weights.reshape(self.codes.shape)
 
+    def rows(self, of: slice | NDArray[np.int64]) -> Codes:
+        """Return some rows, or all of them in another order."""
+
+        def some(numbers: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if numbers is None else numbers[of]
+
+        return Codes(
+            self.coding,
+            self.codes[of],
+            self.scales[of],
+            some(self.minimums),
+            some(self.super_scales),
+            some(self.super_minimums),
+        )
+
     def within(self, coding: Coding) -> Codes:
         """Return the same weights in a coding that holds them: it is `joined` of theirs."""
         own = self.coding

@@ -8,15 +8,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pdserve.engine.native.linear import PackedLinear, empty_packed, pack_rows
+from pdserve.engine.native.linear import PackedLinear, empty_packed, pack_codes, pack_rows
 from pdserve.engine.native.packed_cache import Arrays, PackedCache, packed_arrays
 from pdserve.engine.native.packed_identity import packed_identity, packed_name
 from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
 from pdserve.engine.plan.layer import LayerPlan, Matrices
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.weights.finite import check_finite
-from pdserve.engine.weights.stored import StoredTensor, open_tensors
+from pdserve.engine.weights.finite import check_codes, check_finite
+from pdserve.engine.weights.stored import CodedTensor, StoredTensor, open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
@@ -59,18 +59,24 @@ def load_native_weights(
         lambda: on_progress(0.0),
     )
     on_progress(1.0)
-    embedding, final_norm, lm_head = plan.embedding, plan.final_norm, plan.lm_head
-    rows = None
-    if embedding is not None:
-        rows = arrays.get(embedding.weight)
-        rows = tensors[embedding.weight][embedding.cut] if rows is None else rows
+    final_norm, lm_head = plan.final_norm, plan.lm_head
     return NativeWeights(
         dtype=dtype,
-        embedding=rows,
+        embedding=_looked_up(plan, arrays, tensors),
         layers=[_layer(layer, arrays) for layer in plan.layers],
         final_norm=None if final_norm is None else arrays[final_norm.tensor],
         lm_head=None if lm_head is None else PackedLinear.of(lm_head, arrays),
     )
+
+
+def _looked_up(plan: ModelPlan, arrays: Tensors, tensors: Stored) -> Tensor | PackedLinear | None:
+    """Return the embedding."""
+    if plan.table is not None:
+        return PackedLinear.of(plan.table, arrays)
+    if (part := plan.embedding) is None:
+        return None
+    rows = arrays.get(part.weight)
+    return tensors[part.weight][part.cut] if rows is None else rows
 
 
 def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: Progress) -> Arrays:
@@ -78,7 +84,9 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: P
 
     One at a time, so that only one is in memory besides its source.
     """
-    if (part := plan.embedding) is not None:
+    if plan.table is not None and plan.table is not plan.lm_head:
+        yield from _packed(plan.table, tensors)
+    elif plan.table is None and (part := plan.embedding) is not None:
         yield from _embedding(part, dtype, tensors[part.weight])
     for norm in plan.norms:
         yield norm.tensor, (_checked(tensors, norm.tensor).float() + norm.offset).contiguous()
@@ -128,10 +136,17 @@ def _packed(matrix: Matrix, tensors: Stored) -> Arrays:
     )
     for part, rows, (_, columns) in matrix.placed():
         first = rows.start - part.rows.start
-        for piece in _pieces(part.rows, tensors[part.weight]):
-            weight = _checked(tensors, part.weight, piece, columns).contiguous()
+        stored = tensors[part.weight]
+        for piece in _pieces(part.rows, stored):
             bias = _checked(tensors, part.bias, piece) if matrix.has_bias else None
-            pack_rows(packed, first + piece.start, weight, bias)
+            if matrix.form.coding is None:
+                weight = _checked(tensors, part.weight, piece, columns).contiguous()
+                pack_rows(packed, first + piece.start, weight, bias)
+            else:
+                assert isinstance(stored, CodedTensor), "as planned"
+                codes = stored.codes((piece, columns))
+                check_codes(part.weight, codes, piece.start)
+                pack_codes(packed, first + piece.start, codes, bias)
     yield from packed.named(matrix.name)
 
 

@@ -20,6 +20,8 @@ def packed_name(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype) -> 
     name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
     if form.is_quantised:
         name += f"-{form.name}"
+    if plan.coded:
+        name += "-as-stored"
     if shard.num_ranks > 1:
         name += f"-rank{shard.rank}of{shard.num_ranks}"
     if shard.num_stages > 1:
@@ -37,7 +39,7 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
     for file in checkpoint.weight_files():
         stat = file.stat()
         stamps.append([file.name, stat.st_size, stat.st_mtime_ns, _digest(weight_header(file))])
-    facts = [
+    facts: list[object] = [
         FORMAT,
         str(dtype),
         plan.form.name,
@@ -47,6 +49,8 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
     ]
     if (shard := plan.shard) != WHOLE:
         facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
+    if plan.coded:
+        facts.append({name: repr(form.coding) for name, form in plan.coded.items()})
     return json.dumps(facts)
 
 

@@ -33,7 +33,8 @@ class NativeWeights:
     """All weights that the decoder reads: of the model, or of a rank's share of it."""
 
     dtype: torch.dtype  # of activations
-    embedding: Tensor | None  # [vocab_size, hidden_size], as in the checkpoint; in the first stage
+    # [vocab_size, hidden_size], of `dtype` or coded; in the first stage
+    embedding: Tensor | PackedLinear | None
     layers: list[NativeLayer]
     final_norm: Tensor | None  # [hidden_size] float32; in the last stage, as lm_head
     lm_head: PackedLinear | None  # [vocab_size, hidden_size]

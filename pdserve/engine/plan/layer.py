@@ -7,17 +7,21 @@ results of `attention_out` and of MLPs are added up over the ranks, so only rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.plan.forms import FLOAT32, WeightForm
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import Shard
+from pdserve.model_files.coding import Coding
 
 Matrices = dict[str, Matrix]  # by the names that decoders know
+
+_FLOAT32: Final = ("router", "shared_weight")  # matrices that are so in all models
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,19 @@ class LayerPlan:
         """With those of experts."""
         experts = (matrix for expert in self.mlp.experts for matrix in expert.values())
         return [*self.matrices.values(), *experts]
+
+    def coded(self, codings: Mapping[str, Coding]) -> LayerPlan:
+        """Return the layer with matrices as `Matrix.coded`."""
+
+        def each(matrices: Matrices) -> Matrices:
+            return {
+                name: matrix if name in _FLOAT32 else matrix.coded(codings)
+                for name, matrix in matrices.items()
+            }
+
+        experts = tuple(each(expert) for expert in self.mlp.experts)
+        mlp = replace(self.mlp, matrices=each(self.mlp.matrices), experts=experts)
+        return replace(self, mixer=each(self.mixer), mlp=mlp)
 
 
 def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> LayerPlan:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from pdserve.engine.plan.forms import WeightForm
+from pdserve.engine.plan.forms import WeightForm, coded_form
+from pdserve.model_files.coding import Coding, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,20 @@ class Matrix:
     def num_bytes(self) -> int:
         """Their size, with scales."""
         return self.form.num_bytes(self.num_out, self.num_in)
+
+    def coded(self, codings: Mapping[str, Coding]) -> Matrix:
+        """Return it in a form that holds its tensors' codes, if there is one.
+
+        Otherwise, or if a rank's columns begin or end within a scale's, it is returned as it is.
+        """
+        own = [codings[part.weight] for part in self.parts if part.weight in codings]
+        coding = joined(own) if len(own) == len(self.parts) else None
+        if coding is None or any(
+            self.columns.start % each.unit or self.columns.stop % each.unit
+            for each in (coding, *own)
+        ):
+            return self
+        return replace(self, form=coded_form(coding))
 
     def placed(self) -> Iterator[tuple[Part, slice, tuple[slice, slice]]]:
         """Yield each part, its rows of the matrix, and what it is of its tensor."""

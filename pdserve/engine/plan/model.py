@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,6 +12,7 @@ from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.kv import KvDtype, Plane
+from pdserve.model_files.coding import Coding
 from pdserve.shared.errors import ConfigError
 
 _EMBEDDING: Final = "model.embed_tokens"
@@ -22,17 +24,28 @@ class ModelPlan:
 
     config: ModelConfig  # of the whole model
     shard: Shard
-    form: WeightForm  # of matrices, but for routers
+    form: WeightForm  # of matrices, but for routers and for what is coded
     embedding: Part | None  # rows of the rank's tokens; in the first stage
     layers: tuple[LayerPlan, ...]
     final_norm: Norm | None  # in the last stage, as is lm_head
     lm_head: Matrix | None  # of the embedding's tensor if they are tied
+    table: Matrix | None = None  # the embedding, if it is coded: lm_head itself if they are tied
 
     @classmethod
     def of(
-        cls, config: ModelConfig, shard: Shard = WHOLE, form: WeightForm = BFLOAT16
+        cls,
+        config: ModelConfig,
+        shard: Shard = WHOLE,
+        form: WeightForm = BFLOAT16,
+        codings: Mapping[str, Coding] | None = None,
     ) -> ModelPlan:
         """Plan what a rank has of a model.
+
+        Args:
+            config: of the whole model.
+            shard: the rank.
+            form: of matrices.
+            codings: of tensors in the checkpoint, to be kept so.
 
         Raises:
             ConfigError: it would share scales of a matrix with another rank.
@@ -49,6 +62,8 @@ class ModelPlan:
             Norm("model.norm.weight", hidden, offset=config.norm_offset) if is_last else None,
             Matrix("lm_head", (output,), range(hidden), form) if is_last else None,
         )
+        if codings:
+            plan = plan._coded(codings)
         for matrix in plan.matrices:
             column, rows = matrix.columns.start, [part.rows.start for part in matrix.parts]
             if not all(matrix.form.can_cut(row, column) for row in rows):
@@ -57,6 +72,15 @@ class ModelPlan:
                     f"{form.name} has a scale for each {form.group} rows and columns"
                 )
         return plan
+
+    def _coded(self, codings: Mapping[str, Coding]) -> ModelPlan:
+        head = None if self.lm_head is None else self.lm_head.coded(codings)
+        table, part = None, self.embedding
+        if part is not None and part.weight in codings:
+            own = Matrix(part.name, (part,), range(self.config.hidden_size), self.form)
+            table = head if head is not None and head.parts == own.parts else own.coded(codings)
+        layers = tuple(layer.coded(codings) for layer in self.layers)
+        return replace(self, layers=layers, lm_head=head, table=table)
 
     @property
     def norms(self) -> list[Norm]:
@@ -69,6 +93,12 @@ class ModelPlan:
         """All matrices, in the order of packed files."""
         matrices = [matrix for layer in self.layers for matrix in layer.all_matrices]
         return matrices if self.lm_head is None else [*matrices, self.lm_head]
+
+    @property
+    def coded(self) -> dict[str, WeightForm]:
+        """Matrix |-> form, for those that are kept as the checkpoint has them."""
+        every = self.matrices if self.table is None else [self.table, *self.matrices]
+        return {each.name: each.form for each in every if each.form.coding is not None}
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Tensor name |-> shape, for all of the whole model."""

@@ -22,6 +22,18 @@ def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     return sum(matrix.num_bytes for matrix in matrices) + norms + others * dtype.itemsize
 
 
+def packed_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
+    """Return the size of a rank's weights as packed on a CPU; `dtype`: of the embedding."""
+    numbers = sum(norm.size for norm in plan.norms)
+    numbers += sum(matrix.num_out for matrix in plan.matrices if matrix.has_bias)
+    if plan.table is not None:
+        embedding = 0 if plan.table is plan.lm_head else plan.table.num_bytes
+    else:
+        num_rows = 0 if plan.embedding is None else len(plan.embedding.rows)
+        embedding = num_rows * plan.config.hidden_size * dtype.itemsize
+    return sum(matrix.num_bytes for matrix in plan.matrices) + embedding + numbers * 4
+
+
 def bytes_read(layer: LayerPlan, num_rows: int) -> int:
     """Return the bytes of a layer's matrices that a step of so many rows reads.
 

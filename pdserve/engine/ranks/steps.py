@@ -13,9 +13,9 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.packed_cache import PackedCache
-from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.engine.weights.codings import native_plan
 from pdserve.engine.weights.load import load_rank
 from pdserve.model_files.checkpoint import Checkpoint
 
@@ -51,7 +51,7 @@ def _load(order: RankOrder, steps: StepMemory) -> NativeDecoder:
     folder = None if order.packed_folder is None else Path(order.packed_folder)
     return load_rank(
         checkpoint,
-        ModelPlan.of(load_model_config(checkpoint), order.shard, order.form),
+        native_plan(checkpoint, load_model_config(checkpoint), order.form, order.shard),
         order.activations,
         steps,
         lambda _: None,  # rank 0 kills whoever need not go on

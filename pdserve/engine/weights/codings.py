@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import WeightForm
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.gguf_parts import find_parts
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Coding
 
 
-def stored_codings(checkpoint: Checkpoint, names: Iterable[str]) -> Mapping[str, Coding]:
-    """Return those of the tensors of these names."""
+def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
+    """Return name of a tensor of the model |-> its coding, for those that have one."""
     if checkpoint.gguf is None:
         return {}
-    parts = find_parts(checkpoint.gguf, names)
-    return {name: part.coding for name, part in parts.items() if part.coding is not None}
+    plan = ModelPlan.of(config)
+    within = plan.within()
+    places = {name: within[name].name if name in within else name for name in plan.expected()}
+    parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
+    codings = {name: part.coding for name, part in parts.items() if part.coding is not None}
+    return {name: codings[place] for name, place in places.items() if place in codings}
+
+
+def native_plan(
+    checkpoint: Checkpoint, config: ModelConfig, form: WeightForm, shard: Shard = WHOLE
+) -> ModelPlan:
+    """Plan what a rank has of a checkpoint on a CPU: as stored where that loses nothing.
+
+    Matrices of a form that weights are quantised to on purpose are all in that.
+    """
+    codings = {} if form.is_quantised else stored_codings(checkpoint, config)
+    return ModelPlan.of(config, shard, form, codings)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pdserve.model_files.coding import Codes
 from pdserve.shared.errors import ModelError
 
 
@@ -33,6 +34,13 @@ def check_finite(tensors: Mapping[str, Tensor], first_row: int = 0) -> None:
     for (name, tensor), is_finite in zip(tensors.items(), sums.isfinite().tolist(), strict=True):
         if not is_finite:
             _look_at_each(name, tensor, first_row)
+
+
+def check_codes(name: str, codes: Codes, first_row: int = 0) -> None:
+    """Check the scales and minimums of codes likewise; `first_row`: of the named tensor."""
+    tensors = [torch.from_numpy(numbers) for numbers in codes.numbers]
+    for numbers in tensors:
+        check_finite({name: numbers}, first_row)
 
 
 def _look_at_each(name: str, tensor: Tensor, first_row: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from pdserve.engine.plan.matrix import TensorRows
@@ -81,16 +82,29 @@ class SomeRows:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`."""
+        stored, order = self._stored(part)
+        return self.tensor[stored][order]
+
+    @property
+    def coding(self) -> Coding | None:
+        """See `CodedTensor`."""
+        return self.tensor.coding if isinstance(self.tensor, CodedTensor) else None
+
+    def codes(self, part: Part) -> Codes:
+        """See `CodedTensor`."""
+        assert isinstance(self.tensor, CodedTensor), "it has a coding"
+        stored, order = self._stored(part)
+        return self.tensor.codes(stored).rows(np.array(order))
+
+    def _stored(self, part: Part) -> tuple[tuple[slice, ...], list[int]]:
+        """Return the part of the stored tensor, whole heads, and which rows of it are meant."""
         rows, *columns = (part if isinstance(part, tuple) else (part,)) or (slice(None),)
-        own, order = range(*rows.indices(self.shape[0])), self.place.head_order
-        size = len(order) or 1
-        first, end = own.start // size * size, -(-own.stop // size) * size  # whole heads
+        own, order = range(*rows.indices(self.shape[0])), self.place.head_order or (0,)
+        size = len(order)
+        first, end = own.start // size * size, -(-own.stop // size) * size
         start = self.place.first_row
-        stored = self.tensor[(slice(start + first, start + end), *columns)]
-        if order:
-            heads = stored.reshape((end - first) // size, size, *stored.shape[1:])[:, list(order)]
-            stored = heads.flatten(0, 1)
-        return stored[own.start - first : own.stop - first]
+        meant = [row // size * size + order[row % size] - first for row in own]
+        return (slice(start + first, start + end), *columns), meant
 
 
 def open_tensors(

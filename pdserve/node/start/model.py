@@ -30,6 +30,7 @@ from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
+from pdserve.engine.weights.codings import native_plan
 from pdserve.engine.weights.load import load_decoder
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
@@ -103,6 +104,8 @@ class NodeModel:
 
     def plan(self, shard: Shard = WHOLE) -> ModelPlan:
         """What a rank has of the model."""
+        if self.device.type == "cpu":
+            return native_plan(self.checkpoint, self.config, self.form, shard)
         return ModelPlan.of(self.config, shard, self.form)
 
     @property

@@ -17,6 +17,7 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.plan.forms import FORMS, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.weights.codings import native_plan
 from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -77,7 +78,10 @@ class Node:
         config = load_model_config(checkpoint)
         config = config if change is None else change(config)
         load = load_decoder if kind is DecoderKind.SERVED else load_torch_decoder
-        plan = ModelPlan.of(config, form=FORMS[dtype])
+        form, is_native = FORMS[dtype], kind is DecoderKind.SERVED and device == CPU
+        plan = (
+            native_plan(checkpoint, config, form) if is_native else ModelPlan.of(config, form=form)
+        )
         model = load(checkpoint, plan, ActivationDtype(dtype), device)
         num_blocks = num_tokens // block_size + 64
         kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)

@@ -13,6 +13,7 @@ import torch
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.stored import open_tensors
+from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.container import read_gguf
 from pdserve.shared.errors import MissingTensor, ModelError
@@ -49,9 +50,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> None:
     file, folder = pair
+    """Coded or not: on a CPU, what is packed as it is stored has the bits of what is decoded."""
     prompt = make_prompt(40)
-    for kind in DecoderKind:
-        logits = [Node.load(path, kind).logits(prompt) for path in (file, folder)]
+    kinds = [(kind, KvDtype.FLOAT32) for kind in DecoderKind]
+    for kind, dtype in [*kinds, (DecoderKind.SERVED, KvDtype.BFLOAT16)]:
+        logits = [Node.load(path, kind, dtype=dtype).logits(prompt) for path in (file, folder)]
         assert torch.equal(*logits)
         assert logits[0].std() > 0.01
 
