@@ -26,7 +26,7 @@ from pdserve.engine.native.linear import (
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, coded_form
 from pdserve.model_files.coding import Codes, Coding, ScaleType, joined
 from tests.codes import CODINGS, random_codes
-from tests.kernels.linear_cases import DTYPES, FLOAT_RESULTS, random_rows, row_counts
+from tests.kernels.linear_cases import DTYPES, FLOAT_RESULTS, GATED, random_rows, row_counts
 from tests.unpack import unpack
 
 VARIANTS = _native.kernel_variants()
@@ -80,7 +80,7 @@ def test_the_product_is_that_of_the_decoded_weights_bit_for_bit(
     seed: int,
 ) -> None:
     """So it is as exact, and as independent of batch, threads and ranks, as plain forms are."""
-    is_gated = result is LinearResult.GATED_SILU
+    is_gated = result in GATED
     codes = random_codes(coding, num_out, num_groups * coding.group, seed)
     bias = torch.randn(num_out) if has_bias else None
     coded, weights = packed(codes, bias, is_gated=is_gated), torch.from_numpy(codes.decoded())
