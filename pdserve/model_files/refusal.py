@@ -16,9 +16,15 @@ _HUB_ADDRESS: Final = re.compile(
 )
 _SERVED: Final = "name a GGUF file, or a folder with config.json, safetensors and tokenizer.json"
 _CONVERT: Final = "take its safetensors, or convert it: load and save_pretrained() in transformers"
+_UNQUANTISED: Final = (
+    "take a GGUF, AWQ, GPTQ or FP8 version of it, or name the model that it was made from (with "
+    "--quantization int8 for 8 bits)"
+)
+# Methods of which other versions are found; the rest are read, or refused by their fields.
+_UNREAD: Final = frozenset({"hqq", "quanto", "an unknown method"})
 _ADVICE: Final[Mapping[FileKind, str]] = {
-    FileKind.QUANTISED: "name the model that it was made from, and --quantization int8 for 8 bits",
-    FileKind.MLX: "name the model that it was made from",
+    FileKind.QUANTISED: _UNQUANTISED,
+    FileKind.MLX: _UNQUANTISED,
     FileKind.GGML: "take a GGUF file of it",
     FileKind.PICKLE: f"only safetensors are loaded: {_CONVERT}",
     FileKind.ONNX: _CONVERT,
@@ -36,6 +42,8 @@ def refuse_unless_served(found: Recognised) -> None:
     """Raise ModelError, which says what it is and what to do, unless it may be served."""
     path, kind = found.path, found.kind
     if kind in (FileKind.CHECKPOINT, FileKind.GGUF) and not found.other:
+        return
+    if kind is FileKind.QUANTISED and found.detail.split(",")[0] not in _UNREAD:
         return
     is_named = found.detail == path.name and kind not in (FileKind.QUANTISED, FileKind.MLX)
     detail = f" ({found.detail})" if found.detail and not is_named else ""

@@ -10,6 +10,7 @@ from pdserve.engine.models.families import Family, LayerNorm, find_family, resol
 from pdserve.engine.models.foreign_fields import refuse_foreign_fields
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.layer_ropes import Ropes
+from pdserve.engine.models.quantised.config import parse_quantisation, quantisation_of
 from pdserve.engine.models.windows import Windows
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.kv import KvDtype, KvLayout
@@ -103,6 +104,8 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
     where = checkpoint.path / "config.json" if is_folder else checkpoint.path
     fields = JsonFields(checkpoint.config(), str(where))
     model = parse_model_config(fields)
+    if is_folder:
+        quantisation_of(checkpoint)  # may refuse what is stored
     ends = frozenset(i for i in end_tokens(checkpoint) if i < model.vocab_size)
     return replace(model, eos_token_ids=ends)
 
@@ -111,6 +114,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
     """Parse the fields of config.json alone. Raises the same errors as load_model_config."""
     architecture, family = find_family(fields)
     refuse_foreign_fields(fields, family)
+    parse_quantisation(fields)
     num_layers = fields.integer("num_hidden_layers")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)

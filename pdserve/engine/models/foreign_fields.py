@@ -12,8 +12,6 @@ from pdserve.shared.errors import ModelError
 # Each of these changes the arithmetic of some architecture or variant, and with these values of
 # none. A family reads it, or refuses any other value: ignoring it would give wrong results.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "rotary_pct": (1.0,),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),

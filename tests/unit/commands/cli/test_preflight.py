@@ -80,7 +80,7 @@ def test_gpus_that_are_not_there_are_refused(engine, said):
     ("change", "error", "said"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ModelError, "supported are LlamaForCausalLM"),
-        ({"quantization_config": {"quant_method": "awq"}}, ModelError, r"quantised .*\(awq\)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, ModelError, r"quantised .*\(hqq\)"),
         ({"final_logit_softcapping": 30.0}, ModelError, "final_logit_softcapping"),
         (None, TokenizerError, "no tokenizer.json"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.recognise import FileKind, recognise
+from pdserve.model_files.refusal import refuse_unless_served
 from pdserve.shared.errors import ConfigError, ModelError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"]}
@@ -30,35 +31,15 @@ FOLDERS = {
         FileKind.ADAPTER,
         r"merge it into its model \(a/b\)",
     ),
-    "awq": (
-        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4}}},
+    "hqq": (
+        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "hqq", "nbits": 4}}},
         FileKind.QUANTISED,
-        r"\(awq, 4 bits\).*--quantization int8",
+        r"\(hqq, 4 bits\).*GGUF, AWQ.*--quantization int8",
     ),
-    "gptq": (
-        {"config.json": CONFIG, "quantize_config.json": GPTQ},
+    "quanto": (
+        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "quanto"}}},
         FileKind.QUANTISED,
-        "gptq, 4 bits",
-    ),
-    "old-awq": (
-        {"config.json": CONFIG, "quant_config.json": {"w_bit": 4}},
-        FileKind.QUANTISED,
-        "awq, 4",
-    ),
-    "fp8": (
-        {"config.json": {**CONFIG, "quantization_config": {"quant_method": "fp8"}}},
-        FileKind.QUANTISED,
-        r"\(fp8\)",
-    ),
-    "bitsandbytes": (
-        {"config.json": {**CONFIG, "quantization_config": {"load_in_4bit": True}}},
-        FileKind.QUANTISED,
-        "bitsandbytes, 4 bits",
-    ),
-    "compressed": (
-        {"config.json": {**CONFIG, "compression_config": {"quant_method": "compressed-tensors"}}},
-        FileKind.QUANTISED,
-        "compressed-tensors",
+        r"\(quanto\)",
     ),
     "mlx": (
         {"config.json": {**CONFIG, "quantization": {"bits": 4}}, "model.safetensors": b""},
@@ -123,6 +104,26 @@ def test_a_folder_is_recognised_and_refused_with_what_to_do(name: str, tmp_path:
     with pytest.raises(ModelError, match=said) as info:
         resolve_checkpoint(str(folder))
     assert f"is {kind.value}" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "detail"),
+    [
+        ({"config.json": {"quantization_config": {"quant_method": "awq", "bits": 4}}}, "awq, 4"),
+        ({"config.json": {}, "quantize_config.json": GPTQ}, "gptq, 4 bits"),
+        ({"config.json": {}, "quant_config.json": {"w_bit": 4}}, "awq, 4"),
+        ({"config.json": {"quantization_config": {"load_in_4bit": True}}}, "bitsandbytes, 4"),
+        ({"config.json": {"compression_config": {"quant_method": "compressed-tensors"}}}, "compr"),
+    ],
+)
+def test_quantised_checkpoints_are_recognised_and_left_to_their_readers(
+    files: dict[str, object], detail: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "m", files | {"model.safetensors": bytes(8)})
+    found = recognise(folder)
+    assert found.kind is FileKind.QUANTISED
+    assert found.detail.startswith(detail)
+    refuse_unless_served(found)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,0 +1,1 @@
+"""What the config of a quantised checkpoint says: how its matrices are stored."""

@@ -1,0 +1,78 @@
+"""AWQ and GPTQ: weights of a few bits, packed into words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.quantised.scheme import (
+    Layout,
+    Matches,
+    Quantisation,
+    Scheme,
+    every,
+    pattern,
+)
+
+_GPTQ_BITS: Final = (2, 3, 4, 8)
+_GPTQ_FORMATS: Final = ("gptq", "gptq_v2")
+
+
+def awq(fields: JsonFields) -> Quantisation:
+    """Raises ModelError: what it says is not read."""
+    bits = fields.integer("bits" if "bits" in fields else "w_bit")
+    if bits != 4:
+        raise fields.error("bits" if "bits" in fields else "w_bit", "4: AWQ has no other layout")
+    version = next((key for key in ("version", "format") if key in fields), "version")
+    if fields.text(version, "gemm").lower() != "gemm":
+        raise fields.error(version, "'gemm': other kernels order words differently; repack it")
+    size = group_size(fields, "group_size" if "group_size" in fields else "q_group_size")
+    if not fields.boolean("zero_point", True):
+        raise fields.error("zero_point", "true: without zero points nothing says what they are")
+    return Quantisation("awq", ((every, Scheme(Layout.AWQ, 4, (1, size), False)),), fields.where)
+
+
+def gptq(fields: JsonFields) -> Quantisation:
+    """Raises ModelError: what it says is not read."""
+    key = "checkpoint_format" if "checkpoint_format" in fields else "format"
+    found = fields.text(key, "gptq")
+    if found not in _GPTQ_FORMATS:
+        raise fields.error(
+            key, f"one of {', '.join(_GPTQ_FORMATS)}: save it so, with gptqmodel's format option"
+        )
+    fields.boolean("desc_act", False)  # either way g_idx says which group an input is of
+    is_first = found == "gptq"
+    schemes: list[tuple[Matches, Scheme]] = []
+    dynamic = fields.nested("dynamic")
+    for rule in dynamic.keys():  # noqa: SIM118
+        own = dynamic.nested(rule)
+        text = rule.removeprefix("+:")
+        if not rule.startswith("-:"):
+            match = pattern(text, dynamic.where).match
+            schemes.append((_matches(match), _gptq_scheme(own, is_first, fields)))
+    return Quantisation(
+        "gptq", (*schemes, (every, _gptq_scheme(fields, is_first, fields))), fields.where
+    )
+
+
+def group_size(fields: JsonFields, key: str, default: int | None = None) -> int:
+    """How many inputs share a scale; 0: all of a row. Raises ModelError: it is no such number."""
+    size = fields.integer(key, default, minimum=-1)
+    if size == 0:
+        raise fields.error(key, "a whole number from 1 up, or -1 for whole rows")
+    return max(size, 0)
+
+
+def _gptq_scheme(fields: JsonFields, is_first: bool, default: JsonFields) -> Scheme:
+    source = fields if "bits" in fields else default
+    bits = source.integer("bits")
+    if bits not in _GPTQ_BITS:
+        raise source.error("bits", f"one of {', '.join(map(str, _GPTQ_BITS))}")
+    size = group_size(fields if "group_size" in fields else default, "group_size", 128)
+    is_symmetric = fields.boolean("sym", default.boolean("sym", True))
+    return Scheme(Layout.GPTQ, bits, (1, size), is_symmetric, is_first)
+
+
+def _matches(match: object) -> Matches:
+    assert callable(match)
+    return lambda module: match(module) is not None

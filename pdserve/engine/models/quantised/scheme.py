@@ -1,0 +1,80 @@
+"""How the matrices of a quantised checkpoint are stored, whatever library wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdserve.shared.errors import ModelError
+
+
+class Layout(StrEnum):
+    """Which tensors stand for a matrix: one reader each."""
+
+    AWQ = "AWQ"
+    GPTQ = "GPTQ"
+    PACKED = "packed integers"
+    SCALED = "numbers with scales"
+    FP4 = "FP4"
+    BITSANDBYTES_4 = "bitsandbytes, 4 bits"
+    BITSANDBYTES_8 = "bitsandbytes, 8 bits"
+    TORCHAO = "torchao"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How some matrices are stored."""
+
+    layout: Layout
+    bits: int
+    group: tuple[int, int] = (1, 0)  # outputs and inputs that share a scale; 0: all
+    is_symmetric: bool = True
+    zeros_less_one: bool = False  # zero points are stored as one less
+    is_float: bool = False
+
+    def __str__(self) -> str:
+        """For people, as in `4 bits by 128`."""
+        rows, columns = self.group
+        by = {(1, 0): " by row", (0, 0): ""}.get(self.group) or (
+            f" by {columns}" if rows == 1 else f" by {rows} x {columns}"
+        )
+        return f"{self.bits} bits{by}"
+
+
+Matches = Callable[[str], bool]  # a module's name
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How each module of a checkpoint is stored, if it is quantised: the files tell which are."""
+
+    method: str  # of the library
+    schemes: tuple[tuple[Matches, Scheme], ...]  # the first that matches holds
+    where: str  # the file that says so
+
+    def scheme_of(self, module: str) -> Scheme:
+        """Raises ModelError: it is stored quantised, but no scheme is for it."""
+        for matches, scheme in self.schemes:
+            if matches(module):
+                return scheme
+        raise ModelError(f"{self.where}: {module} is quantised, but nothing there says how")
+
+    def __str__(self) -> str:
+        """For people, as in `awq: 4 bits by 128`."""
+        kinds = dict.fromkeys(str(scheme) for _, scheme in self.schemes)
+        return f"{self.method}: {', '.join(kinds)}"
+
+
+def every(module: str) -> bool:
+    """Matches all modules."""
+    return True
+
+
+def pattern(text: str, where: str) -> re.Pattern[str]:
+    """Compile a regular expression of a config. Raises ModelError: it is none."""
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError) as error:
+        raise ModelError(f"{where}: {text!r} is no regular expression: {error}") from error

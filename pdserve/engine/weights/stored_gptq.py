@@ -1,0 +1,53 @@
+"""GPTQ: words hold inputs of one output; `g_idx` says which group an input is of."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.models.quantised.scheme import Scheme
+from pdserve.engine.weights.stored_matrix import StoredMatrix, Words
+from pdserve.engine.weights.stored_module import FLOATS, INT32, Module
+from pdserve.shared.errors import MisshapedTensor
+
+
+def gptq_matrix(module: Module, scheme: Scheme) -> StoredMatrix:
+    """Raises ModelError: a tensor is missing, or is not as the scheme and the config make it."""
+    num_out, num_in = module.shape
+    bits = scheme.bits
+    if num_in * bits % 32 or num_out * bits % 32:
+        raise MisshapedTensor(
+            f"{module.name} has {num_out} outputs and {num_in} inputs; GPTQ with {bits} bits has "
+            f"multiples of {32 // math.gcd(32, bits)}"
+        )
+    _, groups = module.num_groups(scheme)
+    words = module.take("qweight", INT32, (num_in * bits // 32, num_out))
+    zeros = module.take("qzeros", INT32, (groups, num_out * bits // 32))
+    scales = module.take("scales", FLOATS, (groups, num_out))
+    is_dense = 32 % bits > 0
+    if scheme.zeros_less_one:
+        zeros = _one_more(zeros, bits)
+    return StoredMatrix(
+        module.shape,
+        Words(words.T, bits, module.shape, is_dense=is_dense),
+        scales.T,
+        scheme.group,
+        Words(zeros, bits, (num_out, groups), is_transposed=True, is_dense=is_dense),
+        group_of=module.group_order("g_idx", groups, scheme.group[1]),
+        rounded=scales.dtype,
+    )
+
+
+def _one_more(zeros: Tensor, bits: int) -> Tensor:
+    """Add 1 to each number of words, as the first version has one less.
+
+    To whole words, since a zero point of 0 was written by taking 1 away from a whole word.
+    """
+    count = 32 // math.gcd(32, bits)  # numbers that begin and end with words
+    ones = [0] * (count * bits // 32)
+    for bit in range(0, count * bits, bits):
+        ones[bit // 32] |= 1 << bit % 32
+    added = torch.tensor(ones, dtype=torch.int64).repeat(zeros.shape[1] // len(ones))
+    return zeros + added.to(torch.int32)

@@ -1,0 +1,141 @@
+"""A quantised matrix as its file has it: what readers of formats make, and what is decoded here.
+
+    weight = rounded(scale * (code - zero)) + offset
+
+in float32, operation by operation, and rounded once to the type in which the format's own library
+has the result. That is also what the library computes: a scale of 16 bits times such a difference
+is exact in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.weights.stored import Part, StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """Codes, and groups of them that share a scale. Nothing is read before a part is asked for."""
+
+    shape: tuple[int, int]  # outputs, inputs
+    codes: StoredTensor  # [outputs, inputs]: integers, or floats of 8 bits
+    scales: StoredTensor  # [groups of outputs, groups of inputs]
+    group: tuple[int, int]  # outputs and inputs that share a scale; 0: all
+    zeros: StoredTensor | int = 0  # of each group, as `scales`, or of all
+    table: Tensor | None = None  # float32: what a code stands for; None: itself
+    group_of: Tensor | None = None  # of each input (int64); None: they are in order
+    rounded: torch.dtype = torch.float32
+    offset: float = 0.0
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`: float32."""
+        rows, columns = ranges(part, self.shape)
+        cut = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        codes = self.codes[cut]
+        weights = codes.float() if self.table is None else self.table[codes.int()]
+        if not isinstance(self.zeros, int):
+            weights -= self._of_each(self.zeros, rows, columns)
+        elif self.zeros:
+            weights -= self.zeros
+        weights *= self._of_each(self.scales, rows, columns)
+        if self.rounded != torch.float32:
+            weights = weights.to(self.rounded).float()
+        return weights + self.offset if self.offset else weights
+
+    def _of_each(self, numbers: StoredTensor, rows: range, columns: range) -> Tensor:
+        """A group's number for each code of a part, or so that it is broadcast to them."""
+        high, wide = (size or all_ for size, all_ in zip(self.group, self.shape, strict=True))
+        first_row, row_of = _groups(rows, high)
+        if self.group_of is not None:
+            row_groups = slice(first_row, int(row_of[-1]) + first_row + 1 if len(rows) else 0)
+            of_columns = self.group_of[columns.start : columns.stop]
+            return numbers[row_groups, :].float()[row_of][:, of_columns]
+        first, column_of = _groups(columns, wide)
+        if not len(rows) or not len(columns):
+            return torch.empty(len(rows), len(columns))
+        last_row, last = first_row + int(row_of[-1]), first + int(column_of[-1])
+        some = numbers[first_row : last_row + 1, first : last + 1].float()
+        return some[row_of][:, column_of]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Unsigned numbers, packed into words along the last dimension of a tensor."""
+
+    words: Tensor  # [lines, words] int32 or uint8
+    bits: int  # of a number
+    shape: tuple[int, int]  # of the numbers
+    order: tuple[int, ...] = ()  # of a word's numbers, from its lowest bits up; (): as they are
+    is_transposed: bool = False  # a line is a column of the numbers
+    is_dense: bool = False  # numbers may cross words
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`: uint8."""
+        rows, columns = ranges(part, self.shape)
+        if self.is_transposed:
+            return self._numbers(columns, rows).T
+        return self._numbers(rows, columns)
+
+    @property
+    def _word_bits(self) -> int:
+        return self.words.element_size() * 8
+
+    def _numbers(self, lines: range, along: range) -> Tensor:
+        if self.is_dense:
+            each, period = 32, self.bits  # numbers, and the words that hold them
+        else:
+            each, period = self._word_bits // self.bits, 1
+        first, last = along.start // each, -(-along.stop // each)
+        words = self.words[lines.start : lines.stop, first * period : last * period]
+        if self.is_dense:
+            missing = (last - first) * period - words.shape[1]
+            words = torch.nn.functional.pad(words, (0, missing))
+            numbers = _across(words.reshape(len(lines), -1, period), self.bits)
+        else:
+            order = self.order or range(each)
+            shifts = torch.empty(each, dtype=words.dtype)
+            shifts[list(order)] = torch.arange(each, dtype=words.dtype) * self.bits
+            numbers = words[:, :, None] >> shifts & (1 << self.bits) - 1
+        start = along.start - first * each
+        found = numbers.to(torch.uint8).reshape(len(lines), -1)
+        return found[:, start : start + len(along)]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A matrix whose groups run on from one row to the next: it is stored as one row."""
+
+    row: StoredTensor  # [1, all]
+    shape: tuple[int, int]
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        rows, columns = ranges(part, self.shape)
+        width = self.shape[1]
+        some = self.row[0:1, rows.start * width : rows.stop * width].reshape(len(rows), width)
+        return some[:, columns.start : columns.stop]
+
+
+def ranges(part: Part, shape: tuple[int, ...]) -> tuple[range, range]:
+    """The rows and columns that a part is."""
+    cuts = (*(part if isinstance(part, tuple) else (part,)), slice(None), slice(None))
+    return range(*cuts[0].indices(shape[0])), range(*cuts[1].indices(shape[1]))
+
+
+def _groups(of: range, size: int) -> tuple[int, Tensor]:
+    """The first group of some rows or columns, and the group of each, counted from that one."""
+    first = of.start // size
+    return first, torch.arange(of.start, of.stop) // size - first
+
+
+def _across(words: Tensor, bits: int) -> Tensor:
+    """Numbers of which one begins where the other ends: [..., bits] int32 -> [..., 32]."""
+    wide = words.long() & 0xFFFFFFFF
+    starts = torch.arange(32) * bits
+    word, shift = starts // 32, starts % 32
+    following = wide[..., (word + 1).clamp(max=bits - 1)] << 32 - shift
+    return (wide[..., word] >> shift | following) & (1 << bits) - 1
