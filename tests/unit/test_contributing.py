@@ -48,11 +48,11 @@ def test_no_block_is_left_out() -> None:
 
 
 def test_a_model_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its arithmetic is Qwen2's, by which transformers computes the reference."""
-    path = make_checkpoint(tmp_path / "cedar", "qwen2")
+    """Its arithmetic is Granite's, by which transformers computes the reference."""
+    path = make_checkpoint(tmp_path / "cedar", "granite")
     prompt = make_prompt(50)
     expected = Reference(path).logits(prompt)
-    edit_config(path, architectures=["CedarForCausalLM"], model_type="cedar", sliding_window=None)
+    edit_config(path, architectures=["CedarForCausalLM"], model_type="cedar")
     monkeypatch.setitem(FAMILIES, "CedarForCausalLM", FAMILIES["LlamaForCausalLM"])
     written("family")  # replaces it, until the end of the test
     assert FAMILIES["CedarForCausalLM"].model_type == "cedar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,15 @@ from typing import Any
 import pytest
 
 from pdserve.engine.models.arithmetic import Activation
-from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.windows import Windows
-from tests.checkpoints import make_checkpoint, to_transformers_4_style, with_plain_tensors
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from tests.checkpoints import (
+    edit_config,
+    make_checkpoint,
+    to_transformers_4_style,
+    with_plain_tensors,
+)
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
@@ -296,6 +303,24 @@ def test_rope_matches_transformers(
     if style == 4:
         to_transformers_4_style(tmp_path)
     assert_matches(tmp_path, kind)
+
+
+@pytest.mark.parametrize("family", ["phi3", "granite", "olmo2", "smollm3", "glm4", "qwen2_moe"])
+def test_a_config_of_transformers_4_says_the_same(family: str, tmp_path: Path) -> None:
+    """There, rope_theta, partial_rotary_factor and torch_dtype are beside the other fields."""
+    make_checkpoint(tmp_path, family)
+    config = json.loads((tmp_path / "config.json").read_text())
+    share = config["rope_parameters"].get("partial_rotary_factor")
+    five = load_model_config(resolve_checkpoint(str(tmp_path)))
+    to_transformers_4_style(tmp_path)
+    edit_config(
+        tmp_path,
+        dtype=None,
+        torch_dtype=config["dtype"],
+        layer_types=None,
+        partial_rotary_factor=share,
+    )
+    assert load_model_config(resolve_checkpoint(str(tmp_path))) == five
 
 
 def test_sharded_files_match_transformers(kind: DecoderKind, tmp_path: Path) -> None:
