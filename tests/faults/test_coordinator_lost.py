@@ -224,14 +224,15 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
 
 def program(name: str) -> list[str]:
     """The command line of an example."""
+    name, *options = name.split()
     if name.endswith(".py"):
-        return [sys.executable, str(ROOT / "examples" / name)]
+        return [sys.executable, str(ROOT / "examples" / name), *options]
     if (node := shutil.which("node")) is None:
         pytest.skip("no node is installed")
     return [node, str(ROOT / "examples" / name)]
 
 
-@pytest.mark.parametrize("name", ["resuming.py", "resuming.mjs"])
+@pytest.mark.parametrize("name", ["resuming.py", "resuming.py --async", "resuming.mjs"])
 async def test_a_stream_of_an_sdk_outlives_its_coordinator(
     pair: Fleet, client: Client, second: SecondCoordinator, name: str
 ) -> None:
