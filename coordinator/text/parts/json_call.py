@@ -87,6 +87,8 @@ class JsonCall:
         if self.name is None:
             return ""
         num_certain = len(self._arguments) - (0 if self.has_arguments else len(self._missing_end))
+        if num_certain <= 0:
+            return ""
         taken, self._arguments = self._arguments[:num_certain], self._arguments[num_certain:]
         return "".join(taken)
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
+from coordinator.text.parts.growing_text import GrowingText
 from coordinator.text.parts.interface import SPACE, NotACall, Tools, held_length
 from coordinator.text.parts.typed_values import argument_schema, as_json, is_text, json_of
 
@@ -55,8 +56,8 @@ class TaggedCall:
         self._schema: Mapping[str, Any] = {}  # of the arguments
         self._place = _Place.NAME
         self._text = ""  # of the tag that is being read, or of a value: what may belong to its end
-        self._value: list[str] = []  # of one that is no string
-        self._behind: list[str] | None = None  # after what may be the end of the function
+        self._value = GrowingText()  # of one that is no string
+        self._behind: GrowingText | None = None  # from what may be the end of the function on
         self._keys: set[str] = set()
         self._key = ""
         self._is_repeated = False  # the key: the first value counts
@@ -69,7 +70,7 @@ class TaggedCall:
         """Its last characters, which are not certain to belong to it."""
         if self._place in (_Place.NAME, _Place.KEY):
             return ""
-        return "".join(self._behind or ()) + self._text
+        return str(self._behind or "") + self._text
 
     def push(self, char: str) -> bool:
         """Take one character; False: the call ended before it."""
@@ -104,7 +105,7 @@ class TaggedCall:
             self._go_on()
             part = held_length(self._text, PARAMETER_END)
             self._keep(len(self._text) - (part if part > 1 else 0))
-            self._arguments += "" if self._is_repeated else "".join(self._value).strip()
+            self._arguments += "" if self._is_repeated else str(self._value).strip()
         return self.take()
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -170,16 +171,16 @@ class TaggedCall:
         for mark in (FUNCTION_END, _CALL_END):
             if text.endswith(mark):
                 self._keep(_before_line_break(text, -len(mark)))
-                self._behind = []
+                self._behind = GrowingText()
 
     def _go_on(self) -> None:
         """Take what was held back as a part of the value."""
         if self._behind is not None:
-            self._text, self._behind = "".join(self._behind) + self._text, None
+            self._text, self._behind = str(self._behind) + self._text, None
 
     def _end_early(self) -> None:
         """End the function where what was held back begins."""
-        behind = ("".join(self._behind or ()) + self._text).removeprefix("\n")
+        behind = (str(self._behind or "") + self._text).removeprefix("\n")
         self._text, self._behind = "", None
         self._end_value(0)
         self._end(is_consumed=True)
@@ -189,28 +190,28 @@ class TaggedCall:
         """Take the text up to there as certain: as a part of the value, or of what is behind."""
         told, self._text = self._text[:until], self._text[until:]
         if self._behind is not None:
-            self._behind.append(told)
+            self._behind.add(told)
         elif self._is_string and told:
             if not self._is_begun:  # the line break at its beginning is layout
                 told, self._is_begun = told.removeprefix("\n"), True
                 self._arguments += '"'
             self._arguments += json_of(told)[1:-1]
         elif not self._is_string:
-            self._value.append(told)
+            self._value.add(told)
 
     def _end_value(self, length: int) -> None:
         self._keep(length)
         if self._is_string:
             self._arguments += '"' if self._is_begun else '""'
         elif not self._is_repeated and self.name is not None:
-            value = "".join(self._value).removeprefix("\n")
+            value = str(self._value).removeprefix("\n")
             schema = argument_schema(self._schema, self._key)
             self._arguments += as_json(value, schema, self._schema)
         self._next(_Place.TAG)
 
     def _next(self, place: _Place) -> None:
         self._place, self._text, self._is_begun = place, "", False
-        self._value, self._behind = [], None
+        self._value, self._behind = GrowingText(), None
 
     def _end(self, *, is_consumed: bool) -> bool:
         if self.name is not None:

@@ -202,3 +202,13 @@ def test_what_a_limit_cuts_off_is_not_ended(name: str) -> None:
     parts = parser.push(CODER.replace("text", "count").replace("VALUE\n", "12</para"))
     parts += parser.finish(is_cut=True)
     assert "".join(piece.arguments for piece in parts.calls) == '{"count": 12'
+
+
+@pytest.mark.parametrize("name", ["alpha", "Alice"])
+def test_what_is_held_back_is_read_in_one_pass(name: str) -> None:
+    """It holds the event loop; read anew at each character, this would take minutes."""
+    for way, begin in (("hermes", '<tool_call>{"name": "alpha", "arguments": {"text": "'),
+                       ("qwen3_coder", CODER + "</function>")):  # fmt: skip
+        text = f"{begin.replace('alpha', name)}</tool_call>{'a' * 100_000}"
+        parts, _ = read(way, cut(text, [4]))
+        assert parts.content.endswith("a") or way == "hermes"
