@@ -12,7 +12,8 @@ _WIDTH = 200  # of tables where no terminal says how wide it is
 
 def say(text: str) -> None:
     """Show what is being done."""
-    Console(stderr=True).print(text, style="dim", highlight=False)
+    console = Console(stderr=True)
+    console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(report: msgspec.Struct, setup: Mapping[str, object]) -> None:

@@ -50,7 +50,8 @@ class Progress:
     def tell(self, text: str) -> None:
         """Say what is done from now on."""
         passed = minutes(self._elapsed_s())
-        self._console.print(f"[{passed}] {text}", style="dim", highlight=False, markup=False)
+        told = f"[{passed}] {text}"
+        self._console.print(told, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def _elapsed_s(self) -> float:
         return self._clock.now() - self._began_s

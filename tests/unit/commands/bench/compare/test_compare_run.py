@@ -122,8 +122,8 @@ def test_progress_says_when_and_how_long_at_most() -> None:
     assert "8:30 min left at most" in output.getvalue()
     plain = io.StringIO()
     with Progress(600.0, clock, Console(file=plain)) as progress:
-        progress.tell("at work")
-    assert plain.getvalue() == "[0 s] at work\n"
+        progress.tell("at work" * 30)
+    assert plain.getvalue() == f"[0 s] {'at work' * 30}\n", "a line in a file is not wrapped"
 
 
 def test_plots_are_no_reason_to_wait_at_the_start() -> None:
