@@ -33,7 +33,8 @@ def announcement(
     least = f"of {plan.duration_s:g} s and {plan.least_requests} requests at least"
     yield f"rates:      {rates}; runs {least}"
     yield f"promises:   kept for {plan.target:.0%} of requests is goodput"
-    yield f"time limit: {minutes(plan.budget_s)}; less if all is certain before"
+    limit = f"{minutes(plan.budget_s)}, but each kind of requests is measured at one rate at least"
+    yield f"time limit: {limit}; less if all is certain before"
     yield f"results:    {folder}"
     if isinstance(load_average, float) and (warning := busy_warning(load_average)):
         yield warning

@@ -138,7 +138,8 @@ class CompareConfig(ConfigStruct, frozen=True):
     idle_requests: Annotated[Count, Meta(description="requests to each idle cluster")] = 20
     seed: Annotated[int, Meta(ge=0, description="random seed")] = 0
     budget_s: Annotated[
-        Seconds, Meta(description="time limit: no rate is begun that would end later")
+        Seconds,
+        Meta(description="time limit: but for the first, no rate is begun that would end later"),
     ] = 3600.0
     quick: Annotated[bool, Meta(description="ten minutes at most: short runs, one local chunk")] = (
         False
