@@ -28,6 +28,8 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
 }
 # Where a block of a K-quant has its scales, which are float16.
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -68,13 +70,14 @@ def as_gguf(
     _write_config(writer, config)
     _write_tokenizer(writer, checkpoint, config)
     held: dict[str, torch.Tensor] = {}
-    for name, (values, parts) in _tensors(load_file(checkpoint / "model.safetensors")).items():
+    for name, (values, parts) in _tensors(architecture, checkpoint).items():
         heads = _permuted_heads(config, architecture, name)
         is_matrix = values.ndim > 1 and not name.endswith("ffn_gate_inp.weight")
         kind = type_of(name) if is_matrix else "F32"
-        data, decoded = _encoded(kind, _permuted(values, heads))
+        offset = 1 if architecture.startswith("gemma") and "norm" in name else 0
+        data, decoded = _encoded(kind, _permuted(values + offset, heads))
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
-        whole = torch.from_numpy(_restored(decoded, heads))
+        whole = torch.from_numpy(_restored(decoded, heads)) - offset
         for index, part in enumerate(parts):
             held[part] = (whole[index] if len(parts) > 1 else whole).clone()
     extra(writer)
@@ -91,11 +94,12 @@ def as_gguf(
     return folder
 
 
-def _tensors(stored: dict[str, torch.Tensor]) -> dict[str, tuple[Values, list[str]]]:
+def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, list[str]]]:
     """Name in GGUF |-> values, and the names of its parts, which are experts if several."""
+    stored = load_file(checkpoint / "model.safetensors")
     parts: dict[str, list[tuple[int, str]]] = {}
     for name in stored:
-        place = place_of(name)
+        place = place_of(name, architecture)
         parts.setdefault(place.name, []).append((place.expert or 0, name))
     made = {}
     for name, numbered in parts.items():
@@ -153,7 +157,17 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
+    if (factor := rope.get("factor")) is not None and rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(factor)
+    if config["model_type"].startswith("gemma"):
+        writer.add_sliding_window(config["sliding_window"])
+        if cap := config["attn_logit_softcapping"]:
+            writer.add_attn_logit_softcapping(cap)
+        if cap := config["final_logit_softcapping"]:
+            writer.add_final_logit_softcapping(cap)
     if experts := config.get("num_local_experts") or config.get("num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])

@@ -45,7 +45,8 @@ class ModelConfig:
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three
     has_fused_gate_up: bool = False  # likewise of the two
     arithmetic: Arithmetic = PLAIN
-    norm_offset: float = 0.0  # what the weights of all norms lack in checkpoints
+    norm_offset: float = 0.0  # what the weights of all norms lack in the checkpoint
+    has_wide_norms: bool = False  # these weights are float32, whatever the type of activations
 
     @property
     def attention_scale(self) -> float:
@@ -153,7 +154,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         has_fused_qkv=family.has_fused_qkv,
         has_fused_gate_up=family.has_fused_gate_up,
         arithmetic=arithmetic,
-        norm_offset=family.norm_offset,
+        norm_offset=family.norm_offset - fields.number("stored_norm_offset", 0.0),
+        has_wide_norms=family.norm_offset != 0,
     )
 
 

@@ -97,7 +97,7 @@ class _Allocation:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _norm(self, norm: Norm, *shape: int) -> Tensor:
-        dtype = torch.float32 if norm.offset else self._dtype
+        dtype = torch.float32 if norm.is_wide else self._dtype
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def _vocabulary(self, part: Part | None) -> Tensor:

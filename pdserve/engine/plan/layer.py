@@ -32,7 +32,8 @@ class Norm:
     size: int
     num_heads: int = 0  # of the rank, which it normalises; 0: it is no heads' norm
     is_of_all_heads: bool = False  # it has a number for each dimension of all; else of each
-    offset: float = 0.0  # added to the tensor; then the sum is float32 everywhere
+    offset: float = 0.0  # added to the tensor
+    is_wide: bool = False  # float32, whatever the type of activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
                 num_heads[norm.name] if norm.is_of_heads else 0,
                 norm.is_of_heads and together,
                 config.norm_offset,
+                config.has_wide_norms,
             )
             for norm in config.norms
         },

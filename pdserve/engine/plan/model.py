@@ -53,13 +53,19 @@ class ModelPlan:
         own, hidden = shard.share(config.vocab_size), config.hidden_size
         tokens, is_last = range(own.start, own.stop), shard.is_last_stage
         output = Part(_EMBEDDING if config.ties_embeddings else "lm_head", tokens)
+        norm = Norm(
+            "model.norm.weight",
+            hidden,
+            offset=config.norm_offset,
+            is_wide=config.has_wide_norms,
+        )
         plan = cls(
             config,
             shard,
             form,
             Part(_EMBEDDING, tokens) if shard.is_first_stage else None,
             tuple(layer_plan(config, index, shard, form) for index in shard.layers(config)),
-            Norm("model.norm.weight", hidden, offset=config.norm_offset) if is_last else None,
+            norm if is_last else None,
             Matrix("lm_head", (output,), range(hidden), form) if is_last else None,
         )
         if codings:

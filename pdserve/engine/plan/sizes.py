@@ -13,7 +13,7 @@ def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     norms = sum(
         norm.size * (1 if norm.is_of_all_heads else norm.num_heads or 1) for norm in plan.norms
     )
-    norms *= ActivationDtype.FLOAT32.itemsize if plan.config.norm_offset else dtype.itemsize
+    norms *= ActivationDtype.FLOAT32.itemsize if plan.config.has_wide_norms else dtype.itemsize
     others = sum(matrix.num_out for matrix in matrices if matrix.has_bias)
     ends = [] if plan.embedding is None else [plan.embedding]
     ends += [] if plan.lm_head is None else plan.lm_head.parts

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.model_files.coding import Codes, Coding
-from pdserve.model_files.gguf.config import PERMUTED, architecture_of
+from pdserve.model_files.gguf.architectures import ARCHITECTURES
+from pdserve.model_files.gguf.config import architecture_of
 from pdserve.model_files.gguf.container import GgufTensor
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
@@ -79,8 +80,9 @@ class GgufPart:
 def find_parts(model: GgufModel, expected: Iterable[str]) -> dict[str, GgufPart]:
     """Return name |-> part, for those that the file has."""
     found: dict[str, GgufPart] = {}
+    architecture = architecture_of(model)
     for name in expected:
-        place = place_of(name)
+        place = place_of(name, architecture)
         part = _find(model, place)
         if part is not None:
             heads = _permuted_heads(model, place)
@@ -109,7 +111,7 @@ def _find(model: GgufModel, place: Place) -> GgufPart | None:
 
 def _permuted_heads(model: GgufModel, place: Place) -> int:
     architecture = architecture_of(model)
-    if architecture not in PERMUTED or place.part not in ("attn_q", "attn_k"):
+    if not ARCHITECTURES[architecture].permutes_heads or place.part not in ("attn_q", "attn_k"):
         return 0
     fields = GgufFields(model.values, model.path, f"{architecture}.")
     num_heads = fields.integer("attention.head_count")

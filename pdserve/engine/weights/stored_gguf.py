@@ -12,6 +12,7 @@ from pdserve.engine.weights.gguf_parts import GgufPart, find_parts
 from pdserve.engine.weights.stored import Found, Part, Shapes
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Codes, Coding
+from pdserve.model_files.gguf.config import architecture_of
 from pdserve.model_files.gguf.names import ROPE_DIVISORS, place_of
 
 
@@ -54,10 +55,11 @@ def gguf_tensors(checkpoint: Checkpoint, expected: Shapes) -> Found:
     """Find tensors. Raises as `stored.Reader`."""
     model = checkpoint.gguf
     assert model is not None, "the format was looked at"
+    architecture = architecture_of(model)
     found = find_parts(model, expected)
     file_of = {name: part.tensor.file.path for name, part in found.items()}
     used = {ROPE_DIVISORS, *(part.tensor.name for part in found.values())}
     others = [name for name in model.tensors if name not in used]
     in_order = sorted(found, key=lambda name: (str(file_of[name]), found[name].tensor.offset))
     tensors = {name: StoredGguf(found[name]) for name in in_order}
-    return Found(tensors, file_of, others, lambda name: place_of(name).name)
+    return Found(tensors, file_of, others, lambda name: place_of(name, architecture).name)

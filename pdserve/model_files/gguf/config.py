@@ -7,9 +7,10 @@ tied heads, the size of the vocabulary) is seen from its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 
+from pdserve.model_files.gguf.architectures import ARCHITECTURES, Architecture
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
 from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS
@@ -72,22 +73,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def _llama(fields: GgufFields) -> str:
-    if fields.integer("expert_count", 0, minimum=0):
-        return "MixtralForCausalLM"
-    has_window = fields.integer("attention.sliding_window", 0, minimum=0) > 0
-    return "MistralForCausalLM" if has_window else "LlamaForCausalLM"
-
-
-ARCHITECTURES: Final[dict[str, Callable[[GgufFields], str]]] = {
-    "llama": _llama,  # Mistral and Mixtral too
-    "qwen2": lambda _: "Qwen2ForCausalLM",
-    "qwen3": lambda _: "Qwen3ForCausalLM",
-    "qwen3moe": lambda _: "Qwen3MoeForCausalLM",
-}
-PERMUTED: Final = frozenset({"llama"})  # rows of q and k, within heads
-
-
 def architecture_of(model: GgufModel) -> str:
     """What the file says, such as "llama"."""
     return GgufFields(model.values, model.path).text("general.architecture")
@@ -109,20 +94,22 @@ def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
             f"{model.path} is of the architecture {name}; supported are {', '.join(ARCHITECTURES)}"
         )
     fields = general.under(f"{name}.")
-    _refuse_foreign(fields)
+    architecture = ARCHITECTURES[name]
+    _refuse_foreign(fields, architecture)
     config = _sizes(fields, model)
     config |= _rope(fields, model, config["head_dim"] // 2)
+    config |= architecture.own(fields)
     return config | {
-        "architectures": [ARCHITECTURES[name](fields)],
+        "architectures": [architecture.called(fields)],
         "tie_word_embeddings": HEAD not in model.tensors,
         "dtype": _dtype(model),
         "eos_token_id": sorted(end_ids),
     }
 
 
-def _refuse_foreign(fields: GgufFields) -> None:
+def _refuse_foreign(fields: GgufFields, architecture: Architecture) -> None:
     for key in fields.names():
-        if key in _READ:
+        if key in _READ or key in architecture.reads:
             continue
         value = fields.raw(key)
         if not isinstance(value, list) and value in _NEUTRAL.get(key, ()):

@@ -34,6 +34,13 @@ _OF_LAYERS: Final = {
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
+# Where an architecture calls something else by a name of the others.
+_SANDWICHED: Final = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_OF_ARCHITECTURES: Final = {"gemma2": _SANDWICHED, "gemma3": _SANDWICHED}
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERTS: Final = {
     "w1": "ffn_gate",
@@ -63,7 +70,7 @@ class Place:
         return self.name.split(".")[-2]
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str, architecture: str = "llama") -> Place:
     """Return where a tensor of a checkpoint is. Raises KeyError: GGUF has none such here."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("model.layers."):
@@ -71,4 +78,5 @@ def place_of(name: str) -> Place:
     number, _, part = stem.removeprefix("model.layers.").partition(".")
     if (expert := _EXPERT.fullmatch(part)) is not None:
         return Place(f"blk.{number}.{_OF_EXPERTS[expert[2]]}_exps.{kind}", int(expert[1]))
-    return Place(f"blk.{number}.{_OF_LAYERS[part]}.{kind}")
+    parts = _OF_LAYERS | _OF_ARCHITECTURES.get(architecture, {})
+    return Place(f"blk.{number}.{parts[part]}.{kind}")

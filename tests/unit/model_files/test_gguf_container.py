@@ -177,13 +177,13 @@ def test_a_file_in_the_hubs_cache_is_that_of_the_hub(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_is_not_served_is_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "g.gguf", "gemma3")
+    writer = gguf.GGUFWriter(tmp_path / "g.gguf", "gemma4")
     writer.add_token_list(["a"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnknownArchitecture, match="architecture gemma3; supported are llama, q"):
+    with pytest.raises(UnknownArchitecture, match="architecture gemma4; supported are llama, q"):
         resolve_checkpoint(str(tmp_path / "g.gguf")).config()
 
 

@@ -1,0 +1,82 @@
+"""The architectures of GGUF files that are served, and what each says in keys of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pdserve.model_files.gguf.fields import GgufFields
+
+
+def _nothing(fields: GgufFields) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What `general.architecture` names."""
+
+    called: Callable[[GgufFields], str]  # in config.json
+    reads: frozenset[str] = frozenset()  # keys of few architectures, and of this one
+    own: Callable[[GgufFields], dict[str, Any]] = _nothing  # fields of config.json
+    permutes_heads: bool = False  # rows of q and k: [2, half] is stored as [half, 2]
+
+
+def _llama(fields: GgufFields) -> str:
+    if fields.integer("expert_count", 0, minimum=0):
+        return "MixtralForCausalLM"
+    has_window = fields.integer("attention.sliding_window", 0, minimum=0) > 0
+    return "MistralForCausalLM" if has_window else "LlamaForCausalLM"
+
+
+def _gemma(fields: GgufFields, largest: int) -> dict[str, Any]:
+    """Of both: files tell the scale of queries by the number of layers, that of the largest."""
+    num_heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    scalar = fields.integer("attention.key_length", hidden // num_heads)
+    config: dict[str, Any] = {
+        "query_pre_attn_scalar": (
+            hidden // num_heads if fields.integer("block_count") == largest else scalar
+        ),
+        "stored_norm_offset": 1.0,
+    }
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if key in fields:
+            config[key] = None if fields.raw(key) == 0 else fields.number(key)
+    if (pattern := fields.raw("attention.sliding_window_pattern")) is not None:
+        config |= _windows(fields, pattern)
+    return config
+
+
+def _windows(fields: GgufFields, pattern: Any) -> dict[str, Any]:
+    if isinstance(pattern, list):
+        kinds = ["sliding_attention" if one else "full_attention" for one in pattern]
+        return {"layer_types": kinds}
+    return {"sliding_window_pattern": fields.integer("attention.sliding_window_pattern")}
+
+
+def _gemma2(fields: GgufFields) -> dict[str, Any]:
+    window = fields.integer("attention.sliding_window", 4096)
+    return _gemma(fields, largest=46) | {"sliding_window": window}
+
+
+def _gemma3(fields: GgufFields) -> dict[str, Any]:
+    config = _gemma(fields, largest=62)
+    if "rope.freq_base_swa" in fields:
+        config["rope_local_base_freq"] = fields.number("rope.freq_base_swa")
+    return config | {"rope_theta": fields.number("rope.freq_base", 1e6)}
+
+
+_OF_GEMMA: Final = frozenset({"final_logit_softcapping", "attention.sliding_window_pattern"})
+ARCHITECTURES: Final[dict[str, Architecture]] = {
+    "llama": Architecture(_llama, permutes_heads=True),  # Mistral and Mixtral too
+    "qwen2": Architecture(lambda _: "Qwen2ForCausalLM"),
+    "qwen3": Architecture(lambda _: "Qwen3ForCausalLM"),
+    "qwen3moe": Architecture(lambda _: "Qwen3MoeForCausalLM"),
+    "gemma2": Architecture(
+        lambda _: "Gemma2ForCausalLM", _OF_GEMMA | {"attn_logit_softcapping"}, _gemma2
+    ),
+    "gemma3": Architecture(
+        lambda _: "Gemma3ForCausalLM", _OF_GEMMA | {"rope.freq_base_swa"}, _gemma3
+    ),
+}
