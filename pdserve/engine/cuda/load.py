@@ -52,6 +52,7 @@ def cuda_decoder(
         own.num_heads,
         own.num_kv_heads,
         own.sliding_windows[layers.start : layers.stop],
+        config.arithmetic.attention_cap,
     )
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()

@@ -37,7 +37,7 @@ def on(case: Case, device: torch.device) -> Case:
 def attend(
     backend: AttentionBackend, case: Case, window: int | None = None, layer: int = 0
 ) -> Tensor:
-    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window)
+    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window, case.shape.cap)
     return backend.attend(case.query, kv, case.batch)
 
 
@@ -80,14 +80,28 @@ def check_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, device: torch
         torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+def check_norm_of_what_a_sublayer_made(dtype: torch.dtype, device: torch.device) -> None:
+    """By float32 weights, of rows of any dtype, into any dtype."""
+    made = torch.randn(5, 70, device=device).to(dtype)
+    weight = torch.randn(70, device=device)
+    for out in (dtype, torch.float32):
+        found = rows.add_rms_norm(made, None, weight, 1e-6, out)
+        assert found.dtype == out
+        tolerance = TOLERANCE[out]
+        expected = rms_norm(made.float(), weight, 1e-6)
+        torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
 def check_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(2)
     gate_up = (torch.randn(shape[0], 2 * shape[1], device=device) * 4).to(dtype)
     gate, up = gate_up.float().chunk(2, dim=-1)
     expected = torch.nn.functional.silu(gate) * up
-    found = rows.silu_mul(gate_up)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=TOLERANCE[dtype])
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    for gated, wanted in ((rows.silu_mul, expected), (rows.gelu_mul, gelu)):
+        found = gated(gate_up)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), wanted, atol=1e-5, rtol=TOLERANCE[dtype])
 
 
 def check_experts(

@@ -39,7 +39,8 @@ def _tensors(part: object) -> Iterator[Tensor]:
     elif isinstance(part, LayerWeights):
         norms, mixer = part.norms, part.mixer  # in the order of their use
         attention = [norms["attention_norm"], mixer["qkv"], part.qk_norm, mixer["attention_out"]]
-        yield from _tensors([*attention, norms["mlp_norm"], part.mlp])
+        after = [norm for name, norm in norms.items() if name.startswith("after_")]
+        yield from _tensors([*attention, norms["mlp_norm"], part.mlp, after])
     elif is_dataclass(part):
         for field in fields(part):
             yield from _tensors(getattr(part, field.name))

@@ -60,6 +60,12 @@ def test_more_keys_than_one_split_takes_at_least() -> None:
     check_attention(triton_attention(), case, None)
 
 
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+def test_scores_are_kept_within_a_cap(dtype: torch.dtype) -> None:
+    case = make_case(Shape(2, 3, 32, dtype=dtype, cap=0.7), [(1, 70), (9, 40)])
+    check_attention(triton_attention(), case, 33)
+
+
 def test_few_heads_have_more_splits() -> None:
     from pdserve.engine.cuda.attention.split_keys import num_splits
 

@@ -53,7 +53,10 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> B
 
     # Small, since every program of every kernel is interpreted.
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    window = {"sliding_window": 6} if request.param == "mistral" else {}
+    has_window = request.param in ("mistral", "gemma2", "gemma3")
+    window: dict[str, object] = {"sliding_window": 6} if has_window else {}
+    if has_window and request.param != "mistral":
+        window["layer_types"] = ["sliding_attention", "full_attention"]
     path = make_checkpoint(tmp_path, request.param, max_position_embeddings=64, **sizes, **window)
     config = load_model_config(resolve_checkpoint(str(path)))
     weights = random_weights(config, torch.float32, CPU)
@@ -77,7 +80,7 @@ def requests():
 
 @pytest.mark.parametrize(
     "both",
-    matrix(["qwen3", "llama", "mistral", "qwen3_moe", "phi3", "qwen2_moe"], 1),
+    matrix(["qwen3", "gemma3", "gemma2", "llama", "mistral", "qwen3_moe", "phi3", "qwen2_moe"], 1),
     indirect=True,
 )
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:

@@ -150,7 +150,7 @@ TOKENWISE = {
     "add_rms_norm_rows": 2,
     "aten.linear.default": 4,  # qkv, attention's output, gate and up, down
     "rotate_and_write_heads": 1,
-    "silu_mul_rows": 1,
+    "activate_and_multiply_rows": 1,
 }
 OF_DECODES = {"attend_single_rows": 1, "merge_splits": 1}
 OF_PROMPTS = {"attend_chunks": 1}

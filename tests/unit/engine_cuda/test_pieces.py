@@ -70,7 +70,8 @@ class Model:
 
     def poison(self) -> None:
         stream = self.buffers.stream
-        floats = [stream.residual, stream.cos, stream.sin, self.buffers.query]
+        angles = [tensor for of_rope in stream.angles for tensor in of_rope]
+        floats = [stream.residual, *angles, self.buffers.query]
         for tensor in [*floats, self.buffers.attended]:
             tensor.fill_(float("nan"))
         for tensor in (self.buffers.token_ids, self.buffers.positions, self.buffers.slots):

@@ -28,6 +28,11 @@ def test_add_rms_norm(checks, shape: tuple[int, int], dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
+def test_norm_of_what_a_sublayer_made(checks, dtype: torch.dtype) -> None:
+    checks.check_norm_of_what_a_sublayer_made(dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("shape", [(3, 64), (2, 1500), (0, 16), (5, 1)])
 def test_silu_mul(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
     checks.check_silu_mul(shape, dtype, CPU)
@@ -60,7 +65,7 @@ def test_what_cannot_be_is_refused(interpreted: None) -> None:
     rotation = rows.Rotation(half, half, None, 1e-6)
     good = torch.zeros(2, 8 * 64)
     with pytest.raises(TypeError, match="residual"):
-        rows.add_rms_norm(torch.zeros(2, 4).bfloat16(), None, torch.ones(4), 1e-6)
+        rows.add_rms_norm(torch.zeros(2, 4).bfloat16(), torch.ones(2, 4), torch.ones(4), 1e-6)
     with pytest.raises(ValueError, match="weight of shape"):
         rows.add_rms_norm(torch.zeros(2, 4), None, torch.ones(5), 1e-6)
     with pytest.raises(ValueError, match="cannot be added"):

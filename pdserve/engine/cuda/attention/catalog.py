@@ -32,6 +32,7 @@ class AttentionNeeds:
     num_heads: int = 4
     num_kv_heads: int = 2
     windows: tuple[int | None, ...] = (None,)  # of each layer: ModelConfig.sliding_windows
+    cap: float | None = None  # of scores; None: there is none
 
 
 class DecodeAttention(Protocol):
@@ -86,6 +87,8 @@ def _half_precision_only(needs: AttentionNeeds) -> str | None:
         return f"computes in bfloat16 or float16, the model is {needs.dtype}"
     if needs.head_dim not in _HEAD_DIMS:
         return f"has heads of {sorted(_HEAD_DIMS)}, the model's are of {needs.head_dim}"
+    if needs.cap is not None:
+        return "is not asked for soft caps of scores, which the model has"
     return None
 
 

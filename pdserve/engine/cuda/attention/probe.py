@@ -110,6 +110,7 @@ class AttentionTrial:
         num_rows = sum(rows for rows, _ in contexts)
         self._query = drawn(num_rows, needs.num_heads, needs.head_dim)
         self._scale = needs.head_dim**-0.5
+        self._cap = needs.cap
 
     def attend(self, attend: Attend, layer: int, sliding_window: int | None) -> Tensor:
         """Return what a function like AttentionBackend.attend computes of a layer."""
@@ -120,7 +121,7 @@ class AttentionTrial:
     ) -> Tensor:
         """Return what a backend has put where it was told to; NaN where it has put nothing."""
         out = torch.full_like(self._query, torch.nan)
-        kv = LayerKv(self._pool, layer, self._scale, sliding_window)
+        kv = LayerKv(self._pool, layer, self._scale, sliding_window, self._cap)
         backend.attend(self._query, kv, self._batch, out)
         return out
 
@@ -140,7 +141,7 @@ class AttentionTrial:
         batch: AttentionBatch,
         sliding_window: int | None,
     ) -> Tensor:
-        kv = LayerKv(self._pool, layer, self._scale, sliding_window)
+        kv = LayerKv(self._pool, layer, self._scale, sliding_window, self._cap)
         return attend(self._query, kv, batch)
 
 

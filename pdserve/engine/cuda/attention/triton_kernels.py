@@ -26,7 +26,9 @@ def _attend_keys(
     end_key,
     block_stride,
     scale_log2,
+    cap_log2,
     window,
+    HAS_CAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -48,6 +50,10 @@ def _attend_keys(
         is_there = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        if HAS_CAP:  # cap * tanh(score / cap); far beyond the cap, exp2 would be infinite
+            ratio = scores / cap_log2 * 2.8853900817779268
+            ratio = tl.minimum(ratio, 126.0, propagate_nan=tl.PropagateNan.ALL)
+            scores = cap_log2 - 2.0 * cap_log2 / (tl.exp2(ratio) + 1.0)
         # One comparison for each score: as an unsigned number, what is ahead is very far. No row of
         # the range is at its end or behind, so `is_key` need not be asked, too.
         distance = (positions[:, None] - at[None, :]).to(tl.uint32, bitcast=True)
@@ -96,7 +102,9 @@ def attend_chunks(
     table_stride,
     block_stride,
     scale_log2,
+    cap_log2,
     window,
+    HAS_CAP: tl.constexpr,  # else cap_log2 is not read
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
     PADDED_GROUP: tl.constexpr,  # the same, up to a power of two
@@ -148,7 +156,9 @@ def attend_chunks(
         end_key,
         block_stride,
         scale_log2,
+        cap_log2,
         window,
+        HAS_CAP,
         HEAD_DIM,
         BLOCK_SIZE,
         BLOCK_M,
@@ -189,7 +199,9 @@ def attend_single_rows(
     table_stride,
     block_stride,
     scale_log2,
+    cap_log2,
     window,
+    HAS_CAP: tl.constexpr,  # else cap_log2 is not read
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -232,7 +244,9 @@ def attend_single_rows(
         tl.minimum(first_key + num_keys, context_len),
         block_stride,
         scale_log2,
+        cap_log2,
         window,
+        HAS_CAP,
         HEAD_DIM,
         BLOCK_SIZE,
         BLOCK_M,

@@ -28,6 +28,7 @@ from pdserve.engine.cuda.layers.forward import Forward, ResidualStream
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.stage_ends import Finals
+from pdserve.engine.rope import Angles
 from pdserve.engine.steps.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -56,13 +57,15 @@ class Buffers:
         def numbers() -> Tensor:
             return zeros(dtype=torch.int64)
 
-        def angles() -> Tensor:
-            return zeros(1, own.head_dim // 2, dtype=torch.float32)
+        def angles() -> Angles:
+            half = own.head_dim // 2
+            return zeros(1, half, dtype=torch.float32), zeros(1, half, dtype=torch.float32)
 
         def heads() -> Tensor:
             return zeros(own.num_heads, own.head_dim, dtype=dtype)
 
-        stream = ResidualStream(zeros(own.hidden_size, dtype=torch.float32), angles(), angles())
+        residual = zeros(own.hidden_size, dtype=torch.float32)
+        stream = ResidualStream(residual, [angles() for _ in set(own.ropes)])
         return cls(numbers(), numbers(), numbers() - 1, stream, heads(), heads())
 
     def first(self, num_rows: int) -> Buffers:
@@ -73,7 +76,8 @@ class Buffers:
             self.positions[:num_rows],
             self.slots[:num_rows],
             ResidualStream(
-                stream.residual[:num_rows], stream.cos[:num_rows], stream.sin[:num_rows]
+                stream.residual[:num_rows],
+                [(cos[:num_rows], sin[:num_rows]) for cos, sin in stream.angles],
             ),
             self.query[:num_rows],
             self.attended[:num_rows],
@@ -174,8 +178,9 @@ class Pieces:
         def begin() -> None:
             begun = forward.begin(buffers.token_ids, buffers.positions)
             stream.residual.copy_(begun.residual)
-            stream.cos.copy_(begun.cos)
-            stream.sin.copy_(begun.sin)
+            for (cos, sin), angles in zip(stream.angles, begun.angles, strict=True):
+                cos.copy_(angles[0])
+                sin.copy_(angles[1])
             write(0, None)
 
         def go_on(layer: int) -> None:

@@ -15,17 +15,16 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.layers.experts import mix_experts
-from pdserve.engine.cuda.layers.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
+from pdserve.engine.cuda.layers.rows import GATED, Rotation, add_rms_norm, rotate_and_write
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
-from pdserve.engine.rope import Rope
+from pdserve.engine.rope import Angles, LayerRopes
 from pdserve.engine.steps.batch import WantedStates
 from pdserve.engine.steps.parts import LEAST_PART
-from pdserve.shared.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,7 @@ class ResidualStream:
     """What rows carry from layer to layer."""
 
     residual: Tensor  # [num_rows, hidden_size] float32; each layer adds to it, in place
-    cos: Tensor  # [num_rows, 1, head_dim / 2] float32
-    sin: Tensor  # like cos
+    angles: list[Angles]  # of each rope of the model, [num_rows, 1, head_dim / 2] float32
 
 
 class Forward:
@@ -58,20 +56,21 @@ class Forward:
         ranks: Collectives = ALONE,
         least_part: int = LEAST_PART,
     ) -> None:
-        """Raises ModelError: layers have norms that are none of this decoder."""
-        weights.expect_norms("attention_norm", "mlp_norm")
-        config.arithmetic.expect("embedding_scale", "residual_scale", "logit_scale", "logit_cap")
+        """Raises ModelError: the model has norms, or arithmetic, of which this decoder has none."""
+        weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+        known = ["attention_scale", "attention_cap", "logit_scale", "logit_cap"]
+        known += ["embedding_scale", "residual_scale"]
+        config.arithmetic.expect(*known, *([] if config.experts else ["activation"]))
+        self._gated = GATED[config.arithmetic.activation]
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
         self._weights = weights
         self.ends = StageEnds(config, weights, torch.float32, ranks, least_part)
         layers = ranks.shard.layers(config)
-        if len({*config.ropes}) > 1:
-            raise ModelError("layers rotate positions differently, which is not computed here")
         self.num_layers = len(layers)  # of this stage
         self._windows = config.sliding_windows[layers.start : layers.stop]
-        self._rope = Rope(config.ropes[layers.start], config.head_dim, weights.embedding.device)
-        self._scale = config.head_dim**-0.5
+        self._ropes = LayerRopes(config.ropes, config.head_dim, weights.embedding.device)
+        self._layer_ropes = self._ropes.of_layers[layers.start : layers.stop]
 
     @property
     def num_columns(self) -> int:
@@ -116,7 +115,7 @@ class Forward:
     def begin(self, token_ids: Tensor, positions: Tensor) -> ResidualStream:
         """Return what enters the first layer."""
         residual = self.ends.enter(token_ids)
-        return ResidualStream(residual, *self._rope.cos_sin(positions, torch.float32))
+        return ResidualStream(residual, self._ropes.angles(positions, torch.float32))
 
     def query(
         self,
@@ -133,28 +132,41 @@ class Forward:
             [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
         """
         weights, eps = self._weights.layers[layer], self.own.rms_norm_eps
-        normed = add_rms_norm(stream.residual, delta, weights.norms["attention_norm"], eps)
-        rotation = Rotation(stream.cos, stream.sin, weights.qk_norm, eps)
+        normed = self._normed(stream.residual, delta, weights.norms["attention_norm"])
+        cos, sin = stream.angles[self._layer_ropes[layer]]
+        rotation = Rotation(cos, sin, weights.qk_norm, eps)
         return rotate_and_write(weights.mixer["qkv"](normed), rotation, slots, kv_pool, layer, out)
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
-        return LayerKv(kv_pool, layer, self._scale, self._windows[layer])
+        scale, cap = self.own.attention_scale, self.own.arithmetic.attention_cap
+        return LayerKv(kv_pool, layer, scale, self._windows[layer], cap)
 
     def attention_out(self, layer: int, attended: Tensor) -> Tensor:
         """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
         out = self._weights.layers[layer].mixer["attention_out"]
-        return self.ranks.all_reduce(out(attended.flatten(1)))
+        return self._after(layer, "after_attention_norm", out(attended.flatten(1)))
 
     def mlp(self, layer: int, stream: ResidualStream, delta: Tensor) -> Tensor:
         """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
         weights = self._weights.layers[layer]
-        normed = add_rms_norm(
-            stream.residual, delta, weights.norms["mlp_norm"], self.own.rms_norm_eps
-        )
+        normed = self._normed(stream.residual, delta, weights.norms["mlp_norm"])
         mlp = weights.mlp
-        made = mix_experts(normed, mlp) if isinstance(mlp, Experts) else mlp(normed, silu_mul)
-        return self.ranks.all_reduce(made)
+        made = mix_experts(normed, mlp) if isinstance(mlp, Experts) else mlp(normed, self._gated)
+        return self._after(layer, "after_mlp_norm", made)
+
+    def _after(self, layer: int, norm: str, made: Tensor) -> Tensor:
+        """Return what a sublayer adds to the residual, of what this rank has made of it."""
+        made = self.ranks.all_reduce(made)
+        weight = self._weights.layers[layer].norms.get(norm)
+        if weight is None:
+            return made
+        return add_rms_norm(made, None, weight, self.own.rms_norm_eps, torch.float32)
+
+    def _normed(self, residual: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Add the delta to the residual; return the normalised sum in the model's dtype."""
+        dtype = self._weights.embedding.dtype
+        return add_rms_norm(residual, delta, weight, self.own.rms_norm_eps, dtype)
 
     def finals(
         self,
@@ -183,4 +195,4 @@ class Forward:
         if rows is not None:
             residual = residual[rows]
             delta = None if delta is None else delta[rows]
-        return add_rms_norm(residual, delta, self._weights.final_norm, self.own.rms_norm_eps)
+        return self._normed(residual, delta, self._weights.final_norm)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def add_rms_norm_rows(
-    residual,  # [num_rows, size] float32; the delta is added to it
+    residual,  # [num_rows, size]; the delta is added to it, if it is float32
     delta,  # [num_rows, size]
     weight,  # [size]
     out,  # [num_rows, size]
@@ -21,7 +21,7 @@ def add_rms_norm_rows(
     row = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
     is_there = at < SIZE
-    x = tl.load(residual + row + at, mask=is_there, other=0.0)
+    x = tl.load(residual + row + at, mask=is_there, other=0.0).to(tl.float32)
     if HAS_DELTA:
         x += tl.load(delta + row + at, mask=is_there, other=0.0).to(tl.float32)
         tl.store(residual + row + at, x, mask=is_there)
@@ -32,9 +32,10 @@ def add_rms_norm_rows(
 
 
 @triton.jit
-def silu_mul_rows(
+def activate_and_multiply_rows(
     gate_up,  # [num_rows, 2 * size]
     out,  # [num_rows, size]
+    IS_GELU: tl.constexpr,  # by tanh; else SiLU
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -44,7 +45,12 @@ def silu_mul_rows(
     is_there = at < SIZE
     gate = tl.load(gate_up + row * 2 * SIZE + at, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=is_there, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    angle = gate
+    if IS_GELU:
+        # Beyond 9 it is the gate or 0; exp would be infinite.
+        near = tl.minimum(tl.maximum(gate, -9.0), 9.0)
+        angle = 1.5957691216057308 * (near + 0.044715 * near * near * near)
+    result = gate / (1.0 + tl.exp(-angle)) * up
     tl.store(out + row * SIZE + at, result.to(out.dtype.element_ty), mask=is_there)
 
 

@@ -13,14 +13,15 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.cuda.layers.row_kernels import (
+    activate_and_multiply_rows,
     add_rms_norm_rows,
     rotate_and_write_heads,
-    silu_mul_rows,
     spread_table_rows,
     take_sampled_tokens,
 )
+from pdserve.engine.models.arithmetic import Activation
 
-_SILU_BLOCK: Final = 1024
+_GATED_BLOCK: Final = 1024
 _ROTATED: Final = 256  # pairs of numbers of a warp: each thread loads and stores 16 bytes at a time
 _TABLE_BLOCK: Final = 1024
 _TOKEN_BLOCK: Final = 256
@@ -36,26 +37,33 @@ class Rotation:
     eps: float
 
 
-def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add the delta to the residual in place; return the normalised sum in the weight's dtype.
+def add_rms_norm(
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Add the delta to the residual in place; return the normalised sum.
 
     Args:
-        residual: [num_rows, size] float32, contiguous.
+        residual: [num_rows, size] float32, contiguous; without a delta, of any dtype.
         delta: same shape, contiguous, any dtype; None adds nothing.
         weight: [size].
         eps: added to the mean square.
+        dtype: of the result; None: the weight's.
 
     Returns:
         [num_rows, size], contiguous.
     """
     num_rows, size = residual.shape
-    if residual.dtype != torch.float32 or not residual.is_contiguous():
+    if (delta is not None and residual.dtype != torch.float32) or not residual.is_contiguous():
         raise TypeError("the residual must be float32 and contiguous")
     if tuple(weight.shape) != (size,) or not weight.is_contiguous():
         raise ValueError(f"a weight of shape {list(weight.shape)} for rows of {size}")
     if delta is not None and (delta.shape != residual.shape or not delta.is_contiguous()):
         raise ValueError(f"{list(delta.shape)} cannot be added to {list(residual.shape)}")
-    out = torch.empty((num_rows, size), dtype=weight.dtype, device=residual.device)
+    out = torch.empty((num_rows, size), dtype=dtype or weight.dtype, device=residual.device)
     if num_rows:
         add_rms_norm_rows[(num_rows,)](
             residual,
@@ -74,15 +82,33 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
+    return _activated(gate_up, is_gelu=False)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up, by tanh: [num_rows, 2 * size] -> [num_rows, size], likewise."""
+    return _activated(gate_up, is_gelu=True)
+
+
+GATED: Final = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_mul}
+
+
+def _activated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     num_rows, double = gate_up.shape
     if double % 2 or not gate_up.is_contiguous():
         raise ValueError(f"gate and up of shape {list(gate_up.shape)}: contiguous, and of one size")
     size = double // 2
     out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows:
-        grid = (num_rows, -(-size // _SILU_BLOCK))
-        silu_mul_rows[grid](
-            gate_up, out, SIZE=size, BLOCK=_SILU_BLOCK, enable_fp_fusion=True, num_warps=4
+        grid = (num_rows, -(-size // _GATED_BLOCK))
+        activate_and_multiply_rows[grid](
+            gate_up,
+            out,
+            IS_GELU=is_gelu,
+            SIZE=size,
+            BLOCK=_GATED_BLOCK,
+            enable_fp_fusion=True,
+            num_warps=4,
         )
     return out
 
