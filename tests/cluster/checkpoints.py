@@ -31,7 +31,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"head_dim": 64, "rope_parameters": _LLAMA3_ROPE},
     ),
+    "gemma3, qk-norm, windows, two ropes": ("gemma3", {}),
     "qwen3, GQA, qk-norm, head_dim 128": ("qwen3", {"head_dim": 128}),
+    "gemma2, caps, windows": ("gemma2", {}),
     "llama, MHA, head_dim 128, tied": (
         "llama",
         {"head_dim": 128, "num_key_value_heads": 4, "tie_word_embeddings": True},
