@@ -16,13 +16,16 @@ pytest.importorskip("triton")
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.parameters import allocate_weights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Scheduled
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import ModelError
 from pdserve.shared.pooling import Pooling
 from tests.checkpoints import make_checkpoint
 from tests.fakes.graphs import Recorded
 from tests.fakes.late_copies import PromptCopies
+from tests.plans import plan_in
 from tests.requests import make_request, work_of
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_model.harness import Node, make_prompt
@@ -80,7 +83,22 @@ def requests():
 
 @pytest.mark.parametrize(
     "both",
-    matrix(["qwen3", "gemma3", "gemma2", "llama", "mistral", "qwen3_moe", "phi3", "qwen2_moe"], 1),
+    matrix(
+        [
+            "qwen3",
+            "gemma3",
+            "gemma2",
+            "granite",
+            "smollm3",
+            "glm4",
+            "llama",
+            "mistral",
+            "qwen3_moe",
+            "phi3",
+            "qwen2_moe",
+        ],
+        1,
+    ),
     indirect=True,
 )
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
@@ -94,6 +112,18 @@ def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     # Steps that only decode went through graphs; three rows were filled up to four.
     assert both.recorder.recordings[1].num_replays > 0
     assert [of.num_replays for of in both.recorder.recordings[2:]] == [1] * NUM_PIECES
+
+
+@pytest.mark.parametrize(
+    ("family", "lacks"), [("olmo3", "norms_heads_together"), ("cohere2", "is_parallel")]
+)
+def test_what_gpus_lack_is_refused_by_name(family: str, lacks: str, tmp_path: Path) -> None:
+    from pdserve.engine.cuda.layers.forward import Forward
+
+    config = load_model_config(resolve_checkpoint(str(make_checkpoint(tmp_path, family))))
+    weights = allocate_weights(plan_in(config, torch.float32), torch.float32, CPU)
+    with pytest.raises(ModelError, match=lacks):
+        Forward(config, weights)
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
