@@ -13,6 +13,7 @@ from aiohttp import web
 
 from pdserve.commands.bench.load.workload import TimedRequest
 from pdserve.shared.errors import ClusterError
+from tests.fakes.http import serving
 
 Body = dict[str, Any]
 Answer = Callable[[web.Request, Body], Awaitable[web.StreamResponse]]
@@ -85,18 +86,9 @@ class FakeServer:
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[FakeServer]:
-        app = web.Application(client_max_size=2**22)
-        app.add_routes(
-            [web.post("/v1/completions", self._complete), web.get("/v1/models", self._models)]
-        )
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", port).start()
-            self.url = "http://{}:{}".format(*runner.addresses[0])
+        complete = web.post("/v1/completions", self._complete)
+        async with serving(complete, web.get("/v1/models", self._models), port=port) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

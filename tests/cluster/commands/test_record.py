@@ -22,6 +22,7 @@ from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet
+from tests.fakes.http import serving
 from tests.waits import until
 
 SECRET = "the client's own words"
@@ -103,13 +104,7 @@ async def test_what_is_no_coordinator_is_told(tmp_path: Path) -> None:
     async def other(request: web.Request) -> web.Response:
         return web.Response(body=b"data: {}\n\n", content_type="text/event-stream")
 
-    app = web.Application()
-    app.router.add_get("/admin/record", other)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = "http://{}:{}".format(*runner.addresses[0])
+    async with serving(web.get("/admin/record", other)) as url:
         recording = await asyncio.create_subprocess_exec(
             *OWN_COMMAND,
             "record",
@@ -120,8 +115,6 @@ async def test_what_is_no_coordinator_is_told(tmp_path: Path) -> None:
         )
         _, said = await recording.communicate()
         assert f"{url} does not speak as a coordinator does" in said.decode()
-    finally:
-        await runner.cleanup()
 
 
 def line(number: int, at_s: float, tokens: int, *blocks: int) -> TraceLine:

@@ -13,6 +13,7 @@ from pdserve.commands.bench.handoff.run import (
     HOPS,
     PARTS,
     HandoffLoad,
+    HandoffReport,
     make_report,
     measure_handoff,
 )
@@ -21,7 +22,7 @@ from pdserve.commands.cluster.scrape import parse
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import HandoffHops, PhaseTimes
 from pdserve.shared.errors import ClusterError, ConfigError
-from tests.unit.commands.bench.serving import serving
+from tests.fakes.http import serving
 
 LOAD = HandoffLoad(concurrency=4, rounds=2, prompt_tokens=(8, 16), output_tokens=3)
 TIMES = PhaseTimes(
@@ -59,13 +60,18 @@ class Server:
         return web.Response(body=self.metrics.exposition())
 
     def running(self) -> AbstractAsyncContextManager[str]:
-        return serving(self.complete, self.expose)
+        complete = web.post("/v1/completions", self.complete)
+        return serving(complete, web.get("/metrics", self.expose))
+
+
+async def measured(url: str) -> HandoffReport:
+    return await measure_handoff(url, "m", url.removeprefix("http://"), LOAD, 20)
 
 
 async def test_every_request_but_the_first_round_is_counted() -> None:
     server = Server()
-    async with server.running() as address:
-        report = await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
+    async with server.running() as url:
+        report = await measured(url)
     assert (report.requests, report.concurrency, report.prompt_tokens) == (8, 4, [8, 16])
     assert len(server.bodies) == 12
     means = {row.part: row.mean_ms for row in report.rows}
@@ -88,8 +94,8 @@ async def test_every_request_but_the_first_round_is_counted() -> None:
 
 async def test_requests_are_of_the_wanted_size_and_share_no_prefix() -> None:
     server = Server()
-    async with server.running() as address:
-        await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
+    async with server.running() as url:
+        await measured(url)
     for body in server.bodies:
         assert (body["model"], body["max_tokens"], body["stream"]) == ("m", 3, True)
     counted = [body["prompt"] for body in server.bodies]
@@ -98,21 +104,21 @@ async def test_requests_are_of_the_wanted_size_and_share_no_prefix() -> None:
 
 
 async def test_a_refused_stream_is_told() -> None:
-    async with Server(status=503).running() as address:
+    async with Server(status=503).running() as url:
         with pytest.raises(ClusterError, match="a stream broke: 503"):
-            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
+            await measured(url)
 
 
 async def test_a_stream_that_breaks_after_its_first_byte_is_told() -> None:
-    async with Server(last='data: {"error": "node_lost"}').running() as address:
+    async with Server(last='data: {"error": "node_lost"}').running() as url:
         with pytest.raises(ClusterError, match="node_lost"):
-            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
+            await measured(url)
 
 
 async def test_a_cluster_without_handoffs_is_told() -> None:
-    async with Server(was_handed_off=False).running() as address:
+    async with Server(was_handed_off=False).running() as url:
         with pytest.raises(ClusterError, match="no request was handed off"):
-            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
+            await measured(url)
 
 
 def test_the_parts_are_metrics_of_the_coordinator() -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from pdserve.commands.bench.overhead.run import WatchedNode, measure_overhead
 from pdserve.metrics import NodeMetrics
 from pdserve.shared.errors import ClusterError
-from tests.unit.commands.bench.serving import serving
+from tests.fakes.http import serving
 
 STEPS = 10  # between two looks
 OVERHEAD_S = 0.0004
@@ -58,29 +58,30 @@ class Server:
         return web.Response(body=self.metrics.exposition())
 
     def serving(self) -> AbstractAsyncContextManager[str]:
-        return serving(self.complete, self.expose)
+        complete = web.post("/v1/completions", self.complete)
+        return serving(complete, web.get("/metrics", self.expose))
 
 
 async def test_only_steps_of_the_whole_batch_count() -> None:
-    async with Server(running=[1, 2, 2]).serving() as address:
-        node = WatchedNode(address, os.getpid())
-        row = await measure_overhead(f"http://{address}", "m", node, 2, 1000, 20)
+    async with Server(running=[1, 2, 2]).serving() as url:
+        node = WatchedNode(url.removeprefix("http://"), os.getpid())
+        row = await measure_overhead(url, "m", node, 2, 1000, 20)
     assert (row.batch, row.steps) == (2, STEPS)
     assert row.overhead_ms == pytest.approx(OVERHEAD_S * 1e3)
     assert row.model_ms == pytest.approx(MODEL_S * 1e3)
 
 
 async def test_a_batch_that_was_never_together_is_told() -> None:
-    async with Server(running=[1, 2]).serving() as address:
-        node = WatchedNode(address, os.getpid())
+    async with Server(running=[1, 2]).serving() as url:
+        node = WatchedNode(url.removeprefix("http://"), os.getpid())
         with pytest.raises(
             ClusterError, match="2 streams of 1000 tokens were never in the batch together"
         ):
-            await measure_overhead(f"http://{address}", "m", node, 2, 1000, 20)
+            await measure_overhead(url, "m", node, 2, 1000, 20)
 
 
 async def test_a_stream_that_breaks_is_told() -> None:
-    async with Server([2, 2], last='data: {"error": "node_lost"}').serving() as address:
-        node = WatchedNode(address, os.getpid())
+    async with Server([2, 2], last='data: {"error": "node_lost"}').serving() as url:
+        node = WatchedNode(url.removeprefix("http://"), os.getpid())
         with pytest.raises(ClusterError, match="node_lost"):
-            await measure_overhead(f"http://{address}", "m", node, 2, 1000, 20)
+            await measure_overhead(url, "m", node, 2, 1000, 20)

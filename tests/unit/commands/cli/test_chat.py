@@ -7,6 +7,7 @@ from aiohttp import web
 
 from pdserve.commands.cli.chat import Answer, ask
 from pdserve.shared.errors import ClusterError, NodeLost, PdserveError
+from tests.fakes.http import serving
 
 
 def chunk(content=None, finish_reason=None) -> str:
@@ -19,7 +20,7 @@ WHOLE = [chunk(""), chunk("Hel"), chunk("lo"), chunk(None, "stop"), USAGE, "[DON
 
 
 @asynccontextmanager
-async def serving(events: list[str], status: int = 200) -> AsyncIterator[tuple[str, list]]:
+async def answering(events: list[str], status: int = 200) -> AsyncIterator[tuple[str, list]]:
     bodies = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -30,18 +31,13 @@ async def serving(events: list[str], status: int = 200) -> AsyncIterator[tuple[s
             text="".join(f"data: {event}\n\n" for event in events),
         )
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}", bodies
-    await runner.cleanup()
+    async with serving(web.post("/v1/chat/completions", answer)) as url:
+        yield url, bodies
 
 
 async def test_an_answer_arrives_piece_by_piece_and_is_timed():
     pieces = []
-    async with serving(WHOLE) as (url, bodies):
+    async with answering(WHOLE) as (url, bodies):
         answer = await ask(url, "m", "Hi", 7, pieces.append)
     assert pieces == ["Hel", "lo"]
     assert (answer.text, answer.finish_reason) == ("Hello", "stop")
@@ -63,20 +59,20 @@ async def test_an_answer_arrives_piece_by_piece_and_is_timed():
     ],
 )
 async def test_an_incomplete_answer_is_an_error(events, complaint):
-    async with serving(events) as (url, _):
+    async with answering(events) as (url, _):
         with pytest.raises(ClusterError, match=complaint):
             await ask(url, "m", "Hi", 7, lambda text: None)
 
 
 async def test_an_error_in_the_stream_is_the_servers_own():
     error = json.dumps({"error": {"message": "decode-0 is gone", "code": "node_lost"}})
-    async with serving([*WHOLE[:2], error]) as (url, _):
+    async with answering([*WHOLE[:2], error]) as (url, _):
         with pytest.raises(NodeLost, match="decode-0 is gone"):
             await ask(url, "m", "Hi", 7, lambda text: None)
 
 
 async def test_a_refusal_is_passed_on():
-    async with serving(["too busy"], status=429) as (url, _):
+    async with answering(["too busy"], status=429) as (url, _):
         with pytest.raises(PdserveError, match=r"refused with 429: .*too busy"):
             await ask(url, "m", "Hi", 7, lambda text: None)
 

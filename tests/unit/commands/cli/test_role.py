@@ -14,6 +14,7 @@ from pdserve.commands.cli.running import role as role_command
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 from pdserve.shared.errors import ClusterError, NodeNotFound, RoleRefused
 from pdserve.shared.process.exit_codes import OK
+from tests.fakes.http import serving
 
 
 def node(node_id: str, role: str, running: int) -> NodeStatus:
@@ -56,13 +57,8 @@ async def coordinator(status: int, body: object, asked: list[object]) -> AsyncIt
     async def show(request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(STATUS))
 
-    app = web.Application()
-    app.add_routes([web.post("/admin/role", change), web.get("/status", show)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(web.post("/admin/role", change), web.get("/status", show)) as url:
+        yield url
 
 
 async def change(url: str, node_id: str, *, force: bool = False, **times: float) -> int:

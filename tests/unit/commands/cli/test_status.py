@@ -23,6 +23,7 @@ from pdserve.protocol.status import (
     PrefixStatus,
 )
 from pdserve.shared.errors import ClusterError
+from tests.fakes.http import serving
 
 
 def node(node_id: str, state: str = "ready", progress: float = 1.0) -> NodeStatus:
@@ -99,7 +100,7 @@ def test_no_column_is_cut_in_a_narrow_terminal(width):
 
 
 async def test_a_pipe_gets_all_columns():
-    async with serving(200, msgspec.json.encode(STATUS)) as url:
+    async with answering(200, msgspec.json.encode(STATUS)) as url:
         command = [sys.executable, "-m", "pdserve", "status", "--url", url]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         out, _ = await process.communicate()
@@ -176,22 +177,17 @@ def test_who_is_waited_for():
 
 
 @asynccontextmanager
-async def serving(status: int, body: bytes) -> AsyncIterator[str]:
+async def answering(status: int, body: bytes) -> AsyncIterator[str]:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status, body=body)
 
-    app = web.Application()
-    app.router.add_get("/status", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(web.get("/status", answer)) as url:
+        yield url
 
 
 async def test_a_status_is_read_and_unknown_fields_are_left_to_newer_versions():
     fields = msgspec.to_builtins(STATUS) | {"something_new": 1}
-    async with serving(200, msgspec.json.encode(fields)) as url:
+    async with answering(200, msgspec.json.encode(fields)) as url:
         assert await fetch_status(url + "/") == STATUS
 
 
@@ -211,13 +207,13 @@ async def test_a_status_is_read_and_unknown_fields_are_left_to_newer_versions():
     ],
 )
 async def test_whatever_else_answers_is_refused(status, body, complaint):
-    async with serving(status, body) as url:
+    async with answering(status, body) as url:
         with pytest.raises(ClusterError, match=complaint):
             await fetch_status(url)
 
 
 async def test_no_coordinator_is_a_cluster_error():
-    async with serving(200, b"") as url:
+    async with answering(200, b"") as url:
         pass
     with pytest.raises(ClusterError, match="no coordinator at"):
         await fetch_status(url)

@@ -17,6 +17,7 @@ from pdserve.measured.perf_model import StepShape
 from pdserve.node.reports.sample_log import SampleLog
 from pdserve.protocol import StepCosts
 from pdserve.shared.errors import ClusterError
+from tests.fakes.http import serving
 from tests.unit.commands.simulation.test_calibrate import KIND
 
 COSTS = StepCosts(knot_tokens=[1], knot_s=[0.01])
@@ -43,17 +44,8 @@ async def reader_of(answer: Callable[[int], bytes]) -> AsyncIterator[NodeReader]
     async def samples(request: web.Request) -> web.Response:
         return web.Response(body=answer(int(request.query["after"])))
 
-    app = web.Application()
-    app.router.add_get("/samples", samples)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0]
-        async with aiohttp.ClientSession() as session:
-            yield NodeReader(session, [f"{host}:{port}"])
-    finally:
-        await runner.cleanup()
+    async with serving(web.get("/samples", samples)) as url, aiohttp.ClientSession() as session:
+        yield NodeReader(session, [url.removeprefix("http://")])
 
 
 async def test_a_run_of_more_steps_than_nodes_keep_is_read_whole() -> None:

@@ -18,6 +18,7 @@ from coordinator.tracing.spans import of_call, operation_of
 from pdserve.protocol import PhaseTimes, Slo
 from pdserve.settings.tracing import TracingConfig
 from pdserve.shared.clock import ManualClock
+from tests.fakes.http import serving
 from tests.otlp_receiver import attributes_of, receiving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -172,21 +173,12 @@ async def test_spans_arrive_over_http() -> None:
         bodies[request.path] = await request.read()
         return web.Response()
 
-    app = web.Application()
-    app.router.add_post("/v1/traces", take)
-    app.router.add_post("/v1/metrics", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    config = TracingConfig(
-        otlp_endpoint=f"http://127.0.0.1:{port}", otlp_protocol="http/protobuf", sampling=1.0
-    )
-    tracing = OtlpTracing(config, "tiny", ManualClock())
-    tracing.call_ended(summary(tracing.begin({})))
-    await asyncio.to_thread(tracing.close)
-    await runner.cleanup()
+    routes = (web.post(f"/v1/{what}", take) for what in ("traces", "metrics"))
+    async with serving(*routes) as url:
+        config = TracingConfig(otlp_endpoint=url, otlp_protocol="http/protobuf", sampling=1.0)
+        tracing = OtlpTracing(config, "tiny", ManualClock())
+        tracing.call_ended(summary(tracing.begin({})))
+        await asyncio.to_thread(tracing.close)
     assert set(bodies) == {"/v1/traces", "/v1/metrics"}
     (resource,) = trace.ExportTraceServiceRequest.FromString(bodies["/v1/traces"]).resource_spans
     assert attributes_of(resource.resource)["service.name"] == "pdserve"

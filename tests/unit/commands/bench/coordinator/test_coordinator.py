@@ -33,6 +33,7 @@ from pdserve.commands.bench.serve.config import Load
 from pdserve.settings.tracing import TracingConfig
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ClusterError, ConfigError
+from tests.fakes.http import serving
 
 NO_PROCESS = 1 << 30
 TWO_STREAMS = Chats(4, 3, Load(concurrency=2))
@@ -140,23 +141,18 @@ async def test_token_1_is_the_first_text_and_not_the_role() -> None:
         await response.write(TOKEN + USAGE)
         return response
 
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", answer)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with chat_target("http://{}:{}".format(*runner.addresses[0]), "m") as target:
-            outcome = asked(2)
-            request = target.request("hello", 2)
-            sending = asyncio.create_task(target.send(request, outcome, time.perf_counter()))
-            await asyncio.wait([sending], timeout=0.05)
-            assert outcome.arrivals_s == []
-            gate.set()
-            await sending
-            assert len(outcome.arrivals_s) == 1
-    finally:
-        await runner.cleanup()
+    async with (
+        serving(web.post("/v1/chat/completions", answer)) as url,
+        chat_target(url, "m") as target,
+    ):
+        outcome = asked(2)
+        request = target.request("hello", 2)
+        sending = asyncio.create_task(target.send(request, outcome, time.perf_counter()))
+        await asyncio.wait([sending], timeout=0.05)
+        assert outcome.arrivals_s == []
+        gate.set()
+        await sending
+        assert len(outcome.arrivals_s) == 1
 
 
 async def test_what_is_no_server_is_told() -> None:

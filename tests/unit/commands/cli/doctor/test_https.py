@@ -16,6 +16,7 @@ from aiohttp import web
 from pdserve.commands.cli.doctor.cluster.https import https_end
 from pdserve.commands.cli.main import main
 from pdserve.shared.errors import ClusterError
+from tests.fakes.http import serving
 from tests.unit.commands.cli.doctor.statuses import cluster
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
@@ -31,17 +32,13 @@ def keys(tmp_path: Path) -> Path:
 async def url(keys: Path) -> AsyncIterator[str]:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(keys / "tls.crt", keys / "tls.key")
-    app, body = web.Application(), msgspec.json.encode(cluster())
+    body = msgspec.json.encode(cluster())
 
     async def status(request: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    app.router.add_get("/status", status)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(web.get("/status", status), tls=tls) as url:
+        yield url
 
 
 async def test_the_certificate_is_told_when_it_ends_soon(
