@@ -8,6 +8,7 @@ from coordinator.admission.policy import OUTPUT_COST
 from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig, PrefillPolicyName
+from tests.matrix import matrix
 from tests.simulation.compare_floods import (
     FLOOD,
     HAS_BEGUN_S,
@@ -69,7 +70,7 @@ def test_shares_hold_on_the_nodes_alone():
     assert flooded.attainment > 0.98
 
 
-@pytest.mark.parametrize("mode", NODES)
+@pytest.mark.parametrize("mode", matrix(NODES, 1))
 @pytest.mark.parametrize("payers", PAYERS.values(), ids=PAYERS)
 def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     payers: tuple[Slo, Slo], mode: Mode
@@ -95,7 +96,7 @@ def test_a_flood_delays_another_little_in_its_first_seconds():
     assert flooded.attainment == 1.0
 
 
-@pytest.mark.parametrize("mode", NODES)
+@pytest.mark.parametrize("mode", matrix(NODES, 1))
 def test_long_answers_that_fill_all_places_do_not_shut_an_equal_out(mode: Mode):
     """Alice's answers fill all 64 places of each node, and more wait; they take many seconds."""
     num_prefill, num_decode = NODES[mode]

@@ -41,7 +41,7 @@ def test_unpulled_kv_holds_prompts_back_and_nothing_gets_stuck(policy, num_kv_to
 
 
 @pytest.mark.parametrize("policy", ["max-batch", "tpot-cap", "slack-batch", "static"])
-@pytest.mark.parametrize("headroom", ["greedy", "reserve-static", "reserve-dynamic"])
+@pytest.mark.parametrize("headroom", matrix(["greedy", "reserve-static", "reserve-dynamic"], 1))
 def test_every_decode_policy_ends_everything_with_little_memory(policy, headroom):
     tiny = replace(A100_13B, num_kv_tokens=5 * 1024, block_size=16, max_batch_size=8)
     slow, quick = Slo(name="a", tpot_s=0.2), Slo(name="b", tpot_s=0.03, priority=1)

@@ -7,6 +7,7 @@ import pytest
 from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import PrefillPolicyName
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import Run, prefill_only, prefill_policy
 from tests.simulation.workload import calls, fixed, lognormal, merged, poisson, uniform
@@ -68,7 +69,7 @@ def test_least_slack_keeps_mixed_promises_near_saturation():
     assert edf.ttft_attainment > 0.98
 
 
-@pytest.mark.parametrize("times", [1.5, 2.0])
+@pytest.mark.parametrize("times", matrix([2.0, 1.5], 1))
 def test_least_slack_does_not_collapse_in_an_overload(times):
     """With the same target for all, plain EDF is first come, first served."""
     capacity = 8.6  # prompts of 1000 tokens a second

@@ -10,6 +10,7 @@ from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.outlook import Outlook
 from pdserve.protocol import Prompt, Slo, TransferCosts
 from pdserve.settings.config import PolicyConfig, RouterName
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import fleet, prefill_policy
 from tests.simulation.score import Score
@@ -44,13 +45,16 @@ def shared(router: RouterName) -> Score:
     return fleet(8, 0, "disaggregated", load, IN_ORDER, machine, router=router).score
 
 
-@pytest.mark.parametrize("other", ["round-robin", "random", "least-loaded", "power-of-two"])
+OTHERS = ["round-robin", "random", "least-loaded", "power-of-two"]
+
+
+@pytest.mark.parametrize("other", matrix(OTHERS, 1))
 def test_prediction_is_best_for_uneven_prompts(other: RouterName):
     assert uneven("predicted").mean_ttft_s < 0.95 * uneven(other).mean_ttft_s
     assert uneven("predicted").ttft_attainment >= uneven(other).ttft_attainment
 
 
-@pytest.mark.parametrize("other", ["round-robin", "random", "least-loaded", "power-of-two"])
+@pytest.mark.parametrize("other", matrix(OTHERS, 1))
 def test_prediction_is_far_better_where_prompts_begin_alike(other: RouterName):
     assert shared("predicted").mean_ttft_s < 0.2 * shared(other).mean_ttft_s
     assert shared("predicted").hit_rate > 2 * shared(other).hit_rate

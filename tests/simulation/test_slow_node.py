@@ -16,6 +16,7 @@ from pdserve.engine.request import Request
 from pdserve.measured.perf_model import FORGET_S
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.score import Score, scored
 from tests.simulation.workload import calls, fixed, poisson
@@ -89,7 +90,7 @@ def slowed(role: NodeRole, per_s: float, slow_s: float, end_s: float) -> Run:
 
 
 @pytest.mark.parametrize("role", NodeRole)
-@pytest.mark.parametrize("per_s", [4.0, 16.0])
+@pytest.mark.parametrize("per_s", matrix([4.0, 16.0], 1))
 def test_it_is_given_less_within_seconds(role: NodeRole, per_s: float) -> None:
     """No more than it is worth; and it is asked again and again whether that is still so."""
     end_s = 80.0
@@ -100,7 +101,7 @@ def test_it_is_given_less_within_seconds(role: NodeRole, per_s: float) -> None:
 
 
 @pytest.mark.parametrize("role", NodeRole)
-@pytest.mark.parametrize("per_s", [4.0, 16.0])
+@pytest.mark.parametrize("per_s", matrix([4.0, 16.0], 1))
 def test_a_slow_spell_is_forgotten(role: NodeRole, per_s: float) -> None:
     back_s = SLOW_S + SPELL_S + FORGET_S + NOTICED_S
     run = slowed(role, per_s, SPELL_S, back_s + 20.0)

@@ -7,6 +7,7 @@ import pytest
 from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.modes.test_adaptive import documents
 from tests.simulation.scenarios import fleet
@@ -37,7 +38,7 @@ def test_streams_with_slack_stay_on_prefill_nodes() -> None:
     assert run.score.attainment > 0.99
 
 
-@pytest.mark.parametrize("other", ["disaggregated", "adaptive", "colocated"])
+@pytest.mark.parametrize("other", matrix(["disaggregated", "adaptive", "colocated"], 1))
 def test_it_is_none_of_the_other_modes(other: str) -> None:
     load = documents(2.5)
     flowing, others = (
