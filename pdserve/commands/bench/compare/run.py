@@ -39,7 +39,12 @@ from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 Compare = Callable[[Experiment, MakeCases, CompareReport], Coroutine[Any, Any, None]]
 
 
-def run(config: CompareConfig, setup: dict[str, object], compare: Compare = compare) -> int:
+def run(config: CompareConfig, setup: dict[str, object]) -> int:
+    """Measure by `compare`, and tell; see `run_with`."""
+    return run_with(config, setup, compare)
+
+
+def run_with(config: CompareConfig, setup: dict[str, object], compare: Compare) -> int:
     """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
 
     Ctrl-C ends it early, as an error does: what was measured is reported.

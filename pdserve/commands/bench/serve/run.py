@@ -34,7 +34,12 @@ _SHARE = 0.5  # of a core, likewise
 Measure = Callable[[ServeBenchConfig, ServeReport], Coroutine[Any, Any, None]]
 
 
-def run(config: ServeBenchConfig, setup: dict[str, object], measure: Measure | None = None) -> int:
+def run(config: ServeBenchConfig, setup: dict[str, object]) -> int:
+    """Measure a server, and tell; see `run_with`."""
+    return run_with(config, setup, _measure)
+
+
+def run_with(config: ServeBenchConfig, setup: dict[str, object], measure: Measure) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
     Ctrl-C ends it early, and so does a server that cannot be used: what was measured is printed.
@@ -45,7 +50,7 @@ def run(config: ServeBenchConfig, setup: dict[str, object], measure: Measure | N
     """
     report, exit_code = ServeReport([], []), OK
     try:
-        asyncio.run((measure or _measure)(config, report))
+        asyncio.run(measure(config, report))
     except KeyboardInterrupt:
         if not report.rows:
             raise

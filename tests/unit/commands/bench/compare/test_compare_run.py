@@ -424,7 +424,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(
         report.scenarios.extend(made.scenarios)
         raise KeyboardInterrupt
 
-    assert bench_compare.run(CompareConfig(out=str(tmp_path)), {}, interrupted) == FORCED
+    assert bench_compare.run_with(CompareConfig(out=str(tmp_path)), {}, interrupted) == FORCED
     assert "made-up: nothing" in capsys.readouterr().out
     kept = json.loads((tmp_path / "report.json").read_text())
     assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
@@ -439,7 +439,7 @@ def test_what_was_measured_before_an_error_is_reported(
         raise ClusterError("the machine is on fire")
 
     with pytest.raises(ClusterError, match="on fire"):
-        bench_compare.run(CompareConfig(out=str(tmp_path)), {}, breaks)
+        bench_compare.run_with(CompareConfig(out=str(tmp_path)), {}, breaks)
     said = capsys.readouterr()
     assert "made-up: nothing" in said.out
     assert "an error has ended it" in said.err

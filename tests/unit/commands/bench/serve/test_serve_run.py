@@ -79,7 +79,7 @@ def test_what_was_done_before_it_ended_is_printed(
         report.rows.append(serve_row("http://it", "m", Load(concurrency=1), [done]))
         raise end
 
-    assert bench_serve.run(ServeBenchConfig(json=True), {}, interrupted) == exit_code
+    assert bench_serve.run_with(ServeBenchConfig(json=True), {}, interrupted) == exit_code
     captured = capsys.readouterr()
     assert [row["server"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
     assert said in captured.err
