@@ -18,7 +18,7 @@ from decode_node.arrival import Arrival
 from kv_transfer.puller import Pulls
 from pdserve.lifecycle import RecordTimes
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
 from pdserve.settings.timeouts import NodeTimeouts

@@ -9,7 +9,7 @@ from kv_transfer.puller import PullResult, Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.lifecycle import Span
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from pdserve.protocol import HandoffRecord
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import MalformedMessage, PeerLost, TransferCancelled

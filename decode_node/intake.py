@@ -32,7 +32,7 @@ from pdserve.node.kept_scores import KeptScores
 from pdserve.node.legs import request_of
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from pdserve.node.sessions.subscription import Subscription
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
 

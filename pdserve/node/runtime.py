@@ -172,6 +172,7 @@ class Node:
             on_drain=on_drain,
         )
         self._standby = Standby(parts.node_id, self._report_load)
+        services.sessions.on_silent = self._report_load  # others are sent another way at once
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())

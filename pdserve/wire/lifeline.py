@@ -57,35 +57,49 @@ class Lifeline:
         self._limit_s = limit_s
         self._heard = heard
         self._answers_s = answers_s or limit_s
+        self._of_host = ""
 
     def holds(self, silent_s: float) -> bool:
         """Whether the peer is late rather than gone."""
         heard = self._heard()
         if heard is None:
+            self._of_host = ""
             return silent_s < self._limit_s
         if min(heard) > self._answers_s:
+            self._of_host = ", nor did its host"
             return False
+        self._of_host = ", though its host did"
         factor = BUSY if heard.data_s <= self._limit_s else STOPPED
         return silent_s < factor * self._limit_s
+
+    def of_its_host(self) -> str:
+        """How "it did not answer" goes on, by the last look; empty if nothing is known."""
+        return self._of_host
 
 
 @contextmanager
 def lifeline(
     limit_s: float, peers: Collection[Endpoint], answers_s: float = 0.0
 ) -> Iterator[Lifeline]:
-    """The lifeline to a process that this one is connected to, at one of these addresses."""
+    """The lifeline to a process that this one is connected to, or soon is, at these addresses."""
     with ExitStack() as stack:
-        connections = [stack.enter_context(found) for found in _connections(peers)]
-        for connection in connections:
-            _probe(connection)
+        connections: list[socket.socket] = []
+
+        def look() -> None:
+            connections.extend(map(stack.enter_context, _connections(peers)))
+            for connection in connections:
+                _probe(connection)
 
         def heard() -> Heard | None:
+            if not connections:
+                look()
             # By chance two peers may have one address and port: then it is the one of whom less is
             # heard.
             times = [_heard(connection) for connection in connections]
             known = [one for one in times if one is not None]
             return max(known, key=min) if len(known) == len(times) > 0 else None
 
+        look()
         yield Lifeline(limit_s, heard, answers_s)
 
 

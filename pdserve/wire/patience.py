@@ -35,6 +35,11 @@ class Patience:
         self._num_ticks = 0
         self._due_s = clock.now() + self.tick_s
 
+    @property
+    def silent_s(self) -> float:
+        """How long it has been by now."""
+        return self._num_ticks * self.tick_s
+
     def heard(self) -> None:
         """The peer has said something."""
         self._num_ticks = 0
@@ -47,7 +52,7 @@ class Patience:
         if is_late:
             return False
         self._num_ticks += 1
-        return self._num_ticks >= _TICKS and not self._waits_on(self._num_ticks * self.tick_s)
+        return self._num_ticks >= _TICKS and not self._waits_on(self.silent_s)
 
 
 @asynccontextmanager

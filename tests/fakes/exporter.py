@@ -8,7 +8,7 @@ from kv_transfer.links.link import Link
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.ticket import Ticket, TicketSealer
 from pdserve.kv import KvDtype, KvLayout
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from pdserve.protocol import (
     Announcement,
     ExporterWelcome,

@@ -26,7 +26,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.services import Services
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from prefill_node.handoffs import Handoffs
 from prefill_node.service import PrefillNode
 

@@ -8,7 +8,7 @@ from pdserve.node.prefixes.cost import PrefixWorth
 from pdserve.node.prefixes.exports import MAX_HASHES
 from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.offers import FetchParts, Prefix
-from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.session import Session
 from pdserve.protocol import PrefixAnswer, PrefixSource
 from pdserve.shared.errors import MalformedMessage, OutOfBlocks, StaleTicket
 

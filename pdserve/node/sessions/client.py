@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final, NoReturn, TypeAlias
 
 import grpc.aio
@@ -17,21 +15,15 @@ from kv_transfer.links.sharded_link import AnyLink
 from kv_transfer.puller import Puller
 from kv_transfer.spans.box import choose_shards
 from pdserve.node.sessions.delayed import Delayed
-from pdserve.node.sessions.subscription import Notice, Subscription
+from pdserve.node.sessions.session import Session
+from pdserve.node.sessions.unreached import Unreached
 from pdserve.protocol import (
-    Announcement,
     ExporterWelcome,
-    HandoffEnded,
-    HandoffRecord,
     LinkState,
     NodeAddress,
     Ping,
     Pong,
-    PrefixAnswer,
-    PrefixQuery,
     PullerHello,
-    Settle,
-    Subscribe,
 )
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import NodeTimeouts
@@ -39,9 +31,9 @@ from pdserve.shared.clock import Clock
 from pdserve.shared.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
-from pdserve.wire.lifeline import called, lifeline
-from pdserve.wire.outbox import Outbox, Sender, running
-from pdserve.wire.patience import patience
+from pdserve.wire.lifeline import Lifeline, called, lifeline
+from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.patience import Patience, patience
 from pdserve.wire.security import OPEN, Security
 from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
@@ -54,106 +46,8 @@ Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
 Receive: TypeAlias = Callable[[msgspec.Struct], None]
 
 
-class Session:
-    """An open session: the link for pulling bytes, and the subscriptions and queries over it."""
-
-    def __init__(self, peer: NodeAddress, link: AnyLink, outbox: Sender, clock: Clock) -> None:
-        self.peer = peer
-        self.link = link
-        self._outbox = outbox
-        self._clock = clock
-        self._subscriptions: dict[str, Subscription] = {}  # by id
-        self._answers: dict[str, asyncio.Future[PrefixAnswer]] = {}  # by query id
-        self._lost: PeerLost | None = None
-
-    @asynccontextmanager
-    async def subscribed(
-        self, request_id: str, *, at_end: bool = False, num_emitted: int = 0, taker: str = ""
-    ) -> AsyncIterator[Subscription]:
-        """Subscribe to a request's handoff; it is settled when the context ends.
-
-        With `at_end`, nothing is announced until all of it can be pulled. With `num_emitted`, it is
-        a stream that runs there, so many of its output tokens are known here, and the leg `taker`
-        is to go on with it.
-
-        Raises:
-            PeerLost: the exporter is gone.
-        """
-        if self._lost is not None:
-            raise self._lost
-        subscription_id = secrets.token_hex(8)
-        subscription = Subscription(subscription_id, self._outbox.send)
-        self._subscriptions[subscription_id] = subscription
-        self._outbox.send(
-            Subscribe(
-                request_id=request_id,
-                subscription_id=subscription_id,
-                at_end=at_end,
-                num_emitted=num_emitted,
-                taker=taker,
-            )
-        )
-        try:
-            yield subscription
-        finally:
-            del self._subscriptions[subscription_id]
-            self.settle(subscription_id, was_pulled=subscription.was_pulled)
-
-    @asynccontextmanager
-    async def prefix(
-        self, first_block: int, hashes: Sequence[bytes]
-    ) -> AsyncIterator[PrefixAnswer]:
-        """Ask for these blocks of a prompt; the exporter holds what it has while the context lasts.
-
-        Raises:
-            PeerLost: the exporter is gone.
-        """
-        if self._lost is not None:
-            raise self._lost
-        query = PrefixQuery(
-            query_id=secrets.token_hex(8), first_block=first_block, hashes=list(hashes)
-        )
-        answer = asyncio.get_running_loop().create_future()
-        self._answers[query.query_id] = answer
-        self._outbox.send(query)
-        was_pulled = False
-        try:
-            yield await answer
-            was_pulled = True
-        finally:
-            del self._answers[query.query_id]
-            self.settle(query.query_id, was_pulled=was_pulled)
-
-    def settle(self, subscription_id: str, *, was_pulled: bool) -> None:
-        """Tell the exporter that the blocks of a subscription or query are not needed any more."""
-        self._outbox.send(Settle(subscription_id=subscription_id, pulled=was_pulled))
-
-    def receive(self, message: msgspec.Struct) -> None:
-        """Dispatch a message of the exporter; for a subscription that has ended it is dropped."""
-        if isinstance(message, PrefixAnswer):
-            answer = self._answers.get(message.query_id)
-            if answer is not None and not answer.done():
-                answer.set_result(message)
-            return
-        if not isinstance(message, Announcement | HandoffRecord | HandoffEnded):
-            name = type(message).__name__
-            raise MalformedMessage(f"an exporter cannot send {name} after its welcome")
-        subscription = self._subscriptions.get(message.subscription_id)
-        if subscription is None:
-            return
-        if isinstance(message, HandoffEnded):
-            subscription.fail(from_code(message.code, message.message))
-        else:
-            subscription.put(Notice(message, self._clock.now()))
-
-    def lose(self, error: PeerLost) -> None:
-        """The session broke: all subscriptions and queries fail with this error."""
-        self._lost = error
-        for subscription in self._subscriptions.values():
-            subscription.fail(error)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
+class _Silent(PeerLost):
+    """Nothing broke: it does not answer."""
 
 
 class Sessions:
@@ -169,6 +63,8 @@ class Sessions:
         timeouts: NodeTimeouts,
         security: Security = OPEN,
     ) -> None:
+        """Nothing is opened yet."""
+        self.on_silent: Callable[[], None] = lambda: None  # called once such a session has gone
         self._node_id = node_id
         self._incarnation = incarnation
         self._identity = identity
@@ -177,7 +73,7 @@ class Sessions:
         self._timeouts = timeouts
         self._security = security
         self._opening: dict[str, asyncio.Future[Session]] = {}  # incarnation |-> session
-        self._failed: dict[str, float] = {}  # incarnation |-> time, of the last `liveness_s`
+        self._unreached = Unreached(clock, timeouts.liveness_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, peer: NodeAddress) -> Session:
@@ -201,9 +97,10 @@ class Sessions:
         return _opened(opening) if opening is not None else None
 
     def has_failed(self, peer: NodeAddress) -> bool:
-        """Whether opening a session with this incarnation of a node has failed recently."""
-        failed_s = self._failed.get(peer.incarnation)
-        return failed_s is not None and self._clock.now() < failed_s + self._timeouts.liveness_s
+        """Whether who can do without this incarnation of a node should: see `Unreached`."""
+        opening = self._opening.get(peer.incarnation)
+        is_tried = opening is not None and not opening.done()
+        return self._unreached.leaves_alone(peer.incarnation, is_tried=is_tried)
 
     def links(self) -> list[LinkState]:
         """How KV is pulled over each open session, sorted by the exporter's name."""
@@ -230,8 +127,6 @@ class Sessions:
         error: PdserveError = PeerLost(f"the session with {peer.node_id} was closed")
         try:
             await self._converse(peer, opening)
-        except TimeoutError:
-            error = PeerLost(f"{peer.node_id} did not answer within {self._timeouts.connect_s} s")
         except grpc.aio.AioRpcError as status:
             error = _error_of(peer, status)
         except PdserveError as refused:
@@ -241,35 +136,28 @@ class Sessions:
             error = PeerLost(f"the session with {peer.node_id} failed: {unexpected!r}")
         finally:
             del self._opening[peer.incarnation]
+            self._unreached.failed(peer.incarnation)
             if not opening.done():
-                self._remember_failure(peer)
                 opening.set_exception(error)
                 opening.exception()  # marks it as retrieved, in case nobody waits any more
             elif not opening.cancelled():
                 log.info("session with %s: %s", peer.node_id, error)
                 lost = error if isinstance(error, PeerLost) else PeerLost(str(error))
                 opening.result().lose(lost)
+                if isinstance(error, _Silent):
+                    self.on_silent()
 
     async def _converse(self, peer: NodeAddress, opening: asyncio.Future[Session]) -> None:
         liveness_s, security = self._timeouts.liveness_s, self._security
         async with open_channel(peer.session_address, liveness_s, security) as channel:
             stream = KvSessionStub(channel).Open(metadata=security.metadata)
-            async with patience(self._timeouts.connect_s):
-                await stream.write(FROM_PULLER.wrap(self._hello(peer)))
-                welcome = FROM_EXPORTER.unwrap(await self._read(stream))
-                if not isinstance(welcome, ExporterWelcome):
-                    raise MalformedMessage(
-                        f"an exporter sends ExporterWelcome first, not {type(welcome).__name__}"
-                    )
-                # A pull takes what both sides have: one exporter must have all of our heads.
-                choose_shards([welcome.layout], self._identity.layout)
-                link = await self._puller.connect(welcome, self._timeouts.connect_s)
+            welcome, link = await self._welcomed(peer, stream)
             outbox = Outbox()
             delay_s = link.simulated.delay if link.simulated is not None else 0.0
             sender = Delayed(outbox.send, delay_s) if delay_s else outbox
             session = Session(peer, link, sender, self._clock)
             receive = Delayed(session.receive, delay_s).send if delay_s else session.receive
-            self._failed.pop(peer.incarnation, None)
+            self._unreached.reached(peer.incarnation)
             opening.set_result(session)
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
@@ -278,6 +166,36 @@ class Sessions:
                     await self._hear(stream, receive)
             finally:
                 await link.close()
+
+    async def _welcomed(self, peer: NodeAddress, stream: Stream) -> tuple[ExporterWelcome, AnyLink]:
+        """Open a session: within `connect_s`, and `liveness_s` if there is no sign of the host.
+
+        Raises:
+            PeerLost: it did not answer in time.
+            PdserveError: it is no exporter for this puller.
+        """
+        connect_s = self._timeouts.connect_s
+        first_s = min(connect_s, self._timeouts.liveness_s)
+        exporter = await called(peer.session_address)
+        with lifeline(first_s, exporter) as line:
+
+            def waits_on(silent_s: float) -> bool:
+                return silent_s < connect_s and line.holds(min(silent_s, first_s))
+
+            try:
+                # The first look is halfway: by the second half the host has had time to answer it.
+                async with patience(first_s / 2, waits_on=waits_on) as silence:
+                    await stream.write(FROM_PULLER.wrap(self._hello(peer)))
+                    welcome = FROM_EXPORTER.unwrap(await self._read(stream))
+                    if not isinstance(welcome, ExporterWelcome):
+                        raise MalformedMessage(
+                            f"an exporter sends ExporterWelcome first, not {type(welcome).__name__}"
+                        )
+                    # A pull takes what both sides have: one exporter must have all of our heads.
+                    choose_shards([welcome.layout], self._identity.layout)
+                    return welcome, await self._puller.connect(welcome, connect_s)
+            except TimeoutError as error:
+                raise _gone(peer, silence, line) from error
 
     async def _hear_in_time(
         self, peer: NodeAddress, stream: Stream, outbox: Outbox, receive: Receive
@@ -290,13 +208,13 @@ class Sessions:
         liveness_s = self._timeouts.liveness_s
         answers_s = min(liveness_s, PINGS * self._timeouts.heartbeat_s)
         exporter = await called(peer.session_address)
-        try:
-            with lifeline(liveness_s, exporter, answers_s) as line:
-                waiting = patience(answers_s, waits_on=line.holds)
+        with lifeline(liveness_s, exporter, answers_s) as line:
+            waiting = patience(answers_s, waits_on=line.holds)
+            try:
                 async with running(self._ping(outbox)), waiting as silence:
                     await self._hear(stream, receive, silence.heard)
-        except TimeoutError as error:
-            raise PeerLost(f"{peer.node_id} was silent for {liveness_s:g} s") from error
+            except TimeoutError as error:
+                raise _gone(peer, silence, line) from error
 
     async def _ping(self, outbox: Outbox) -> None:
         while True:
@@ -313,12 +231,6 @@ class Sessions:
             for message in messages:
                 if not isinstance(message, Pong):
                     receive(message)
-
-    def _remember_failure(self, peer: NodeAddress) -> None:
-        now_s = self._clock.now()
-        first_s = now_s - self._timeouts.liveness_s
-        self._failed = {i: failed_s for i, failed_s in self._failed.items() if failed_s > first_s}
-        self._failed[peer.incarnation] = now_s
 
     def _hello(self, peer: NodeAddress) -> PullerHello:
         return PullerHello(
@@ -343,6 +255,12 @@ def _opened(opening: asyncio.Future[Session]) -> Session | None:
     if not opening.done() or opening.cancelled() or opening.exception() is not None:
         return None
     return opening.result()
+
+
+def _gone(peer: NodeAddress, silence: Patience, line: Lifeline) -> _Silent:
+    return _Silent(
+        f"{peer.node_id} did not answer for {silence.silent_s:.1f} s{line.of_its_host()}"
+    )
 
 
 def _error_of(peer: NodeAddress, status: grpc.aio.AioRpcError) -> PdserveError:

@@ -13,7 +13,8 @@ from kv_transfer.memory import ExportedPool
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.roles import NodeParts, ServiceFactories
 from pdserve.node.services import Services
-from pdserve.node.sessions.client import Session, Sessions
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.session import Session
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,

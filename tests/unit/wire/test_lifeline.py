@@ -51,6 +51,26 @@ def test_a_kernel_may_have_less_time_to_answer_than_its_process() -> None:
     assert line.holds(RECENT_S), "it cannot tell"
 
 
+def test_it_says_what_is_known_of_the_host() -> None:
+    for heard, told in (
+        (Heard(LONG_AGO_S, LONG_AGO_S), ", nor did its host"),
+        (Heard(LONG_AGO_S, RECENT_S), ", though its host did"),
+        (None, ""),
+    ):
+        line = Lifeline(LIMIT_S, lambda heard=heard: heard)
+        line.holds(LIMIT_S)
+        assert line.of_its_host() == told
+
+
+def test_a_connection_may_come_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        with lifeline(LIMIT_S, [address]) as line:
+            assert not line.holds(LIMIT_S)
+            with socket.create_connection(address):
+                assert line.holds(LIMIT_S)
+
+
 def test_a_connection_is_found_by_its_peer_and_left_as_it_was(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:

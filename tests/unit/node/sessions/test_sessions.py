@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, suppress
 
 import grpc.aio
 import pytest
@@ -15,8 +17,9 @@ from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from pdserve.commands.bench.chaos.relay import Relay
-from pdserve.node.sessions.client import Session, Sessions
+from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer, Subscriber
+from pdserve.node.sessions.session import Session
 from pdserve.node.sessions.subscription import Notice
 from pdserve.protocol import (
     Announcement,
@@ -32,7 +35,6 @@ from pdserve.shared.clock import ManualClock, SystemClock
 from pdserve.shared.errors import (
     AccessDenied,
     LayoutMismatch,
-    PdserveError,
     PeerLost,
     RequestCancelled,
     StaleIncarnation,
@@ -405,10 +407,7 @@ async def test_nobody_at_the_address_is_a_lost_peer(pair: Pair) -> None:
 async def test_a_failure_to_open_a_session_is_remembered_for_a_while(pair: Pair) -> None:
     clock = ManualClock(100.0)
     pair.sessions = Sessions("d", "life-9", IDENTITY, pair.puller, clock, TIMEOUTS)
-    stale, other = (
-        replace(pair.peer, incarnation=life, introduction=introduced(pair, life))
-        for life in ("life-0", "life-00")
-    )
+    stale = replace(pair.peer, incarnation="life-0", introduction=introduced(pair, "life-0"))
     for peer in (stale, pair.peer):
         assert not pair.sessions.has_failed(peer)
     with pytest.raises(StaleIncarnation):
@@ -418,9 +417,11 @@ async def test_a_failure_to_open_a_session_is_remembered_for_a_while(pair: Pair)
     assert not pair.sessions.has_failed(pair.peer)
     clock.advance(TIMEOUTS.liveness_s)
     assert not pair.sessions.has_failed(stale)
+    trying = asyncio.ensure_future(pair.sessions.get(stale))
+    await asyncio.sleep(0)
+    assert pair.sessions.has_failed(stale), "others wait for the outcome of one, not with it"
     with pytest.raises(StaleIncarnation):
-        await pair.sessions.get(other)
-    assert list(pair.sessions._failed) == ["life-00"]
+        await trying
 
 
 async def test_a_session_that_is_being_opened_is_no_link_yet(pair: Pair) -> None:
@@ -434,22 +435,34 @@ async def test_a_session_that_is_being_opened_is_no_link_yet(pair: Pair) -> None
 
 
 async def test_an_exporter_that_never_answers_is_given_up(pair: Pair) -> None:
-    writers: list[asyncio.StreamWriter] = []
+    """Later than `liveness_s`: its kernel has answered, so it may only be slow."""
+    timeouts = Timeouts(connect_s=1.6, liveness_s=1.2)
+    sessions = Sessions("d", "life-9", IDENTITY, pair.puller, SystemClock(), timeouts)
+    told = r"x did not answer for 1\.6 s, though its host did"
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(PeerLost, match=told):
+        async with asyncio.timeout(10):
+            await sessions.get(nobody_at(mute.getsockname()[1]))
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
 
-    mute = await asyncio.start_server(accept, "127.0.0.1", 0)
-    address = f"127.0.0.1:{mute.sockets[0].getsockname()[1]}"
-    with pytest.raises(PdserveError, match="did not answer within"):
-        async with asyncio.timeout(TIMEOUTS.connect_s + 2):
-            await pair.sessions.get(
-                NodeAddress(node_id="x", incarnation="1", session_address=address)
-            )
-    mute.close()
-    for writer in writers:
-        writer.close()
-        await writer.wait_closed()
+async def test_a_host_that_never_answers_is_given_up_sooner(pair: Pair) -> None:
+    """Nothing is refused: as if what is sent did not arrive."""
+    timeouts = Timeouts(connect_s=60.0, liveness_s=0.6)
+    sessions = Sessions("d", "life-9", IDENTITY, pair.puller, SystemClock(), timeouts)
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("0.0.0.0", 0), backlog=0))
+        port = full.getsockname()[1]
+        for _ in range(2):  # from the second one on its kernel does not answer
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            with suppress(BlockingIOError):
+                caller.connect(("127.0.0.2", port))
+        with pytest.raises(PeerLost, match=r"x did not answer for 0\.6 s$"):
+            async with asyncio.timeout(10):
+                await sessions.get(nobody_at(port))
+
+
+def nobody_at(port: int) -> NodeAddress:
+    return NodeAddress(node_id="x", incarnation="1", session_address=f"127.0.0.1:{port}")
 
 
 async def test_a_puller_that_says_no_hello_is_cut(pair: Pair) -> None:
@@ -479,15 +492,17 @@ async def hasty_pair() -> AsyncIterator[Pair]:
 
 async def test_an_exporter_that_falls_silent_is_lost_to_all_who_wait(hasty_pair: Pair) -> None:
     """Nothing breaks: packets of one host do not arrive at the other any more."""
-    address = hasty_pair.peer.session_address
+    address, sessions = hasty_pair.peer.session_address, hasty_pair.sessions
     async with Relay(lambda: address) as relay, asyncio.timeout(5):
-        session = await hasty_pair.sessions.get(
-            replace(hasty_pair.peer, session_address=relay.address)
-        )
+        session = await sessions.get(replace(hasty_pair.peer, session_address=relay.address))
+        told: list[bool] = []
+        sessions.on_silent = lambda: told.append(sessions.links() == [])
         relay.swallow(True)
-        with pytest.raises(PeerLost, match=r"p was silent for 0\.3 s"):
+        with pytest.raises(PeerLost, match=r"p did not answer for 0\.\d s"):
             await first_notice(session, "r")
-        assert hasty_pair.sessions.opened(hasty_pair.peer) is None
+        assert sessions.opened(hasty_pair.peer) is None
+        assert sessions.has_failed(hasty_pair.peer), "no prefix is asked for there now"
+        assert told == [True], "at once, so that others are sent elsewhere"
 
 
 async def test_an_exporter_with_nothing_to_tell_is_not_lost(
