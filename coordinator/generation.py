@@ -32,6 +32,7 @@ class GenerationRequest:
     revision: str = ""  # whose nodes are to serve it, while there are any; empty: any
     span: CallSpan | None = None  # of the call; None: it is not recorded
     deadline_s: float = 0.0  # seconds from start; 0 = only the cluster's limit, which always holds
+    was_interrupted: bool = False  # it goes where handoffs work, and tries none that have failed
     wait_s: float = 0.0  # for which it waits in line, from its start, if a pool has no node for it
 
     @property

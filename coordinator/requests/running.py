@@ -288,6 +288,7 @@ class RunningRequest:
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
             output_logprobs=list(self._logprobs),
+            was_interrupted=True,
         )
         is_reusable = sampling.reuses_prefix
         return request, PromptHashes(request.context, is_reusable=is_reusable)

@@ -210,7 +210,7 @@ class Router:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
         revision = outlook.request.revision
         anywhere = self._slots(None, revision)
-        prefills = self.fleet.serving(self.pairs.prefills(), revision)
+        prefills = self._handing_off(outlook)
         if len(prefills) == 0:  # there is no pair
             return self._local(outlook, anywhere)
         decodes = self.fleet.ready(NodeRole.DECODE, revision)
@@ -260,7 +260,8 @@ class Router:
         """Choose the decode node, given that `prefill` computes token 1 in `first_s`."""
         if outlook.ends_with_token_1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
-        slots, legs = self.pairs.decodes(prefill), self._books.decodes.legs_with_others()
+        slots = self.pairs.decodes(prefill, tries=not outlook.request.was_interrupted)
+        legs = self._books.decodes.legs_with_others()
         if len(slots) == 0:  # the prefill of another answer is there already
             raise NoNodeAvailable("no decode node that can pull its KV is ready: try again shortly")
         then = HandedOff(outlook, prefill, first_s, begins_s)
@@ -307,14 +308,18 @@ class Router:
 
     def _has_pair(self, outlook: Outlook) -> bool:
         """Return whether handoffs work between two nodes of its revision, or one may try."""
-        return len(self.fleet.serving(self.pairs.prefills(), outlook.request.revision)) > 0
+        return len(self._handing_off(outlook)) > 0
+
+    def _handing_off(self, outlook: Outlook) -> Ints:
+        prefills = self.pairs.prefills(tries=not outlook.request.was_interrupted)
+        return self.fleet.serving(prefills, outlook.request.revision)
 
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""
         revision = outlook.request.revision
         if outlook.ends_with_token_1:
             return self._slots(NodeRole.PREFILL, revision)
-        prefills = self.fleet.serving(self.pairs.prefills(), revision)
+        prefills = self._handing_off(outlook)
         if len(prefills) == 0:  # and none of a decode node that could serve it alone
             prefills = self.fleet.serving(self.pairs.prefills_to_try(), revision)
         if len(prefills) == 0:

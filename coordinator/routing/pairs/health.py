@@ -2,9 +2,12 @@
 
 A node that its peers cannot reach (a wrong host, a firewall, no descriptors left) fails its
 requests fast. So it looks idle, and would be sent everything. Each failure to open a session or to
-pull counts against the pair, and twice as long a time passes before it is tried again: by one
-request, whose outcome all others wait for elsewhere. A node that has failed with two peers, and
-worked with none since, is avoided with all of them.
+pull counts against the pair, and twice as long a time passes before it is tried again: by one new
+request, whose outcome all others wait for elsewhere; none that has failed already pays twice. A
+node that has failed with two peers, and worked with none since, is avoided with all of them.
+
+A decode node also tells when it has no session with a prefill node any more (in its load reports),
+so that nobody has to find it out.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from coordinator.nodes.registry import Member, Registry
+from pdserve.protocol import NodeRole
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import (
     AccessDenied,
@@ -67,11 +71,12 @@ class Avoided:
     nodes: frozenset[Member] = frozenset()  # with any peer
     tried: frozenset[Pair] = frozenset()  # except these, whose pause is over
 
-    def allows(self, prefill: Member, decode: Member) -> bool:
-        """Return whether requests may be handed off from one node to the other."""
-        if (prefill, decode) in self.pairs:
+    def allows(self, prefill: Member, decode: Member, *, tries: bool) -> bool:
+        """Return whether a request may be handed off, one that `tries` what has failed or not."""
+        pair = prefill, decode
+        if pair in self.pairs:
             return False
-        return (prefill, decode) in self.tried or self.nodes.isdisjoint((prefill, decode))
+        return tries if pair in self.tried else self.nodes.isdisjoint(pair)
 
 
 NOTHING = Avoided()
@@ -86,6 +91,8 @@ class PairHealth:
         self.num_failures = 0  # counted, of all pairs
         self._failing: dict[Pair, PairFailures] = {}
         self._worked_s: dict[Member, float] = {}  # while any pair fails: last success of a node
+        self._linked: dict[Member, frozenset[Member]] = {}  # where it pulls from, as last reported
+        registry.on_changed(self._reported)
         registry.on_lost(self._lost)
 
     @property
@@ -150,6 +157,17 @@ class PairHealth:
             error,
         )
 
+    def _reported(self, member: Member) -> None:
+        """Look for sessions that a decode node had when it reported before."""
+        found = (self._registry.find(link.peer) for link in member.load.links)
+        linked = frozenset(peer for peer in found if peer is not None)
+        gone = self._linked.get(member, frozenset()) - linked
+        self._linked[member] = linked
+        for peer in gone if member.role is NodeRole.DECODE and member.is_ready else ():
+            if peer.role is NodeRole.PREFILL and peer.is_ready:
+                text = f"{member.node_id} has no session with {peer.node_id} any more"
+                self.failed(peer, member, PeerLost(text))
+
     # ---- what follows --------------------------------------------------------------------------
 
     def avoided(self) -> Avoided:
@@ -174,6 +192,7 @@ class PairHealth:
 
     def _lost(self, member: Member) -> None:
         self._worked_s.pop(member, None)
+        self._linked.pop(member, None)
         self._failing = {p: failures for p, failures in self._failing.items() if member not in p}
 
 

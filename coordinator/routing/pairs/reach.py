@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -33,37 +34,43 @@ class Pairs:
         self._health = health
         self._ready = fleet.ready(None)  # the nodes that the following is about
         self._avoided: Avoided = NOTHING  # as well
-        self._prefills: Ints | None = None
-        self._decodes: dict[int, Ints] = {}  # by slot
+        # By whether they may be tried whose pause after a failure is over; and by slot.
+        self._prefills: dict[bool, Ints] = {}
+        self._decodes: dict[tuple[bool, int], Ints] = {}
         self._partners: dict[tuple[frozenset[KvReach], NodeRole], Ints] = {}
         self._clock = clock
         self._alone: dict[Member, tuple[NodeRole, float]] = {}  # in this pool; when to say so
         registry.on_changed(self._changed)
         registry.on_lost(self._lost)
 
-    def prefills(self) -> Ints:
-        """Return the prefill nodes that can hand requests off to some decode node."""
+    def prefills(self, *, tries: bool = True) -> Ints:
+        """Return the prefill nodes that can hand requests off to some decode node.
+
+        With `tries`, those too of whose failing pairs one is to be tried now.
+        """
         self._forget_if_changed()
-        if self._prefills is None:
-            self._prefills = self._with_any(self._working)
-        return self._prefills
+        slots = self._prefills.get(tries)
+        if slots is None:
+            slots = self._prefills[tries] = self._with_any(partial(self._working, tries=tries))
+        return slots
 
     def prefills_to_try(self) -> Ints:
         """Return the prefill nodes that share a transport with some decode node, and may fail."""
+        self._forget_if_changed()
         return self._with_any(self._sharing)
 
-    def decodes(self, prefill: int) -> Ints:
-        """Return the decode nodes that a prefill node can hand requests off to.
+    def decodes(self, prefill: int, *, tries: bool = True) -> Ints:
+        """Return the decode nodes that a prefill node can hand requests off to, as `prefills`.
 
         Where all of its handoffs fail, these are the ones to try.
         """
         self._forget_if_changed()
-        slots = self._decodes.get(prefill)
+        slots = self._decodes.get((tries, prefill))
         if slots is None:
-            slots = self._working(prefill)
+            slots = self._working(prefill, tries=tries)
             if len(slots) == 0:
                 slots = self._sharing(prefill)
-            self._decodes[prefill] = slots
+            self._decodes[tries, prefill] = slots
         return slots
 
     def is_alone(self, member: Member) -> bool:
@@ -89,12 +96,12 @@ class Pairs:
     def _sharing(self, prefill: int) -> Ints:
         return self._partners_of(self._fleet.member(prefill), NodeRole.DECODE)
 
-    def _working(self, prefill: int) -> Ints:
+    def _working(self, prefill: int, *, tries: bool) -> Ints:
         slots, avoided = self._sharing(prefill), self._avoided
         if avoided is NOTHING:
             return slots
         member, fleet = self._fleet.member(prefill), self._fleet
-        works = [avoided.allows(member, fleet.member(slot)) for slot in slots.tolist()]
+        works = [avoided.allows(member, fleet.member(slot), tries=tries) for slot in slots.tolist()]
         return slots if all(works) else slots[works]
 
     def _partners_of(self, member: Member, role: NodeRole) -> Ints:
@@ -113,7 +120,7 @@ class Pairs:
             self._ready, self._partners = ready, {}
         elif avoided == self._avoided:
             return
-        self._avoided, self._prefills, self._decodes = avoided, None, {}
+        self._avoided, self._prefills, self._decodes = avoided, {}, {}
 
     def _offer(self, role: NodeRole) -> str:
         members = [self._fleet.member(slot) for slot in self._fleet.ready(role).tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from coordinator.nodes.registry import Member
 from coordinator.routing.pairs.health import FIRST_S, LONGEST_S, PROBE_S
 from coordinator.status import describe_nodes
+from pdserve.protocol import LinkState, NodeState
 from pdserve.protocol.status import FailingPeer
 from pdserve.settings.config import RouterName
 from pdserve.shared.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
@@ -139,6 +141,48 @@ def test_where_all_pairs_fail_decode_nodes_serve_alone_but_for_one_probe_of_each
         nodes.router.health.worked(prefill, decode)
     nodes.clock.advance(LONGEST_S)
     assert names(nodes.send().placement)[0] is not None
+
+
+def test_what_has_failed_once_tries_nothing_that_fails() -> None:
+    """It goes where handoffs work, or to a decode node; and the way that is due stays so."""
+    nodes = Nodes(p=1, d=2)
+    prefill, cut, other = nodes.prefill[0], *nodes.decode
+    nodes.router.health.failed(prefill, cut, LOST)
+    nodes.clock.advance(FIRST_S)
+    again = replace(nodes.request(), was_interrupted=True)
+    assert names(nodes.router.place(again)) == ("p0", "d1")
+    nodes.router.health.failed(prefill, other, LOST)
+    assert names(nodes.router.place(again))[0] is None
+    assert names(nodes.place()) == ("p0", "d0")
+
+
+def link_to(*peers: str) -> list[LinkState]:
+    return [LinkState(peer=peer, transport="tcp", reason="") for peer in peers]
+
+
+def test_a_session_that_is_gone_is_a_way_that_fails_before_any_request_does() -> None:
+    nodes = Nodes(p=2, d=2)
+    for decode in nodes.decode:
+        nodes.report(decode, links=link_to("p0", "p1"))
+    nodes.report(nodes.decode[1], links=link_to("p1"))
+    assert set(nodes.router.health.of(nodes.decode[1])) == {"p0"}
+    assert ("p0", "d1") not in {names(nodes.send().placement) for _ in range(40)}
+    nodes.report(nodes.decode[1], links=link_to("p1"))
+    (failures,) = nodes.router.health.of(nodes.decode[1]).values()
+    assert failures.count == 1, "it is not told with each report"
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, None])
+def test_a_session_with_a_node_that_leaves_has_not_failed(state: NodeState | None) -> None:
+    nodes = Nodes(p=2, d=1)
+    (decode,) = nodes.decode
+    nodes.report(decode, links=link_to("p0", "p1"))
+    if state is None:
+        nodes.registry.remove(nodes.prefill[0])
+    else:
+        nodes.report(nodes.prefill[0], state=state)
+    nodes.report(decode, links=link_to("p1"))
+    assert nodes.router.health.num_failing == 0
 
 
 def test_in_adaptive_mode_one_node_serves_what_no_pair_can() -> None:
