@@ -183,6 +183,8 @@ class RunningRequest:
     @property
     def depending(self) -> list[RunningRequest]:
         """Dispatched siblings that wait for the prompt that is computed for this request."""
+        if self.has_token_one:  # what becomes of it is nothing to them: they would not be begun
+            return []
         return [
             sibling
             for sibling in self.siblings

@@ -19,7 +19,7 @@ from pdserve.protocol import (
     SamplingParams,
     Slo,
 )
-from pdserve.shared.errors import GrammarFailed, Overloaded
+from pdserve.shared.errors import GrammarFailed, Overloaded, PeerLost
 from tests.fakes.members import NO_GAP, output
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
 
@@ -119,6 +119,18 @@ async def test_without_token_one_what_ends_the_first_ends_all(nodes: Nodes) -> N
     for answer in running:
         with pytest.raises(GrammarFailed):
             await output(answer)
+
+
+async def test_who_goes_on_behind_token_one_takes_nobody_along(nodes: Nodes) -> None:
+    """The others have their prompt; with one that goes on alone they would not be sent again."""
+    prefill, decode = nodes.join("p", PREFILL), nodes.join("d", DECODE)
+    first, *others = start(nodes)
+    nodes.say(prefill, token(0, request_id="r"))
+    nodes.flow.leg_failed(LegFailed(request_id="r", code=PeerLost.code, message="cut"), decode)
+    assert first.dispatch is None
+    assert all(other.dispatch is not None for other in others)
+    for answer in (first, *others):
+        answer.cancel("seen")
 
 
 async def test_behind_token_one_each_is_on_its_own(nodes: Nodes) -> None:
