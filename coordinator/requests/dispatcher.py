@@ -41,6 +41,11 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
 
+    @property
+    def can_route(self) -> bool:
+        """Whether there are nodes that a request could go to."""
+        return self._router.can_route()
+
     def place(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Return where the request would go now. Raises NoNodeAvailable."""
         started_s = perf_counter()

@@ -7,7 +7,6 @@ decides whether both legs are sent at once (`dispatcher`), the request waits in 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +131,13 @@ class Flow:
         )
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(
-            admission, self._dispatcher, self._claims, metrics, self._clock, times.line_gap_s
+            admission,
+            self._dispatcher,
+            self._claims,
+            metrics,
+            self._clock,
+            times.line_gap_s,
+            waits_for_nodes=waits_for_nodes,
         )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)
@@ -141,6 +146,7 @@ class Flow:
         metrics.watch("ready", "1: a request that arrives now can be served", self.is_ready)
         Departures(registry, router, self._by_leg, self._resumes, self._moves, metrics)
         registry.on_changed(lambda member: self._line_keeper.look())
+        registry.on_lost(lambda member: self._line_keeper.look())
 
     @property
     def num_inflight(self) -> int:
@@ -215,13 +221,11 @@ class Flow:
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
         decision: Decision
-        no_node: NoNodeAvailable | None = None
         try:
             placement = self._dispatcher.place(request, hashes)
-        except NoNodeAvailable as error:
+        except NoNodeAvailable:
             if not (self._waits_for_nodes or request.wait_s):
                 raise
-            no_node = error.with_traceback(None)  # which would keep all that is here
             decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
         else:
             decision = self._admission.decide(
@@ -239,11 +243,9 @@ class Flow:
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
-        if no_node is not None and not self._waits_for_nodes:
-            loop = asyncio.get_running_loop()
-            loop.call_later(request.wait_s, self._end_without_node, request.request_id, no_node)
         if isinstance(decision, Wait):
             slo = self._admission.wait(running.request_id, running, request.slo, now_s)
+            self._line_keeper.look()
         elif request.is_claimable:
             slo = decision.slo
             self._admission.will_follow((answer.request_id for answer in answers), slo)
@@ -254,11 +256,6 @@ class Flow:
             self._claims.ask(answers, partial(self._begin, answers, slo))
         self._on_load(len(self._running), len(self._admission.line))
         return answers
-
-    def _end_without_node(self, request_id: str, error: NoNodeAvailable) -> None:
-        """End a request that has waited in line for a node, if there is none yet."""
-        if request_id in self._admission.line and not self._router.can_route():
-            self._running[request_id].end(error)
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, when it is its turn, and what is to go on, now."""

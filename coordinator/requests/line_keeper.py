@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from coordinator.admission import Admission, Admit
 from coordinator.requests.claims import Claims
@@ -32,6 +34,46 @@ class _Saving:
         return self.num_places
 
 
+class EmptyPool:
+    """Since when no call can be sent anywhere, and who has waited for that to end too long.
+
+    Each waits in line as long as its class says: from then on, or from its own start.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def is_over(self) -> bool:
+        """Return whether there are nodes, and note since when there are not."""
+        if self._dispatcher.can_route:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._clock.now()
+        return self._since_s is None
+
+    def end_overdue(self, line: Iterable[RunningRequest]) -> float:
+        """End whoever has waited for too long; returns the seconds until the next one will have."""
+        assert self._since_s is not None, "there are nodes"
+        now_s, next_s = self._clock.now(), inf
+        for running in list(line):
+            waited_s = min(now_s - self._since_s, running.waited_s(now_s))
+            left_s = running.request.wait_s - waited_s
+            if left_s > 0:
+                next_s = min(next_s, left_s)
+            elif not running.has_ended:  # with another answer to its prompt
+                self._end(running)
+        return next_s
+
+    def _end(self, running: RunningRequest) -> None:
+        try:
+            self._dispatcher.place(running.request, running.hashes)
+        except NoNodeAvailable as error:
+            running.end(error.with_traceback(None))  # which would keep all that is here
+
+
+_LATER_S = 0.01  # timers are rounded
 LINE_GAP_S = 0.005  # from the first event to serving the line; events in between share one pass
 
 
@@ -46,7 +88,10 @@ class LineKeeper:
         metrics: CoordinatorMetrics,
         clock: Clock,
         gap_s: float = LINE_GAP_S,
+        *,
+        waits_for_nodes: bool = False,
     ) -> None:
+        """With `waits_for_nodes`, an empty pool is waited for until each call's deadline."""
         self._admission = admission
         self._dispatcher = dispatcher
         self._claims = claims
@@ -55,6 +100,8 @@ class LineKeeper:
         self._gap_s = gap_s
         self._saving = _Saving()
         self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
+        self._empty_pool = None if waits_for_nodes else EmptyPool(dispatcher, clock)
+        self._next_end: asyncio.TimerHandle | None = None  # when one has waited for too long
 
     def look(self) -> None:
         """Serve the line soon: a prefill or a request has ended, or a node has reported."""
@@ -65,11 +112,14 @@ class LineKeeper:
     def _serve(self) -> None:
         self._next_look = None
         line = self._admission.line
+        if self._empty_pool is not None and not self._empty_pool.is_over():
+            self._wait_for_nodes(self._empty_pool)
+            return
         while (running := self._next()) is not None:
             try:
                 placement = self._dispatcher.place(running.request, running.hashes)
             except NoNodeAvailable:
-                return  # the request waits for a node to return, until its deadline
+                return  # the request waits for a node to return
             now_s = self._clock.now()
             decision = self._admission.reconsider(
                 running.slo_left(now_s), placement, now_s, _num_answers(running)
@@ -80,6 +130,13 @@ class LineKeeper:
             waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
             waited.observe(running.waited_s(now_s))
             self._dispatcher.dispatch(running, placement, decision.slo)
+
+    def _wait_for_nodes(self, pool: EmptyPool) -> None:
+        if self._next_end is not None:
+            self._next_end.cancel()
+        in_s = pool.end_overdue(self._admission.line)
+        if in_s < inf:
+            self._next_end = asyncio.get_running_loop().call_later(in_s + _LATER_S, self.look)
 
     def _next(self) -> RunningRequest | None:
         """The head of the line, but for what cannot be sent now whatever room there is.

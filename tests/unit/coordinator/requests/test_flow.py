@@ -49,7 +49,7 @@ from pdserve.shared.errors import (
 )
 from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import node_hello
-from tests.fakes.members import NO_GAP, TIMES, made_flow, output
+from tests.fakes.members import NO_GAP, TIMES, made_flow, output, report
 from tests.fakes.outbox import RecordingOutbox
 from tests.waits import until
 
@@ -384,10 +384,10 @@ async def test_a_new_request_waits_for_a_node_as_long_as_its_class_says(
     *, comes_back: bool
 ) -> None:
     nodes = Nodes()
-    nodes.join("p", NodeRole.PREFILL)
+    prefill = nodes.join("p", NodeRole.PREFILL)
     with pytest.raises(NoNodeAvailable):
         nodes.start("not at all")
-    running = nodes.start("r", wait_s=0.05 if not comes_back else 60.0)
+    running = nodes.start("r", wait_s=5.0)
     assert running.dispatch is None
     if comes_back:
         nodes.join("d", NodeRole.DECODE)
@@ -398,6 +398,8 @@ async def test_a_new_request_waits_for_a_node_as_long_as_its_class_says(
         gc.collect()
         assert held() is None, "it is forgotten, however long it might have waited"
     else:
+        nodes.clock.advance(5.0)
+        report(nodes.registry, prefill, NodeRole.PREFILL)
         with pytest.raises(NoNodeAvailable, match="decode node"):
             await output(running)
     assert nodes.flow.num_inflight == 0

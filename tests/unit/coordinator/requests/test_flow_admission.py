@@ -30,7 +30,13 @@ from pdserve.protocol import (
 )
 from pdserve.protocol.status import PrefixStatus, WaitingClass
 from pdserve.shared.clock import ManualClock
-from pdserve.shared.errors import DeadlineExceeded, Overloaded, RequestCancelled, SloUnreachable
+from pdserve.shared.errors import (
+    DeadlineExceeded,
+    NoNodeAvailable,
+    Overloaded,
+    RequestCancelled,
+    SloUnreachable,
+)
 from tests.fakes.members import NO_GAP, join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
@@ -304,7 +310,7 @@ async def test_the_deadline_holds_in_the_line(nodes: Nodes) -> None:
 
 async def test_the_line_waits_for_a_pool_that_has_gone(nodes: Nodes) -> None:
     nodes.admission.has_room = False
-    nodes.start()
+    nodes.start(wait_s=5.0)
     nodes.registry.remove(nodes.decode)
     nodes.admission.has_room = True
     report(nodes.registry, nodes.prefill, NodeRole.PREFILL)
@@ -380,3 +386,42 @@ async def test_the_status_tells_of_prefixes_and_refusals(nodes: Nodes) -> None:
     assert status.prefixes == PrefixStatus()
     assert status.refused == {"ttft": 0, "tpot": 0, "inflight": 0, "waiting": 0}
     assert nodes.value("pdserve_prefix_break_tokens_count") == 1
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_who_is_in_line_when_a_pool_becomes_empty_waits_as_long_as_its_class_says(
+    *, comes_back: bool
+) -> None:
+    """From then on; a new call waits from its start, and one that is not to wait ends at once."""
+    nodes = Nodes()
+    nodes.admission.has_room = False
+    waiting = nodes.start("waiting", wait_s=5.0)
+    hasty = nodes.start("hasty", wait_s=0.0)
+    nodes.clock.advance(20.0)
+    nodes.registry.remove(nodes.decode)
+    with pytest.raises(NoNodeAvailable, match="decode node"):
+        await output(hasty)
+    nodes.clock.advance(4.0)
+    new = nodes.start("new", wait_s=5.0)
+    report(nodes.registry, nodes.prefill, NodeRole.PREFILL)
+    await settled()
+    assert not waiting.has_ended
+    if comes_back:
+        nodes.admission.has_room = True
+        nodes.decode = join(nodes.registry, "d", NodeRole.DECODE)
+        await settled()
+        assert waiting.dispatch is not None
+        assert new.dispatch is not None
+        return
+    nodes.clock.advance(1.0)
+    report(nodes.registry, nodes.prefill, NodeRole.PREFILL)
+    await settled()
+    with pytest.raises(NoNodeAvailable, match="decode node"):
+        await output(waiting)
+    assert not new.has_ended
+    nodes.clock.advance(4.0)
+    report(nodes.registry, nodes.prefill, NodeRole.PREFILL)
+    await settled()
+    with pytest.raises(NoNodeAvailable, match="decode node"):
+        await output(new)
+    assert nodes.flow.num_inflight == 0
