@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from kv_transfer.transports.frames import (
     MAX_VERDICT_BYTES,
@@ -17,10 +18,13 @@ from kv_transfer.transports.frames import (
     send_frame,
 )
 from kv_transfer.transports.interface import Read
-from kv_transfer.transports.sockets import resolve
+from kv_transfer.transports.sockets import keep_alive, resolve
 from kv_transfer.transports.tls import NodeTls
 from pdserve.shared.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
 
+# Without a sign of the exporter's host, a pull is made over another connection. The old one would
+# be silent for as long again once the host is back: its kernel waits twice as long each time.
+_LOST_S: Final = 2
 # After these errors the stream is at a frame border, and the connection can be used again.
 _CLEAN_ENDS = (StaleTicket, TicketInvalid, StaleIncarnation)
 
@@ -41,6 +45,7 @@ async def dial(endpoint: str, access: bytes, tls: NodeTls | None) -> socket.sock
             sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, _LOST_S)
             await asyncio.get_running_loop().sock_connect(sock, address)
             if tls is not None:
                 sock = undo.enter_context(await tls.connect(sock))
