@@ -164,6 +164,7 @@ def _describe_failing(member: Member, router: Router) -> list[FailingPeer]:
             error=failures.code,
             failures=failures.count,
             next_try_s=router.health.next_try_in_s(failures),
+            is_tried=failures.is_tried,
         )
         for peer, failures in sorted(router.health.of(member).items())
     ]

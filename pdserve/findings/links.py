@@ -67,8 +67,7 @@ def _alone(node: NodeStatus, status: ClusterStatus) -> Finding:
 def _failing(node: NodeStatus, failing: FailingPeer) -> Finding:
     return problem(
         _CHECK,
-        f"{failing.peer} gets no KV from {node.node_id} ({failing.error}, {failing.failures} times "
-        f"in a row, tried again in {failing.next_try_s:.0f} s)",
+        f"{failing.peer} gets no KV from {node.node_id} ({failing.told})",
         f"check that {failing.peer}'s machine reaches {node.session_address} and the ports of its "
         "transports: `host` or `advertise` of both, a firewall, the limit of open files",
     )

@@ -31,6 +31,17 @@ class FailingPeer(Message, frozen=True):
     error: str  # code of the last error
     failures: int  # in a row
     next_try_s: float  # until then, requests avoid the pair
+    is_tried: bool = False  # by a request; until its outcome is known, others avoid the pair
+
+    @property
+    def told(self) -> str:
+        """The error, how often it came, and what follows."""
+        follows = "tried again by the next request"
+        if self.is_tried:
+            follows = "being tried again"
+        elif self.next_try_s > 0:
+            follows = f"tried again in {self.next_try_s:.0f} s"
+        return f"{self.error}, {self.failures} in a row, {follows}"
 
 
 class NodeStatus(Message, frozen=True, kw_only=True):

@@ -122,10 +122,7 @@ def _failing(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
     """A line for each pair of nodes whose handoffs fail; told of its prefill node only."""
     for node in nodes:
         for failing in node.failing if node.role == "prefill" else ():
-            text = (
-                f"handoffs from {node.node_id} to {failing.peer} fail ({failing.error}, "
-                f"{failing.failures} in a row): tried again in {failing.next_try_s:.0f} s"
-            )
+            text = f"handoffs from {node.node_id} to {failing.peer} fail ({failing.told})"
             yield Text(text, "bold red")
 
 

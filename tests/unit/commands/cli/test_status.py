@@ -130,7 +130,7 @@ def test_nodes_that_do_not_reach_each_other_are_told_once():
         msgspec.structs.replace(node(node_id), failing=[FailingPeer(peer=peer, **failing)])
         for node_id, peer in (("prefill-0", "decode-0"), ("decode-0", "prefill-0"))
     ]
-    told = "handoffs from prefill-0 to decode-0 fail (peer_lost, 3 in a row): tried again in 4 s"
+    told = "handoffs from prefill-0 to decode-0 fail (peer_lost, 3 in a row, tried again in 4 s)"
     text = " ".join(text_of(msgspec.structs.replace(STATUS, nodes=nodes)).split())
     assert text.count(told) == text.count("handoffs") == 1
     assert "handoffs" not in text_of(STATUS)

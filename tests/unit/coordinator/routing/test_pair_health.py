@@ -213,3 +213,20 @@ def test_it_is_shown() -> None:
     shown = {n.node_id: n.failing for n in describe_nodes(nodes.registry, nodes.router)}
     p0, d0 = (FailingPeer(peer, "transfer_timeout", 1, 0.75) for peer in ("p0", "d0"))
     assert shown == {"p0": [d0], "p1": [], "d0": [p0]}
+
+
+def test_it_is_told_what_follows() -> None:
+    nodes = Nodes(policy="round-robin", p=2, d=1)
+    p0, d0 = nodes.prefill[0], nodes.decode[0]
+
+    def told() -> str:
+        (node,) = (n for n in describe_nodes(nodes.registry, nodes.router) if n.node_id == "p0")
+        return node.failing[0].told
+
+    nodes.router.health.failed(p0, d0, LOST)
+    assert told() == "peer_lost, 1 in a row, tried again in 1 s"
+    nodes.clock.advance(FIRST_S)
+    assert told() == "peer_lost, 1 in a row, tried again by the next request"
+    while names(nodes.send().placement)[0] != "p0":
+        pass
+    assert told() == "peer_lost, 1 in a row, being tried again"

@@ -126,7 +126,7 @@ REFUSED = AbsentNode(node_id="decode-8", absence="refused", reason="model 'x'", 
         ),
         (
             Level.PROBLEM,
-            "decode-0 gets no KV from prefill-0 (peer_lost, 3 times in a row, tried again in 4 s)",
+            "decode-0 gets no KV from prefill-0 (peer_lost, 3 in a row, tried again in 4 s)",
             "reaches 10.0.0.2:5000",
             cluster(
                 prefill_0={"failing": [FailingPeer("decode-0", "peer_lost", 3, 3.6)]},
