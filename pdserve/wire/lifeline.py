@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -79,28 +79,40 @@ class Lifeline:
 
 @contextmanager
 def lifeline(
-    limit_s: float, peers: Collection[Endpoint], answers_s: float = 0.0
+    limit_s: float, peers: Collection[Endpoint], answers_s: float = 0.0, *, is_opening: bool = False
 ) -> Iterator[Lifeline]:
-    """The lifeline to a process that this one is connected to, or soon is, at these addresses."""
-    with ExitStack() as stack:
-        connections: list[socket.socket] = []
+    """The lifeline to a process that this one is connected to, at one of these addresses.
 
-        def look() -> None:
-            connections.extend(map(stack.enter_context, _connections(peers)))
-            for connection in connections:
-                _probe(connection)
+    With `is_opening`, it is about to be; then any connection to it will do, also an older one.
+    """
+    connections: list[socket.socket] = []
 
-        def heard() -> Heard | None:
-            if not connections:
-                look()
-            # By chance two peers may have one address and port: then it is the one of whom less is
-            # heard.
-            times = [_heard(connection) for connection in connections]
-            known = [one for one in times if one is not None]
-            return max(known, key=min) if len(known) == len(times) > 0 else None
+    def forget() -> None:
+        while connections:
+            connections.pop().close()
 
-        look()
+    def look() -> None:
+        forget()
+        connections.extend(_connections(peers))
+        for connection in connections:
+            _probe(connection)
+
+    def heard() -> Heard | None:
+        if is_opening:
+            look()
+        times = [_heard(connection) for connection in connections]
+        known = [one for one in times if one is not None]
+        if not known or len(known) < len(times):
+            return None
+        # By chance two peers may have one address and port: then it is the one of whom less is
+        # heard.
+        return min(known, key=min) if is_opening else max(known, key=min)
+
+    look()
+    try:
         yield Lifeline(limit_s, heard, answers_s)
+    finally:
+        forget()
 
 
 def caller(grpc_peer: str) -> list[Endpoint]:

@@ -182,9 +182,15 @@ class World:
         return NodeRole.DECODE if is_prefill else NodeRole.PREFILL
 
 
-def live(seed: int, *, modes: tuple[Mode, ...] = ALL_MODES, num_faults: int | None = None) -> Life:
-    """Live the life of this seed."""
-    plan = make_plan(seed, modes=modes, num_faults=num_faults)
+def live(
+    seed: int,
+    *,
+    modes: tuple[Mode, ...] = ALL_MODES,
+    num_faults: int | None = None,
+    plan: Plan | None = None,
+) -> Life:
+    """Live the life of this seed, or this plan with chances of this seed."""
+    plan = plan or make_plan(seed, modes=modes, num_faults=num_faults)
     with LogListener() as heard, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.get_loop().set_exception_handler(heard.exception)
         gc.disable()  # what is collected runs code of its own, at times of its own

@@ -125,7 +125,12 @@ class Network:
 
     @contextmanager
     def lifeline(
-        self, limit_s: float, peers: Sequence[Process], answers_s: float = 0.0
+        self,
+        limit_s: float,
+        peers: Sequence[Process],
+        answers_s: float = 0.0,
+        *,
+        is_opening: bool = False,
     ) -> Iterator[Lifeline]:
         """As `pdserve.wire.lifeline.lifeline`: the kernels know at once what is cut, or stopped."""
         here = PROCESS.get()

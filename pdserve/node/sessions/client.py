@@ -177,7 +177,7 @@ class Sessions:
         connect_s = self._timeouts.connect_s
         first_s = min(connect_s, self._timeouts.liveness_s)
         exporter = await called(peer.session_address)
-        with lifeline(first_s, exporter) as line:
+        with lifeline(first_s, exporter, is_opening=True) as line:
 
             def waits_on(silent_s: float) -> bool:
                 return silent_s < connect_s and line.holds(min(silent_s, first_s))

@@ -65,10 +65,11 @@ def test_it_says_what_is_known_of_the_host() -> None:
 def test_a_connection_may_come_later() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
-        with lifeline(LIMIT_S, [address]) as line:
+        with lifeline(LIMIT_S, [address], is_opening=True) as line:
             assert not line.holds(LIMIT_S)
             with socket.create_connection(address):
                 assert line.holds(LIMIT_S)
+            assert not line.holds(LIMIT_S)
 
 
 def test_a_connection_is_found_by_its_peer_and_left_as_it_was(
