@@ -149,7 +149,8 @@ class PairHealth:
         self.num_failures += 1
         pause_s = _pause_s(failures.count)
         failures.next_try_s = now_s + pause_s
-        log.warning(
+        log.log(
+            logging.WARNING if failures.count == 1 else logging.INFO,  # the first one says it all
             "handoffs from %s to %s fail, and are tried again in %g s: %s",
             prefill.node_id,
             decode.node_id,
