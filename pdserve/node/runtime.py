@@ -177,9 +177,8 @@ class Node:
         services.on_step(self._correct_perf)
         self._busy = BusyShare(parts.perf, parts.clock.now())
         services.on_step(self._note_busy)
-        samples = SampleLog(
-            parts.node_id, partial(kind_of, model, config.engine), lambda: parts.perf.costs
-        )
+        kind = partial(kind_of, model, config.engine)
+        samples = SampleLog(parts.node_id, kind, lambda: parts.perf.costs)
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._links: list[CoordinatorLink] = []
