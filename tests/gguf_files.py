@@ -28,6 +28,14 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "phi3": "phi3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "smollm3": "smollm3",
+    "glm4": "glm4",
+    "cohere2": "cohere2",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
@@ -72,10 +80,11 @@ def as_gguf(
     held: dict[str, torch.Tensor] = {}
     for name, (values, parts) in _tensors(architecture, checkpoint).items():
         heads = _permuted_heads(config, architecture, name)
-        is_matrix = values.ndim > 1 and not name.endswith("ffn_gate_inp.weight")
+        is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name
         kind = type_of(name) if is_matrix else "F32"
         offset = 1 if architecture.startswith("gemma") and "norm" in name else 0
         data, decoded = _encoded(kind, _permuted(values + offset, heads))
+        data = data[0] if "shexp" in name and len(data) == 1 else data
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
         whole = torch.from_numpy(_restored(decoded, heads)) - offset
         for index, part in enumerate(parts):
@@ -110,7 +119,7 @@ def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, lis
 
 
 def _permuted_heads(config: dict[str, Any], architecture: str, name: str) -> int:
-    if architecture != "llama":
+    if architecture not in ("llama", "granite", "smollm3"):
         return 0
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     key = heads.get(name.split(".")[-2])
@@ -155,7 +164,10 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "cohere2":
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope.get("rope_theta", 10_000.0))
@@ -168,11 +180,44 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
             writer.add_attn_logit_softcapping(cap)
         if cap := config["final_logit_softcapping"]:
             writer.add_final_logit_softcapping(cap)
+    _write_own(writer, config, rope, head_dim)
     if experts := config.get("num_local_experts") or config.get("num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if width := config.get("moe_intermediate_size"):
             writer.add_expert_feed_forward_length(width)
+
+
+def _write_own(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_dim: int) -> None:
+    """Keys of few architectures, as llama.cpp's converter writes them."""
+    if (share := rope.get("partial_rotary_factor")) is not None:
+        writer.add_rope_dimension_count(int(head_dim * share))
+    match config["model_type"]:
+        case "granite":
+            writer.add_attention_scale(config["attention_multiplier"])
+            writer.add_embedding_scale(config["embedding_multiplier"])
+            writer.add_residual_scale(config["residual_multiplier"])
+            writer.add_logit_scale(config["logits_scaling"])
+        case "cohere2":
+            writer.add_logit_scale(config["logit_scale"])
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_rope_dimension_count(head_dim)
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        case "olmo3":
+            kinds = config["layer_types"]
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+        case "qwen2_moe":
+            width = config["shared_expert_intermediate_size"]
+            writer.add_expert_shared_feed_forward_length(width)
+        case "phi3":
+            original = config["original_max_position_embeddings"]
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_sliding_window(0)
+            for kind in ("long", "short"):
+                if factors := rope.get(f"{kind}_factor"):
+                    name = f"rope_factors_{kind}.weight"
+                    writer.add_tensor(name, np.array(factors, np.float32))
 
 
 def _write_tokenizer(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:

@@ -43,6 +43,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"hidden_size": 256, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
+    "phi3, fused, half of a head rotated": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "granite, four factors": ("granite", {}),
+    "olmo3, norms behind, windows": ("olmo3", {"seed": 1}),
+    "smollm3, a layer without rope": ("smollm3", {}),
+    "qwen2 moe, a shared expert": ("qwen2_moe", {}),
+    "glm4, four norms, neighbours rotated": ("glm4", {}),
+    "cohere2, layer norms, parallel": ("cohere2", {}),
 }
 
 

@@ -15,7 +15,7 @@ from pdserve.model_files.gguf.config import architecture_of
 from pdserve.model_files.gguf.container import GgufTensor
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
-from pdserve.model_files.gguf.names import Place, place_of
+from pdserve.model_files.gguf.names import ONE_ROW, Place, place_of
 
 T = TypeVar("T", bound=np.generic)
 
@@ -95,7 +95,10 @@ def _find(model: GgufModel, place: Place) -> GgufPart | None:
     tensors = model.tensors
     if place.expert is None or (place.name not in tensors and place.own_name in tensors):
         tensor = tensors.get(place.name if place.expert is None else place.own_name)
-        return None if tensor is None else GgufPart(tensor, tensor.shape)
+        if tensor is None:
+            return None
+        is_one_row = place.part == ONE_ROW and len(tensor.shape) == 1
+        return GgufPart(tensor, (1, *tensor.shape) if is_one_row else tensor.shape)
     tensor, first, count = tensors.get(place.name), 0, 1
     for half, kind in enumerate(("gate", "up")):
         fused = place.name.replace(f"ffn_{kind}_exps", "ffn_gate_up_exps")

@@ -13,7 +13,7 @@ from pdserve.engine.weights.stored import Found, Part, Shapes
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Codes, Coding
 from pdserve.model_files.gguf.config import architecture_of
-from pdserve.model_files.gguf.names import ROPE_DIVISORS, place_of
+from pdserve.model_files.gguf.names import ROPE_DIVISORS, ROPE_FACTORS, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def gguf_tensors(checkpoint: Checkpoint, expected: Shapes) -> Found:
     architecture = architecture_of(model)
     found = find_parts(model, expected)
     file_of = {name: part.tensor.file.path for name, part in found.items()}
-    used = {ROPE_DIVISORS, *(part.tensor.name for part in found.values())}
+    used = {ROPE_DIVISORS, *ROPE_FACTORS.values(), *(part.tensor.name for part in found.values())}
     others = [name for name in model.tensors if name not in used]
     in_order = sorted(found, key=lambda name: (str(file_of[name]), found[name].tensor.offset))
     tensors = {name: StoredGguf(found[name]) for name in in_order}

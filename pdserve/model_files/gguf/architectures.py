@@ -30,6 +30,11 @@ def _llama(fields: GgufFields) -> str:
     return "MistralForCausalLM" if has_window else "LlamaForCausalLM"
 
 
+def _olmo(fields: GgufFields) -> str:
+    has_window = fields.integer("attention.sliding_window", 0, minimum=0) > 0
+    return "Olmo3ForCausalLM" if has_window else "Olmo2ForCausalLM"
+
+
 def _gemma(fields: GgufFields, largest: int) -> dict[str, Any]:
     """Of both: files tell the scale of queries by the number of layers, that of the largest."""
     num_heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
@@ -67,12 +72,81 @@ def _gemma3(fields: GgufFields) -> dict[str, Any]:
     return config | {"rope_theta": fields.number("rope.freq_base", 1e6)}
 
 
+def _phi3(fields: GgufFields) -> dict[str, Any]:
+    """Of Phi-4 too, whose window is 0."""
+    return {"original_max_position_embeddings": _original_length(fields)}
+
+
+def _original_length(fields: GgufFields) -> int:
+    key = "rope.scaling.original_context_length"
+    return fields.integer(key, fields.integer("context_length"))
+
+
+def _granite(fields: GgufFields) -> dict[str, Any]:
+    keys = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    config = {ours: fields.number(key) for key, ours in keys.items() if fields.raw(key)}
+    size = fields.integer("embedding_length") // fields.integer("attention.head_count")
+    return {"attention_multiplier": size**-0.5} | config
+
+
+def _olmo2(fields: GgufFields) -> dict[str, Any]:
+    pattern = fields.raw("attention.sliding_window_pattern")
+    return {} if pattern is None else _windows(fields, pattern)
+
+
+def _cohere2(fields: GgufFields) -> dict[str, Any]:
+    """The pattern of windows is not in the file."""
+    return {
+        "layer_norm_eps": fields.number("attention.layer_norm_epsilon"),
+        "logit_scale": fields.number("logit_scale"),
+    }
+
+
+def _qwen2_moe(fields: GgufFields) -> dict[str, Any]:
+    width, chosen = fields.integer("feed_forward_length"), fields.integer("expert_used_count")
+    shared = fields.integer("expert_shared_feed_forward_length", width)
+    inner = fields.integer("expert_feed_forward_length", width // chosen)
+    return {
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False,
+    }
+
+
 _OF_GEMMA: Final = frozenset({"final_logit_softcapping", "attention.sliding_window_pattern"})
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     "llama": Architecture(_llama, permutes_heads=True),  # Mistral and Mixtral too
     "qwen2": Architecture(lambda _: "Qwen2ForCausalLM"),
     "qwen3": Architecture(lambda _: "Qwen3ForCausalLM"),
     "qwen3moe": Architecture(lambda _: "Qwen3MoeForCausalLM"),
+    "qwen2moe": Architecture(
+        lambda _: "Qwen2MoeForCausalLM",
+        frozenset({"expert_shared_feed_forward_length"}),
+        _qwen2_moe,
+    ),
+    "phi3": Architecture(
+        lambda _: "Phi3ForCausalLM", frozenset({"rope.scaling.attn_factor"}), _phi3
+    ),
+    "granite": Architecture(
+        lambda _: "GraniteForCausalLM",
+        frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        _granite,
+        permutes_heads=True,
+    ),
+    "olmo2": Architecture(_olmo, frozenset({"attention.sliding_window_pattern"}), _olmo2),
+    # Which layers do not rotate is not in the file.
+    "smollm3": Architecture(lambda _: "SmolLM3ForCausalLM", permutes_heads=True),
+    "glm4": Architecture(lambda _: "Glm4ForCausalLM"),
+    "cohere2": Architecture(
+        lambda _: "Cohere2ForCausalLM",
+        frozenset({"attention.layer_norm_epsilon", "logit_scale"}),
+        _cohere2,
+    ),
     "gemma2": Architecture(
         lambda _: "Gemma2ForCausalLM", _OF_GEMMA | {"attn_logit_softcapping"}, _gemma2
     ),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pdserve.model_files.gguf.architectures import ARCHITECTURES, Architecture
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
-from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS
+from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError, UnknownArchitecture
 
 _READ: Final = frozenset(
@@ -97,7 +97,7 @@ def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
     architecture = ARCHITECTURES[name]
     _refuse_foreign(fields, architecture)
     config = _sizes(fields, model)
-    config |= _rope(fields, model, config["head_dim"] // 2)
+    config |= _rope(fields, model, config["head_dim"])
     config |= architecture.own(fields)
     return config | {
         "architectures": [architecture.called(fields)],
@@ -120,9 +120,8 @@ def _refuse_foreign(fields: GgufFields, architecture: Architecture) -> None:
 def _sizes(fields: GgufFields, model: GgufModel) -> dict[str, Any]:
     hidden, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(key, head_dim) != head_dim:
-            raise fields.error(key, f"{head_dim}, the size of a head")
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise fields.error("attention.value_length", f"{head_dim}, the size of a head")
     if EMBEDDING not in model.tensors:
         raise MissingTensor(f"{model.path} lacks {EMBEDDING}")
     config: dict[str, Any] = {
@@ -133,15 +132,16 @@ def _sizes(fields: GgufFields, model: GgufModel) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": fields.integer("context_length"),
         "sliding_window": fields.integer("attention.sliding_window", 0, minimum=0) or None,
         "attention_bias": _has_bias(model, "attn_q"),
         "mlp_bias": _has_bias(model, "ffn_down"),
     }
+    if "attention.layer_norm_epsilon" not in fields:
+        config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon")
     if fields.integer("expert_count", 0, minimum=0):
         config |= _experts(fields, config["intermediate_size"])
-    if architecture_of(model) == "qwen2":
+    if architecture_of(model) in ("qwen2", "qwen2moe"):
         del config["attention_bias"]  # of the family: config.json does not say it
     return config
 
@@ -161,17 +161,23 @@ def _has_bias(model: GgufModel, part: str) -> bool:
     return f"blk.0.{part}.bias" in model.tensors
 
 
-def _rope(fields: GgufFields, model: GgufModel, num_pairs: int) -> dict[str, Any]:
+def _rope(fields: GgufFields, model: GgufModel, head_dim: int) -> dict[str, Any]:
     scaling = fields.under("rope.scaling.")
     kind = scaling.text("type", "none")
     factor = scaling.number("factor", 1.0)
     if "rope.scale_linear" in fields and fields.number("rope.scale_linear") != 1.0:
         kind, factor = "linear", fields.number("rope.scale_linear")
     parameters: dict[str, Any] = {"rope_type": "default"}
-    if ROPE_DIVISORS in model.tensors:
+    num_dims = fields.integer("rope.dimension_count", head_dim)
+    if num_dims % 2 or num_dims > head_dim:
+        raise fields.error("rope.dimension_count", f"even, and at most {head_dim}")
+    num_pairs = num_dims // 2
+    if ROPE_FACTORS["short_factor"] in model.tensors:
+        parameters = _long_rope(scaling, model, num_pairs)
+    elif ROPE_DIVISORS in model.tensors:
         if kind != "none":
             raise scaling.error("type", f"none, since there is {ROPE_DIVISORS}")
-        parameters = {"rope_type": "divided", "divisors": _divisors(model, num_pairs)}
+        parameters = {"rope_type": "divided", "divisors": _numbers(model, ROPE_DIVISORS, num_pairs)}
     elif kind != "none" and (kind, factor) != ("linear", 1.0):
         parameters = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
@@ -180,15 +186,29 @@ def _rope(fields: GgufFields, model: GgufModel, num_pairs: int) -> dict[str, Any
         for ours in ("beta_fast", "beta_slow"):
             if (key := f"yarn_{ours}") in scaling:
                 parameters[ours] = scaling.number(key)
+    if num_dims != head_dim:
+        # Half a dimension more, so that rounding down gives their number.
+        parameters["partial_rotary_factor"] = (num_dims + 0.5) / head_dim
     return {"rope_theta": fields.number("rope.freq_base", 10_000.0), "rope_parameters": parameters}
 
 
-def _divisors(model: GgufModel, num_pairs: int) -> list[float]:
-    tensor = model.tensors[ROPE_DIVISORS]
+def _long_rope(scaling: GgufFields, model: GgufModel, num_pairs: int) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"rope_type": "longrope"}
+    if scaling.raw("attn_factor"):
+        parameters["attention_factor"] = scaling.number("attn_factor")
+    for key, name in ROPE_FACTORS.items():
+        if name not in model.tensors:
+            raise MissingTensor(f"{model.path} lacks {name}")
+        parameters[key] = _numbers(model, name, num_pairs)
+    return parameters
+
+
+def _numbers(model: GgufModel, name: str, num_pairs: int) -> list[float]:
+    tensor = model.tensors[name]
     if tensor.shape != (num_pairs,):
         raise MisshapedTensor(
-            f"{model.path}: {ROPE_DIVISORS} has the shape {list(tensor.shape)}, but a head has "
-            f"{num_pairs} pairs"
+            f"{model.path}: {name} has the shape {list(tensor.shape)}, but a head "
+            f"rotates {num_pairs} pairs"
         )
     blocks = tensor.type.blocks(tensor.data, num_pairs, range(1), range(num_pairs))
     row = tensor.type.decode_rows(blocks, range(num_pairs))[0]

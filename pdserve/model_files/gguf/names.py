@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 ROPE_DIVISORS: Final = "rope_freqs.weight"
+ROPE_FACTORS: Final = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+ONE_ROW: Final = "ffn_gate_inp_shexp"  # a matrix that files may have as a vector
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
 
@@ -31,7 +36,13 @@ _OF_LAYERS: Final = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
 # Where an architecture calls something else by a name of the others.
@@ -40,7 +51,16 @@ _SANDWICHED: Final = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_OF_ARCHITECTURES: Final = {"gemma2": _SANDWICHED, "gemma3": _SANDWICHED}
+_GLM_4: Final = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+_OF_ARCHITECTURES: Final = {
+    "gemma2": _SANDWICHED,
+    "gemma3": _SANDWICHED,
+    "olmo2": _SANDWICHED,
+    "glm4": _GLM_4,
+}
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _OF_EXPERTS: Final = {
     "w1": "ffn_gate",

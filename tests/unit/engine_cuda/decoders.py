@@ -38,9 +38,14 @@ def _tensors(part: object) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif isinstance(part, LayerWeights):
         norms, mixer = part.norms, part.mixer  # in the order of their use
-        attention = [norms["attention_norm"], mixer["qkv"], part.qk_norm, mixer["attention_out"]]
+        attention = [
+            norms.get("attention_norm"),
+            mixer["qkv"],
+            part.qk_norm,
+            mixer["attention_out"],
+        ]
         after = [norm for name, norm in norms.items() if name.startswith("after_")]
-        yield from _tensors([*attention, norms["mlp_norm"], part.mlp, after])
+        yield from _tensors([*attention, norms.get("mlp_norm"), part.mlp, after])
     elif is_dataclass(part):
         for field in fields(part):
             yield from _tensors(getattr(part, field.name))

@@ -18,6 +18,7 @@ from pdserve.engine.cuda.layers.experts import mix_experts
 from pdserve.engine.cuda.layers.rows import GATED, Rotation, add_rms_norm, rotate_and_write
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.layers import head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
@@ -60,6 +61,7 @@ class Forward:
         weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
         known = ["attention_scale", "attention_cap", "logit_scale", "logit_cap"]
         known += ["embedding_scale", "residual_scale"]
+        known += ["centres_norms", "norms_heads_together", "is_parallel"]
         config.arithmetic.expect(*known, *([] if config.experts else ["activation"]))
         self._gated = GATED[config.arithmetic.activation]
         self.ranks = ranks
@@ -132,10 +134,18 @@ class Forward:
             [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
         """
         weights, eps = self._weights.layers[layer], self.own.rms_norm_eps
-        normed = self._normed(stream.residual, delta, weights.norms["attention_norm"])
+        qkv = weights.mixer["qkv"](
+            self._normed(stream.residual, delta, weights.norms.get("attention_norm"))
+        )
         cos, sin = stream.angles[self._layer_ropes[layer]]
-        rotation = Rotation(cos, sin, weights.qk_norm, eps)
-        return rotate_and_write(weights.mixer["qkv"](normed), rotation, slots, kv_pool, layer, out)
+        qk_norm = weights.qk_norm
+        if qk_norm is not None and self.own.arithmetic.norms_heads_together:
+            heads = qkv.view(len(qkv), -1, self.own.head_dim)
+            normed = head_norm(heads[:, : len(qk_norm)], qk_norm, self.own)
+            qkv = torch.cat([normed, heads[:, len(qk_norm) :]], dim=1).flatten(1)
+            qk_norm = None  # is done
+        rotation = Rotation(cos, sin, qk_norm, eps)
+        return rotate_and_write(qkv, rotation, slots, kv_pool, layer, out)
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
@@ -150,10 +160,13 @@ class Forward:
     def mlp(self, layer: int, stream: ResidualStream, delta: Tensor) -> Tensor:
         """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
         weights = self._weights.layers[layer]
-        normed = self._normed(stream.residual, delta, weights.norms["mlp_norm"])
+        is_parallel = self.own.arithmetic.is_parallel
+        norm = weights.norms.get("attention_norm" if is_parallel else "mlp_norm")
+        normed = self._normed(stream.residual, None if is_parallel else delta, norm)
         mlp = weights.mlp
         made = mix_experts(normed, mlp) if isinstance(mlp, Experts) else mlp(normed, self._gated)
-        return self._after(layer, "after_mlp_norm", made)
+        made = self._after(layer, "after_mlp_norm", made)
+        return made + delta if is_parallel else made
 
     def _after(self, layer: int, norm: str, made: Tensor) -> Tensor:
         """Return what a sublayer adds to the residual, of what this rank has made of it."""
@@ -163,9 +176,17 @@ class Forward:
             return made
         return add_rms_norm(made, None, weight, self.own.rms_norm_eps, torch.float32)
 
-    def _normed(self, residual: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """Add the delta to the residual; return the normalised sum in the model's dtype."""
+    def _normed(self, residual: Tensor, delta: Tensor | None, weight: Tensor | None) -> Tensor:
+        """Add the delta to the residual; return the normalised sum in the model's dtype.
+
+        Without a weight it is only rounded.
+        """
         dtype = self._weights.embedding.dtype
+        if weight is None or self.own.arithmetic.centres_norms:
+            whole = residual if delta is None else residual.add_(delta)
+            if weight is not None:
+                whole = rms_norm(whole, weight, self.own.rms_norm_eps, centres=True)
+            return whole.to(dtype)
         return add_rms_norm(residual, delta, weight, self.own.rms_norm_eps, dtype)
 
     def finals(

@@ -31,6 +31,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {**WIDE, "tie_word_embeddings": True}),
     "mixtral": ("mixtral", WIDE),
     "qwen3_moe": ("qwen3_moe", {**WIDE, "moe_intermediate_size": 256}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**WIDE, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 512},
+    ),
+    "phi3": (
+        "phi3",
+        {
+            **WIDE,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.125,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+            },
+        },
+    ),
+    "granite": ("granite", {**WIDE, "attention_bias": True}),
+    "olmo2": ("olmo2", WIDE),
+    "olmo3": ("olmo3", {**WIDE, "num_hidden_layers": 2}),
+    # Every fourth layer does not rotate: no key says so.
+    "smollm3": ("smollm3", {**WIDE, "num_hidden_layers": 4, "no_rope_layers": None}),
+    "glm4": ("glm4", {**WIDE, "head_dim": 64}),
+    # Every fourth layer has no window: likewise.
+    "cohere2": ("cohere2", {**WIDE, "num_hidden_layers": 4, "layer_types": None}),
     # The scale of queries is not in the file.
     "gemma2": ("gemma2", {**WIDE, "num_hidden_layers": 2, "query_pre_attn_scalar": 32}),
     "gemma3": (
@@ -75,10 +101,11 @@ def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> N
 def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:
     file, folder = pair
     config = load_model_config(resolve_checkpoint(str(file)))
-    expected = ModelPlan.of(config).expected()
+    plan = ModelPlan.of(config)
+    expected, within = plan.expected(), plan.within()
     ties = config.ties_embeddings
     of_file, of_folder = (
-        open_tensors(resolve_checkpoint(str(path)), expected, ties_embeddings=ties)
+        open_tensors(resolve_checkpoint(str(path)), expected, ties_embeddings=ties, within=within)
         for path in (file, folder)
     )
     random = np.random.default_rng(0)
