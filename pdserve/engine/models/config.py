@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 
 from pdserve.engine.models.arithmetic import PLAIN, Arithmetic
 from pdserve.engine.models.expert_config import ExpertConfig
-from pdserve.engine.models.families import Family, LayerNorm, find_family, resolve_bias, rotation
+from pdserve.engine.models.families import (
+    PLAIN_MLP,
+    Family,
+    LayerNorm,
+    MlpTensors,
+    find_family,
+    resolve_bias,
+    rotation,
+)
 from pdserve.engine.models.foreign_fields import refuse_foreign_fields
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.layer_ropes import Ropes
@@ -43,7 +51,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     experts: ExpertConfig | None = None
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three
-    has_fused_gate_up: bool = False  # likewise of the two
+    mlp: MlpTensors = PLAIN_MLP
     arithmetic: Arithmetic = PLAIN
     norm_offset: float = 0.0  # what the weights of all norms lack in the checkpoint
     has_wide_norms: bool = False  # these weights are float32, whatever the type of activations
@@ -134,7 +142,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer(family.inner_key),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -152,7 +160,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         eos_token_ids=token_ids(fields.raw("eos_token_id")),
         experts=family.experts(fields, num_layers),
         has_fused_qkv=family.has_fused_qkv,
-        has_fused_gate_up=family.has_fused_gate_up,
+        mlp=family.mlp,
         arithmetic=arithmetic,
         norm_offset=family.norm_offset - fields.number("stored_norm_offset", 0.0),
         has_wide_norms=family.norm_offset != 0,

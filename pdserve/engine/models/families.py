@@ -24,12 +24,14 @@ from pdserve.engine.models.layer_ropes import (
     RopeRule,
     rope_but_every,
     rope_by_window,
+    rope_if_asked,
     rope_if_window,
     same_rope,
 )
 from pdserve.engine.models.rope_config import RopeConfig
 from pdserve.engine.models.windows import (
     WindowRule,
+    attention_only,
     no_windows,
     same_window,
     window_but_every,
@@ -50,6 +52,17 @@ class LayerNorm:
     is_of_heads: bool = False  # else of the residual stream
 
 
+@dataclass(frozen=True, slots=True)
+class MlpTensors:
+    """What checkpoints call those of an MLP, within its layer."""
+
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    gate_up: str = ""  # one tensor that has both; "": there are two
+
+
+PLAIN_MLP = MlpTensors()
 _BEFORE_ATTENTION = LayerNorm("attention_norm", "input_layernorm")
 _BEFORE_MLP = LayerNorm("mlp_norm", "post_attention_layernorm")
 _OF_HEADS = (
@@ -75,6 +88,13 @@ _GLM_4_NORMS = (
     LayerNorm("after_attention_norm", "post_self_attn_layernorm"),
     _BEFORE_MLP,
     LayerNorm("after_mlp_norm", "post_mlp_layernorm"),
+)
+
+_GRANITE = (
+    Scalar("embedding_scale", "embedding_multiplier", 1.0),
+    Scalar("attention_scale", "attention_multiplier", 1.0),
+    Scalar("residual_scale", "residual_multiplier", 1.0),
+    Scalar("logit_scale", "logits_scaling", 1.0, lambda scaling: 1 / scaling),
 )
 
 # Gemma's.
@@ -103,7 +123,8 @@ class Family:
     rotated_share: float | None = None  # of a head, if config.json does not say; None: always all
     rotates_neighbours: bool = False  # in checkpoints, pairs of rotated dimensions are neighbours
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three, qkv_proj
-    has_fused_gate_up: bool = False  # likewise gate_up_proj
+    mlp: MlpTensors = PLAIN_MLP
+    inner_key: str = "intermediate_size"
     ropes: RopeRule = same_rope
     activation: Activation = Activation.SILU
     scalars: tuple[Scalar, ...] = ()
@@ -141,7 +162,7 @@ _GLM = Family(
     default_norm_eps=1.5625e-7,
     rotated_share=0.5,
     rotates_neighbours=True,
-    has_fused_gate_up=True,
+    mlp=MlpTensors(gate_up="mlp.gate_up_proj"),
 )
 
 FAMILIES: dict[str, Family] = {
@@ -172,7 +193,7 @@ FAMILIES: dict[str, Family] = {
         default_norm_eps=1e-5,
         rotated_share=1.0,
         has_fused_qkv=True,
-        has_fused_gate_up=True,
+        mlp=MlpTensors(gate_up="mlp.gate_up_proj"),
     ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe", 32_768, window_of_types, qkv_bias=True, experts=qwen2_experts
@@ -187,17 +208,18 @@ FAMILIES: dict[str, Family] = {
         experts=qwen3_experts,
     ),
     "GraniteForCausalLM": Family(
-        "granite",
+        "granite", 2048, qkv_bias=None, o_bias=None, mlp_bias=None, scalars=_GRANITE
+    ),
+    "GraniteMoeHybridForCausalLM": Family(  # Granite 4, without Mamba and experts
+        "granitemoehybrid",
         2048,
+        attention_only,
         qkv_bias=None,
         o_bias=None,
-        mlp_bias=None,
-        scalars=(
-            Scalar("embedding_scale", "embedding_multiplier", 1.0),
-            Scalar("attention_scale", "attention_multiplier", 1.0),
-            Scalar("residual_scale", "residual_multiplier", 1.0),
-            Scalar("logit_scale", "logits_scaling", 1.0, lambda scaling: 1 / scaling),
-        ),
+        mlp=MlpTensors(down="shared_mlp.output_linear", gate_up="shared_mlp.input_linear"),
+        inner_key="shared_intermediate_size",
+        ropes=rope_if_asked,
+        scalars=_GRANITE,
     ),
     "Olmo2ForCausalLM": Family(
         "olmo2",

@@ -27,6 +27,15 @@ def rope_if_window(fields: JsonFields, windows: Windows, max_positions: int, the
     return tuple(None if window is None else rope for window in windows)
 
 
+def rope_if_asked(fields: JsonFields, windows: Windows, max_positions: int, theta: float) -> Ropes:
+    """All layers rotate if position_embedding_type says so, else none does."""
+    if "position_embedding_type" not in fields:
+        return (None,) * len(windows)
+    if (kind := fields.text("position_embedding_type")) not in ("rope", "nope"):
+        raise fields.error("position_embedding_type", "rope, nope or null")
+    return (parse_rope(fields, max_positions, theta) if kind == "rope" else None,) * len(windows)
+
+
 def rope_but_every(nth: int) -> RopeRule:
     """All layers but every nth rotate, or those that have a 1 in no_rope_layers."""
 

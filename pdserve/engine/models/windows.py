@@ -24,6 +24,14 @@ def no_windows(fields: JsonFields, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 
+def attention_only(fields: JsonFields, num_layers: int) -> Windows:
+    """Of models that may have layers of another kind; these are refused."""
+    for key in ("layer_types", "layers_block_type"):
+        if set(fields.texts(key) or []) - {"attention", "full_attention"}:
+            raise fields.error(key, "of attention alone: layers of other kinds are not served")
+    return no_windows(fields, num_layers)
+
+
 def same_window(fields: JsonFields, num_layers: int) -> Windows:
     """Mistral: absent means the default of the architecture, null means none."""
     window: int | None = 4096

@@ -87,11 +87,15 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
     def heads(of: slice) -> range:
         return range(of.start * head_dim, of.stop * head_dim)
 
-    def gated(name: str, tensors: tuple[str, str, str], width: int, has_bias: bool) -> Matrices:
+    def gated(
+        name: str, tensors: tuple[str, str, str], width: int, has_bias: bool, fused: str = ""
+    ) -> Matrices:
         *names, down = (f"{layer}{tensor}" for tensor in tensors)
         inner = range(*shard.share(width).indices(width))
-        fused = f"{layer}mlp.gate_up_proj" if config.has_fused_gate_up else ""
-        rows, out = _parts(names, [inner] * 2, [width] * 2, fused), (Part(down, hidden),)
+        rows, out = (
+            _parts(names, [inner] * 2, [width] * 2, fused and layer + fused),
+            (Part(down, hidden),),
+        )
         bias = has_bias and adds_bias
         return {
             "gate_up": Matrix(f"{name}gate_up", rows, hidden, form, True, has_bias),
@@ -101,8 +105,9 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
     def mlp() -> MlpPlan:
         experts = config.experts_of(index)
         if experts is None:
-            names = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-            return MlpPlan(gated(layer, names, config.intermediate_size, config.has_mlp_bias))
+            own, width = config.mlp, config.intermediate_size
+            tensors = (own.gate, own.up, own.down)
+            return MlpPlan(gated(layer, tensors, width, config.has_mlp_bias, own.gate_up))
         scores = (Part(f"{layer}{experts.names.router()}", range(experts.num_experts)),)
         each = (
             (f"{layer}expert.{number}.", experts.names.expert(number))

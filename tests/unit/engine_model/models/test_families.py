@@ -79,6 +79,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("granite", {}),
     "granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "granite4": ("granite4", {"seed": 1}),
+    "granite4 without rope": ("granite4", {"position_embedding_type": None}),
     "olmo2": ("olmo2", {}),
     "olmo2 with bias": ("olmo2", {"attention_bias": True, "seed": 3}),
     "olmo3": ("olmo3", {"seed": 1}),
