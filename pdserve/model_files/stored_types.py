@@ -17,32 +17,39 @@ def stored_types(checkpoint: Checkpoint) -> Types:
     """Return them, those with most bytes first. Raises ModelError: a file is damaged."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for name, num_bytes in _tensors(checkpoint):
+    for _, name, num_bytes in _tensors(checkpoint):
         counts[name] += 1
         sizes[name] += num_bytes
     return {name: (counts[name], num_bytes) for name, num_bytes in sizes.most_common()}
 
 
+def type_names(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return name of a tensor, as files have it, |-> its type. Raises as stored_types."""
+    return {name: kind for name, kind, _ in _tensors(checkpoint)}
+
+
 def described(types: Types) -> str:
     """For people: 9 Q6_K (9.2 MiB), 109 F32 (0.2 MiB)."""
-    return ", ".join(f"{count} {name} ({_size(size)})" for name, (count, size) in types.items())
+    return ", ".join(f"{count} {name} ({size_of(size)})" for name, (count, size) in types.items())
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
-    """Yield the type of each tensor, and its bytes."""
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, int]]:
+    """Yield name, type and bytes of each tensor."""
     if (model := checkpoint.gguf) is not None:
-        yield from ((tensor.type.name, tensor.num_bytes) for tensor in model.tensors.values())
+        for tensor in model.tensors.values():
+            yield tensor.name, tensor.type.name, tensor.num_bytes
         return
     for file in checkpoint.weight_files():
         try:
             entries = json.loads(weight_header(file))
             entries.pop("__metadata__", None)
-            for entry in entries.values():
+            for name, entry in entries.items():
                 start, end = entry["data_offsets"]
-                yield str(entry["dtype"]), int(end) - int(start)
+                yield name, str(entry["dtype"]), int(end) - int(start)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelError(f"{file} is damaged: it has no safetensors header") from error
 
 
-def _size(num_bytes: int) -> str:
+def size_of(num_bytes: int) -> str:
+    """For people."""
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / 2**30:.2f} GiB"

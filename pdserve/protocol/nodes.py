@@ -146,7 +146,7 @@ class NodeHello(Message, frozen=True):
     program_version: str = ""  # of pdserve; empty: older than this field
     protocol: int = 0  # see version.py; 0: older than this field
     late_last: bool = False  # prompts that can no longer be in time are computed after all others
-    weights: str = ""  # what they are stored as, and what they are computed with as, for people
+    weights: str = ""  # what they are stored, packed and computed with as, for people
 
 
 class Welcome(Message, frozen=True):

@@ -55,7 +55,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     loading_progress: float  # 0..1
     incarnation: str
     revision: str = ""  # the weights, as quantized, and the arithmetic of the kernels
-    weights: str = ""  # what they are stored as, and what they are computed with as
+    weights: str = ""  # what they are stored, packed and computed with as
     session_address: str
     metrics_address: str
     num_blocks: int

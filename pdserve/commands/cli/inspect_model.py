@@ -38,6 +38,7 @@ def _told(model: str, revision: str | None, reasons: list[str]) -> Iterator[tupl
     for what, tell in (
         ("model", _config),
         ("weights", _weights),
+        ("packed", _packed),
         ("tokenizer", _tokenizer),
         ("templates", _templates),
     ):
@@ -65,6 +66,19 @@ def _weights(checkpoint: Checkpoint) -> str:
     files = checkpoint.weight_files()
     size = sum(file.stat().st_size for file in files)
     return f"{size / 2**20:.1f} MiB in {len(files)} files: {described(stored_types(checkpoint))}"
+
+
+def _packed(checkpoint: Checkpoint) -> str:
+    """As a node on a CPU has them."""
+    from pdserve.engine.models.config import load_model_config
+    from pdserve.engine.plan.forms import form_of
+    from pdserve.engine.weights.codings import native_plan, stored_as
+    from pdserve.engine.weights.packing import packing
+
+    config = load_model_config(checkpoint)
+    form = form_of("none", config.default_dtype("cpu"))
+    plan = native_plan(checkpoint, config, form)
+    return f"on CPUs, {packing(plan, stored_as(checkpoint, config))}"
 
 
 def _tokenizer(checkpoint: Checkpoint) -> str:

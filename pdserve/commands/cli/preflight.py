@@ -62,6 +62,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.models.config import load_model_config
     from pdserve.engine.ranks.shard import check_ranks
     from pdserve.engine.ranks.sizes import Parallelism
+    from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.model_files.tokenizer import read_tokenizer
     from pdserve.node.start.sizing import check_memory, sizes_of
@@ -80,4 +81,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     if _is_gpu(engine, num_gpus):
         sizes_of(engine, model, "cuda")
         return
-    check_memory(engine, model, checkpoint.weight_bytes() if is_here else 0)
+    num_bytes, codings = 0, None
+    if is_here:
+        num_bytes, codings = checkpoint.weight_bytes(), stored_codings(checkpoint, model)
+    check_memory(engine, model, num_bytes, codings=codings)

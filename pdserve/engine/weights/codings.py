@@ -11,18 +11,33 @@ from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.gguf_parts import find_parts
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Coding
+from pdserve.model_files.stored_types import type_names
 
 
 def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
     """Return name of a tensor of the model |-> its coding, for those that have one."""
     if checkpoint.gguf is None:
         return {}
-    plan = ModelPlan.of(config)
-    within = plan.within()
-    places = {name: within[name].name if name in within else name for name in plan.expected()}
+    places = _places(config)
     parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
     codings = {name: part.coding for name, part in parts.items() if part.coding is not None}
     return {name: codings[place] for name, place in places.items() if place in codings}
+
+
+def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
+    """Return name of a tensor of the model |-> its type, as far as files have it."""
+    places, types = _places(config), type_names(checkpoint)
+    if checkpoint.gguf is not None:
+        parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
+        types = {name: part.tensor.type.name for name, part in parts.items()}
+    return {name: types[place] for name, place in places.items() if place in types}
+
+
+def _places(config: ModelConfig) -> dict[str, str]:
+    """Tensor of the model |-> that of files which has it."""
+    plan = ModelPlan.of(config)
+    within = plan.within()
+    return {name: within[name].name if name in within else name for name in plan.expected()}
 
 
 def native_plan(

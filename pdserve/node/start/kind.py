@@ -10,7 +10,7 @@ import torch
 
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.plan.sizes import weight_bytes
+from pdserve.engine.plan.sizes import packed_bytes, weight_bytes
 from pdserve.measured.calibration import ModelShape, NodeLimits
 from pdserve.measured.samples import NodeKind
 from pdserve.node.start.cores import processor_name
@@ -51,9 +51,11 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
 
 def _weight_bytes(model: NodeModel) -> int:
     """As loaded; of quantised ones in proportion to bfloat16, since scales are negligible."""
-    form = model.form
+    form, own = model.form, model.plan()
+    if own.coded:
+        return packed_bytes(own, model.activations)
     if not form.is_quantised:
-        return weight_bytes(model.plan(), model.activations)
+        return weight_bytes(own, model.activations)
     plan = ModelPlan.of(model.config)
     return weight_bytes(plan, ActivationDtype.BFLOAT16) * form.bits // plan.form.bits
 

@@ -30,8 +30,9 @@ from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
-from pdserve.engine.weights.codings import native_plan
+from pdserve.engine.weights.codings import native_plan, stored_as
 from pdserve.engine.weights.load import load_decoder
+from pdserve.engine.weights.packing import packing
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -104,9 +105,7 @@ class NodeModel:
 
     def plan(self, shard: Shard = WHOLE) -> ModelPlan:
         """What a rank has of the model."""
-        if self.device.type == "cpu":
-            return native_plan(self.checkpoint, self.config, self.form, shard)
-        return ModelPlan.of(self.config, shard, self.form)
+        return _plan(self.checkpoint, self.config, self.form, self.device, shard)
 
     @property
     def first_layer(self) -> int:
@@ -166,7 +165,8 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout.tokens_in(num_blocks),
         max_model_len,
     )
-    weights = f"stored as {stored}; computed with as {sizes.form.name}"
+    packed = packing(_plan(checkpoint, model, sizes.form, device), stored_as(checkpoint, model))
+    weights = f"stored as {stored}; packed: {packed}; computed with as {sizes.form.name}"
     log.info("weights: %s", weights)
     return NodeModel(
         checkpoint=checkpoint,
@@ -184,6 +184,18 @@ def plan_model(config: NodeConfig) -> NodeModel:
         worst_step=_worst_step(engine),
         weights=weights,
     )
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    form: WeightForm,
+    device: torch.device,
+    shard: Shard = WHOLE,
+) -> ModelPlan:
+    if device.type == "cpu":
+        return native_plan(checkpoint, config, form, shard)
+    return ModelPlan.of(config, shard, form)
 
 
 def _worst_step(engine: EngineConfig) -> LargestStep:

@@ -5,13 +5,17 @@ So `pdserve up` refuses what no node could load, before it starts one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm, form_of
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.model_files.coding import Coding
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import parse_bytes
@@ -106,7 +110,11 @@ def cpu_kv_bytes(kv_memory: str, root: Path = Path("/")) -> int:
 
 
 def check_memory(
-    engine: EngineConfig, model: ModelConfig, stored_bytes: int, root: Path = Path("/")
+    engine: EngineConfig,
+    model: ModelConfig,
+    stored_bytes: int,
+    root: Path = Path("/"),
+    codings: Mapping[str, Coding] | None = None,
 ) -> None:
     """Check that the memory holds the weights, and the KV of one request of the longest.
 
@@ -115,6 +123,7 @@ def check_memory(
         model: that it is to serve.
         stored_bytes: size of its weight files; 0: unknown.
         root: where the machine's files are.
+        codings: of tensors that are packed as they are stored.
 
     Raises:
         ConfigError, KvBudgetTooSmall: it does not; with the numbers.
@@ -124,7 +133,10 @@ def check_memory(
     sizes.layout.blocks_in_budget(kv_bytes, sizes.max_model_len)
     stored_bits = 32 if model.stored_dtype == FLOAT32.name else 16
     # Embeddings are not quantised, and count less.
-    as_loaded = stored_bytes * sizes.form.bits // stored_bits
+    as_loaded, packed_as = stored_bytes * sizes.form.bits // stored_bits, f"in {sizes.form.name}"
+    if codings and not sizes.form.is_quantised:
+        plan = ModelPlan.of(model, form=sizes.form, codings=codings)
+        as_loaded, packed_as = packed_bytes(plan, sizes.activations), "as stored"
     if engine.kv_memory == "auto":
         kv_bytes = 0  # it takes what there is
     as_loaded //= 1 + len(engine.rank_hosts)  # which share them out
@@ -132,7 +144,7 @@ def check_memory(
     if as_loaded + kv_bytes > most_bytes:
         kv = f" and kv_memory {_gib(kv_bytes)}" if kv_bytes else ""
         raise ConfigError(
-            f"weights take {_gib(as_loaded)} in {sizes.form.name}{kv}, and this machine or "
+            f"weights take {_gib(as_loaded)} {packed_as}{kv}, and this machine or "
             f"container has {_gib(most_bytes)}: take a smaller model, --quantization int8, or less "
             "--kv-memory"
         )

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdserve.commands.bench.step.floor import StepWork
+from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.linear import PackedLinear
 from pdserve.engine.native.load import load_native_weights
@@ -21,8 +23,11 @@ from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.engine.ranks.shard import WHOLE, Shard
-from pdserve.engine.weights.codings import native_plan
+from pdserve.engine.weights.codings import native_plan, stored_as
+from pdserve.engine.weights.packing import packing
 from pdserve.engine.weights.stored import open_tensors
+from pdserve.kv import KvDtype
+from pdserve.measured.perf_model import StepRow
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.gguf.container import read_gguf
 from pdserve.shared.errors import ModelError
@@ -107,6 +112,36 @@ def test_matrices_are_kept_as_they_are_stored(tmp_path: Path) -> None:
     file_bytes = sum(tensor.num_bytes for tensor in checkpoint.gguf.tensors.values())
     assert packed_bytes(plan, ActivationDtype.BFLOAT16) < 1.1 * file_bytes
     assert packed_bytes(ModelPlan.of(plan.config), ActivationDtype.BFLOAT16) > 2 * file_bytes
+
+
+def test_it_is_said_what_is_packed_as_what_and_how_exactly(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, tie_word_embeddings=True)
+    config = load_model_config(checkpoint)
+    types = stored_as(checkpoint, config)
+    assert sorted(packing(plan_of(checkpoint), types).split("; ")) == [
+        "Q4_K as 4 bits by 32 (2, 0.1 MiB, exact)",
+        "Q5_0 + Q8_0 as 8 bits by 32 (2, 0.3 MiB, exact)",
+        "Q5_0 as 5 bits by 32 (2, 0.3 MiB, exact)",
+        "Q6_K as 6 bits by 16 (2, 0.2 MiB, exact)",
+        "Q8_0 as 8 bits by 32 (1, 0.1 MiB, exact)",
+    ]
+    lossy = packing(ModelPlan.of(config), types)
+    assert "Q6_K as bfloat16 (2, 0.5 MiB, off by up to 0.2 %)" in lossy
+    assert "off by up to 0.4 % of a row's largest" in packing(plan_of(checkpoint, INT8), types)
+    demo = resolve_checkpoint(str(CHECKPOINT_PATH))
+    stored = stored_as(demo, load_model_config(demo))
+    assert packing(plan_of(demo), stored) == "BF16 as bfloat16 (17, 3.8 MiB, exact)"
+
+
+def test_a_step_reads_what_is_packed(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, tie_word_embeddings=True)
+    row = [StepRow(1, 9, True)]
+    coded, plain = (
+        StepWork(plan, ActivationDtype.BFLOAT16, KvDtype.BFLOAT16).of(row)
+        for plan in (plan_of(checkpoint), ModelPlan.of(load_model_config(checkpoint)))
+    )
+    assert coded.num_flops == plain.num_flops
+    assert 0.3 * plain.num_bytes < coded.num_bytes < 0.5 * plain.num_bytes
 
 
 def test_what_is_asked_to_be_quantised_is_so_in_all_matrices(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class StepWork:
         self._output = plan.lm_head
         self._config = plan.config
         self._row_bytes = plan.config.hidden_size * dtype.itemsize
+        if plan.table is not None:
+            self._row_bytes = plan.table.num_bytes // plan.table.num_out
         self._token_bytes = sum(plane.layer_bytes for plane in plan.planes(kv_dtype))
         self._last_kv_weights = kv_weights(plan.layers[-1])
         self._row_weights = [row_weights(layer) for layer in plan.layers]

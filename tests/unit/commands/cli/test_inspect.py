@@ -31,6 +31,7 @@ def test_a_gguf_file_is_told_like_the_folder_it_was_made_of(
     assert of_file["what"].endswith("is a model for llama.cpp (GGUF)")
     assert "LlamaForCausalLM, 4 layers of 192" in of_file["model"]
     assert "29 BF16 (3.8 MiB), 9 F32" in of_file["weights"]
+    assert of_file["packed"] == "on CPUs, BF16 as bfloat16 (17, 3.8 MiB, exact)"
     assert "BPE of 2048 tokens; texts begin with <|bos|>" in of_file["tokenizer"]
     assert of_file["served"] == "yes"
 

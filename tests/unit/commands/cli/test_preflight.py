@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import Machine
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.coding import Coding
 from pdserve.node.start.sizing import check_memory
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.file import load_config
@@ -123,6 +126,18 @@ def test_weights_and_kv_have_to_fit_into_memory(engine, fits, said, tmp_path):
         return
     with pytest.raises(ConfigError, match=said):
         check_memory(EngineConfig(**engine), model, 14 * GIB, root)
+
+
+def test_codes_count_as_they_are_packed(tmp_path):
+    """Not as bfloat16, which would be twice as much."""
+    model = load_model_config(resolve_checkpoint(str(CHECKPOINT_PATH)))
+    codings = {name: Coding(8, 32, 128) for name in ModelPlan.of(model).expected()}
+    engine = EngineConfig(kv_memory="1MiB", max_model_len=64)
+    root = machine(tmp_path, 1)
+    check_memory(engine, model, 14 * GIB, root, codings)
+    huge = replace(model, vocab_size=1 << 23)
+    with pytest.raises(ConfigError, match=r"weights take 1\.6 GiB as stored"):
+        check_memory(engine, huge, 0, root, codings)
 
 
 def test_a_bad_model_is_refused_before_any_process_is_started(tmp_path):
