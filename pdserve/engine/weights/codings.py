@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.quantised.config import quantisation_of
 from pdserve.engine.plan.forms import WeightForm
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
@@ -30,6 +31,12 @@ def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
     if checkpoint.gguf is not None:
         parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
         types = {name: part.tensor.type.name for name, part in parts.items()}
+    elif (quantisation := quantisation_of(checkpoint)) is not None:
+        modules = {name.rpartition(".")[0] for name in types}
+        own = {module: f"{module}.weight" for module in modules}
+        codes = {name: module for module, name in own.items() if name not in types}
+        wanted = codes.keys() & places.values()
+        types = {**types, **{name: quantisation.kind_of(codes[name]) for name in wanted}}
     return {name: types[place] for name, place in places.items() if place in types}
 
 

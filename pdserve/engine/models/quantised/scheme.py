@@ -61,6 +61,10 @@ class Quantisation:
                 return scheme
         raise ModelError(f"{self.where}: {module} is quantised, but nothing there says how")
 
+    def kind_of(self, module: str) -> str:
+        """How it is stored, for people: `awq, 4 bits by 128`. Raises as scheme_of."""
+        return f"{self.method}, {self.scheme_of(module)}"
+
     def __str__(self) -> str:
         """For people, as in `awq: 4 bits by 128`."""
         kinds = dict.fromkeys(str(scheme) for _, scheme in self.schemes)

@@ -10,6 +10,8 @@ import torch
 
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.weights.codings import stored_as
+from pdserve.engine.weights.packing import packing
 from pdserve.engine.weights.stored import StoredTensor, open_tensors
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
@@ -65,3 +67,13 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
         logits = [Node.load(path, kind).logits(prompt) for path in (tmp_path / "q", plain)]
         assert torch.equal(*logits)
         assert logits[0].std() > 0.01
+
+
+def test_it_is_said_how_matrices_are_stored(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
+    quantised(made, tmp_path / "q", FORMATS["gptq"], num_files=2)
+    checkpoint = resolve_checkpoint(str(tmp_path / "q"))
+    config = load_model_config(checkpoint)
+    said = packing(ModelPlan.of(config), stored_as(checkpoint, config))
+    assert "gptq, 4 bits by" in said
+    assert "as bfloat16 (4, " in said
