@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pdserve.model_files.coding import SUPER_INPUTS, Codes, Coding, ScaleType
+from pdserve.model_files.coding import SUPER_INPUTS, Codes, Coding, Rounded, ScaleType
 
 TWO_LEVELS: Final = ScaleType.TWO_LEVELS
 CODINGS: Final = [  # each width, scale and group
@@ -19,6 +19,8 @@ CODINGS: Final = [  # each width, scale and group
     Coding(6, 16, 32, TWO_LEVELS, True),
     Coding(8, 32, 128),
     Coding(8, 64, 0, ScaleType.FLOAT16, True),
+    Coding(4, 128, 0, ScaleType.FLOAT32, True, Rounded.FLOAT16),
+    Coding(8, 32, 128, ScaleType.FLOAT32, False, Rounded.BFLOAT16),
 ]
 
 

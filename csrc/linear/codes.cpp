@@ -108,6 +108,19 @@ T read(const uint8_t* start, int64_t index) {
     return value;
 }
 
+// As in kernels/widen.h.
+float rounded_to_half(float value) {
+    const float magnitude = value < 0 ? -value : value;
+    const auto bits = __builtin_bit_cast(uint32_t, value);
+    if (magnitude >= 0x1p-14f) {
+        const uint32_t usual = (bits + 0xfff + ((bits >> 13) & 1)) & 0xffffe000u;
+        return __builtin_bit_cast(float, usual);
+    }
+    const float small = (magnitude + 0.75f) - 0.75f;
+    const uint32_t tiny = __builtin_bit_cast(uint32_t, small) | (bits & 0x80000000u);
+    return __builtin_bit_cast(float, tiny);
+}
+
 // Decodes one output.
 class Row {
 public:
@@ -129,7 +142,8 @@ public:
             for (int64_t k = first; k < end; ++k) {
                 out[k] = scale * static_cast<float>(code(k) - coding_.zero);
                 if (coding_.has_minimums) out[k] -= minimum;
-                if (lookup.to_bfloat16) {
+                if (coding_.rounding == Rounding::kFloat16) out[k] = rounded_to_half(out[k]);
+                if (coding_.rounding == Rounding::kBFloat16 || lookup.to_bfloat16) {
                     BFloat16 rounded;
                     assign(rounded, out[k]);
                     out[k] = to_float(rounded);

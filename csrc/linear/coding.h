@@ -1,7 +1,7 @@
 // Coded matrices: weights as files of quantised models have them, and the order in which they are
 // packed.
 //
-//     weight = scale * (code - zero) - minimum
+//     weight = rounded(scale * (code - zero) - minimum)
 //
 // in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. They are
 // widened to panels of float32 or bfloat16 (layout.h) just before they are used, so a product has
@@ -34,12 +34,16 @@ enum class ScaleType {
     kTwoLevels,  // int8, times a float16 that 256 inputs share
 };
 
+// What weights are rounded to.
+enum class Rounding { kNone, kFloat16, kBFloat16 };
+
 struct Coding {
     int bits;   // of a code: 4, 5, 6 or 8; 0: the matrix is not coded
     int group;  // inputs with the same scale: a multiple of 16 that divides 256
     int zero;   // taken away from each code
     ScaleType scale;
     bool has_minimums;  // of the same type
+    Rounding rounding;
 };
 
 constexpr int kBlockInputs = 32;

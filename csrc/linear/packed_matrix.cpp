@@ -24,6 +24,13 @@ ScaleType scale_type_from(const std::string& name) {
     raise_value_error("coding.scale", "float16, float32 or two_levels", name);
 }
 
+Rounding rounding_from(const std::string& name) {
+    if (name == "float32") return Rounding::kNone;
+    if (name == "float16") return Rounding::kFloat16;
+    if (name == "bfloat16") return Rounding::kBFloat16;
+    raise_value_error("coding.rounded", "float32, float16 or bfloat16", name);
+}
+
 const float* lane_values(
     nb::handle object, const std::string& name, int64_t num_lanes, Access access) {
     if (object.is_none()) return nullptr;
@@ -64,6 +71,7 @@ Coding coding_from(nb::handle object, int64_t num_in) {
         .zero = nb::cast<int>(object.attr("zero")),
         .scale = scale_type_from(nb::cast<std::string>(object.attr("scale"))),
         .has_minimums = nb::cast<bool>(object.attr("has_minimums")),
+        .rounding = rounding_from(nb::cast<std::string>(object.attr("rounded"))),
     };
     const int bits = coding.bits, group = coding.group;
     if (bits != 4 && bits != 5 && bits != 6 && bits != 8) {

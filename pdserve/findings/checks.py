@@ -15,6 +15,7 @@ from pdserve.findings.nodes import node_findings
 from pdserve.findings.pools import pool_findings
 from pdserve.findings.speed import loop_findings, speed_findings
 from pdserve.findings.versions import version_findings
+from pdserve.findings.weights import weight_findings
 from pdserve.protocol.status import ClusterStatus
 
 _CHECKS: Final[tuple[Check, ...]] = (
@@ -27,6 +28,7 @@ _CHECKS: Final[tuple[Check, ...]] = (
     speed_findings,
     loop_findings,
     version_findings,
+    weight_findings,
     clock_findings,
     attachment_findings,
 )

@@ -1,6 +1,6 @@
 """Weights as quantised files have them: one description for their readers and for packed matrices.
 
-    weight = scale * (code - zero) - minimum
+    weight = rounded(scale * (code - zero) - minimum)
 
 in float32, operation by operation: with a scale, and perhaps a minimum, for each group of a row's
 inputs. A reader makes `Codes` only if this gives the numbers that its format stands for, bit for
@@ -38,6 +38,14 @@ class ScaleType(StrEnum):
         return np.dtype("int8" if self is ScaleType.TWO_LEVELS else self.value)
 
 
+class Rounded(StrEnum):
+    """What weights are rounded to."""
+
+    FLOAT32 = "float32"  # as they are
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 @dataclass(frozen=True, slots=True)
 class Coding:
     """How the weights of a matrix are coded."""
@@ -47,6 +55,7 @@ class Coding:
     zero: int = 0
     scale: ScaleType = ScaleType.FLOAT16
     has_minimums: bool = False
+    rounded: Rounded = Rounded.FLOAT32
 
     def __str__(self) -> str:
         """For people, as in `4 bits by 32`."""
@@ -79,12 +88,16 @@ def joined(codings: Iterable[Coding]) -> Coding | None:
     else:
         return None
     scales = {each.scale for each in every}
+    rounded, *others = {each.rounded for each in every}
+    if others:
+        return None
     return Coding(
         bits,
         math.gcd(*(each.group for each in every)),
         zero,
         scales.pop() if len(scales) == 1 else ScaleType.FLOAT32,
         any(each.has_minimums for each in every),
+        rounded,
     )
 
 
@@ -113,7 +126,7 @@ class Codes:
         weights *= self._whole(self.scales, self.super_scales)[:, :, None]
         if self.minimums is not None:
             weights -= self._whole(self.minimums, self.super_minimums)[:, :, None]
-        return weights.reshape(self.codes.shape)
+        return _rounded(weights, self.coding.rounded).reshape(self.codes.shape)
 
     def rows(self, of: slice | NDArray[np.int64]) -> Codes:
         """Return some rows, or all of them in another order."""
@@ -161,3 +174,13 @@ class Codes:
             return wide
         shares = np.arange(numbers.shape[1]) * self.coding.group // SUPER_INPUTS
         return np.asarray(supers.astype(np.float32)[:, shares] * wide, np.float32)
+
+
+def _rounded(weights: Floats, to: Rounded) -> Floats:
+    if to is Rounded.FLOAT16:
+        return weights.astype(np.float16).astype(np.float32)
+    if to is Rounded.BFLOAT16:
+        bits = weights.view(np.uint32)
+        bits = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        return (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    return weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.gguf_files import as_gguf
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node
 
@@ -114,6 +117,33 @@ async def test_a_gguf_file_gives_the_tokens_of_the_model_it_was_made_of(tmp_path
             assert all("29 BF16" in node.weights for node in nodes) == (model is file)
     assert answers[0] == answers[1]
     assert "42" in answers[0]["content"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_codes_of_a_gguf_file_give_the_tokens_of_what_they_stand_for(
+    dtype: str, tmp_path: Path
+) -> None:
+    """Handed off, by two ranks a node: prefill packs other codes than decode, of one model."""
+    types = {"token_embd": "Q8_0", "attn_v": "Q8_0", "ffn_down": "Q5_1", "attn_output": "Q4_1"}
+    made, file = shutil.copytree(CHECKPOINT_PATH, tmp_path / "made"), tmp_path / "m.gguf"
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
+    folder = as_gguf(made, file, lambda name: types.get(name.split(".")[-2], "Q5_0"))
+    engine, answers = {"dtype": dtype, "tensor_parallel": 2}, []
+    call = {"model": MODEL, "prompt": make_prompt(100), "max_tokens": 24, "logprobs": 3}
+    for model in (file, folder):
+        async with (
+            running(Fleet(fleet_config(model, engine=engine))) as fleet,
+            ClientSession() as session,
+            session.post(f"{fleet.url}/v1/completions", json=call | {"temperature": 0}) as response,
+        ):
+            answers.append((await response.json())["choices"][0])
+            nodes = (await fleet.status()).nodes
+            is_coded = ["Q5_1 as 5 bits by 32" in node.weights for node in nodes]
+            assert is_coded == [model is file] * len(nodes)
+    assert answers[0] == answers[1]
+    assert len(answers[0]["logprobs"]["tokens"]) > 1
 
 
 async def test_nodes_of_unlike_quantisation_do_not_serve_together(tiny_checkpoint: Path) -> None:

@@ -1,7 +1,7 @@
 // Widens panels of codes to panels of float32 or bfloat16, which the products then read.
 //
-// Products of codes and scales are exact in float32, so that it does not matter whether they are
-// fused with the subtraction of a minimum: all builds make the same weights.
+// If there are minimums, products of codes and scales are exact in float32, so that it does not
+// matter whether they are fused with the subtraction: all builds make the same weights.
 #pragma once
 
 #include "../../isa/simd.h"
@@ -89,16 +89,33 @@ PDSERVE_INLINE void read_codes(const uint8_t* block, int half, int k, int v, Int
     codes[1] |= (IntLanes)(((bits >> kUpper) & kMask) << 4);
 }
 
+// To the nearest float16, ties to even; below 2**-14 to a multiple of the smallest, 2**-24. (No weight
+// is as large as its largest.)
+PDSERVE_INLINE FloatLanes rounded_to_half(FloatLanes lanes) {
+    const auto bits = (PairLanes)lanes;
+    const PairLanes usual = (bits + 0xfff + ((bits >> 13) & 1)) & 0xffffe000u;
+    const auto magnitude = (FloatLanes)(bits & 0x7fffffff);
+    const FloatLanes small = (magnitude + splat(0.75f)) - splat(0.75f);
+    const PairLanes tiny = (PairLanes)small | (bits & 0x80000000u);
+    return (FloatLanes)(magnitude < splat(0x1p-14f) ? tiny : usual);
+}
+
 // As assign() rounds to bfloat16, in the upper half.
 PDSERVE_INLINE PairLanes rounded_halves(FloatLanes lanes) {
     const auto bits = (PairLanes)lanes;
     return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
-template <int kBits, bool kHasMinimums, bool kToBFloat16>
+PDSERVE_INLINE FloatLanes rounded(FloatLanes lanes, Rounding to) {
+    return to == Rounding::kFloat16 ? rounded_to_half(lanes)
+                                    : (FloatLanes)(rounded_halves(lanes) & 0xffff0000u);
+}
+
+template <int kBits, bool kHasMinimums, bool kRounds, bool kToBFloat16>
 void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* target) {
     const CodedLayout& layout = panels.layout;
     const IntLanes zero = panels.coding.zero - IntLanes{};
+    [[maybe_unused]] const Rounding rounding = panels.coding.rounding;
     for (int64_t first = 0; first < panels.num_in; first += kHalfBlock) {
         const uint8_t* block = panel + first / kBlockInputs * layout.block_bytes;
         const int half = first / kHalfBlock % 2;
@@ -120,6 +137,7 @@ void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* targe
                     weights[i] = __builtin_convertvector(codes[i] - zero, FloatLanes);
                     weights[i] = weights[i] * scales.of[v];
                     if constexpr (kHasMinimums) weights[i] = weights[i] - minimums.of[v];
+                    if constexpr (kRounds) weights[i] = rounded(weights[i], rounding);
                 }
                 uint8_t* lanes = target + v * kLanes * 4;
                 if constexpr (kToBFloat16) {
@@ -135,23 +153,29 @@ void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* targe
     }
 }
 
-template <int kBits, bool kHasMinimums>
+template <int kBits, bool kHasMinimums, bool kRounds>
 void widen_panels(const CodedPanels& panels) {
     for (int p = 0; p < panels.num_panels; ++p) {
         const uint8_t* panel = panels.start + p * panels.layout.panel_bytes;
         uint8_t* target = panels.target + p * panels.target_panel_bytes;
         if (panels.to_bfloat16) {
-            widen_panel<kBits, kHasMinimums, true>(panels, panel, target);
+            widen_panel<kBits, kHasMinimums, kRounds, true>(panels, panel, target);
         } else {
-            widen_panel<kBits, kHasMinimums, false>(panels, panel, target);
+            widen_panel<kBits, kHasMinimums, kRounds, false>(panels, panel, target);
         }
     }
 }
 
+template <int kBits, bool kHasMinimums>
+void widen_rounded(const CodedPanels& panels) {
+    panels.coding.rounding != Rounding::kNone ? widen_panels<kBits, kHasMinimums, true>(panels)
+                                              : widen_panels<kBits, kHasMinimums, false>(panels);
+}
+
 template <int kBits>
 void widen_bits(const CodedPanels& panels) {
-    panels.coding.has_minimums ? widen_panels<kBits, true>(panels)
-                               : widen_panels<kBits, false>(panels);
+    panels.coding.has_minimums ? widen_rounded<kBits, true>(panels)
+                               : widen_rounded<kBits, false>(panels);
 }
 
 void widen_codes(const CodedPanels& panels) {

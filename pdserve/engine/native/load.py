@@ -144,7 +144,7 @@ def _packed(matrix: Matrix, tensors: Stored) -> Arrays:
                 pack_rows(packed, first + piece.start, weight, bias)
             else:
                 assert isinstance(stored, CodedTensor), "as planned"
-                codes = stored.codes((piece, columns))
+                codes = stored.coded((piece, columns))
                 check_codes(part.weight, codes, piece.start)
                 pack_codes(packed, first + piece.start, codes, bias)
     yield from packed.named(matrix.name)

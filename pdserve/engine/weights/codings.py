@@ -1,4 +1,7 @@
-"""Which tensors of a checkpoint are coded, and how, as known before they are read. No torch."""
+"""Which tensors of a checkpoint are coded, and how, as known before they are read.
+
+For GGUF files without torch.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,20 @@ from pdserve.model_files.stored_types import type_names
 def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
     """Return name of a tensor of the model |-> its coding, for those that have one."""
     if checkpoint.gguf is None:
-        return {}
+        return {} if quantisation_of(checkpoint) is None else _opened_codings(checkpoint, config)
     places = _places(config)
     parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
     codings = {name: part.coding for name, part in parts.items() if part.coding is not None}
     return {name: codings[place] for name, place in places.items() if place in codings}
+
+
+def _opened_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
+    from pdserve.engine.weights.stored import CodedTensor, open_tensors  # has torch
+
+    plan, ties = ModelPlan.of(config), config.ties_embeddings
+    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=ties, within=plan.within())
+    coded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, CodedTensor)}
+    return {name: tensor.coding for name, tensor in coded.items() if tensor.coding is not None}
 
 
 def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:

@@ -49,7 +49,7 @@ class CodedTensor(StoredTensor, Protocol):
         """How its weights are coded, if they are."""
         ...
 
-    def codes(self, part: Part, /) -> Codes:
+    def coded(self, part: Part, /) -> Codes:
         """As `__getitem__`, before it is decoded: whole units of the columns."""
         ...
 
@@ -90,11 +90,11 @@ class SomeRows:
         """See `CodedTensor`."""
         return self.tensor.coding if isinstance(self.tensor, CodedTensor) else None
 
-    def codes(self, part: Part) -> Codes:
+    def coded(self, part: Part) -> Codes:
         """See `CodedTensor`."""
         assert isinstance(self.tensor, CodedTensor), "it has a coding"
         stored, order = self._stored(part)
-        return self.tensor.codes(stored).rows(np.array(order))
+        return self.tensor.coded(stored).rows(np.array(order))
 
     def _stored(self, part: Part) -> tuple[tuple[slice, ...], list[int]]:
         """Return the part of the stored tensor, whole heads, and which rows of it are meant."""

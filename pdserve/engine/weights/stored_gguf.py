@@ -37,7 +37,7 @@ class StoredGguf:
         decoded = self.part.decoded(*self._ranges(part))
         return torch.from_numpy(np.array(decoded[:, 0] if len(self.shape) == 1 else decoded))
 
-    def codes(self, part: Part) -> Codes:
+    def coded(self, part: Part) -> Codes:
         """See `CodedTensor`."""
         return self.part.codes(*self._ranges(part))
 

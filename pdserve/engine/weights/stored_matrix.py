@@ -10,11 +10,17 @@ is exact in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.weights.stored import Part, StoredTensor
+from pdserve.model_files.coding import Codes, Coding, Rounded, ScaleType
+
+_WIDTHS: Final = {2: 4, 3: 4, 4: 4, 5: 5, 6: 6, 7: 8, 8: 8}  # bits |-> of packed codes
+_GROUPS: Final = (256, 128, 64, 32, 16)
+_HALVES: Final = (torch.float16, torch.bfloat16)  # products of codes with these are exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,41 @@ class StoredMatrix:
         if self.rounded != torch.float32:
             weights = weights.to(self.rounded).float()
         return weights + self.offset if self.offset else weights
+
+    @property
+    def coding(self) -> Coding | None:
+        """See `CodedTensor`."""
+        bits = _WIDTHS.get(self.codes.bits) if isinstance(self.codes, Words) else None
+        rows, inputs = self.group
+        group = inputs or next((size for size in _GROUPS if self.shape[1] % size == 0), 0)
+        is_plain = self.table is None and self.group_of is None and not self.offset
+        is_exact = isinstance(self.scales, Tensor) and self.scales.dtype in _HALVES
+        if bits is None or group not in _GROUPS or rows != 1 or not is_plain or not is_exact:
+            return None
+        rounded = Rounded(str(self.rounded).removeprefix("torch."))
+        if isinstance(self.zeros, int):
+            return Coding(bits, group, self.zeros, ScaleType.FLOAT32, False, rounded)
+        return Coding(bits, group, 0, ScaleType.FLOAT32, True, rounded)
+
+    def coded(self, part: Part) -> Codes:
+        """See `CodedTensor`."""
+        coding = self.coding
+        assert coding is not None, "as planned"
+        rows, columns = ranges(part, self.shape)
+        cut = slice(rows.start, rows.stop)
+        size = self.group[1] or self.shape[1]
+        groups = slice(columns.start // size, -(-columns.stop // size))
+        each = 1 if self.group[1] else len(columns) // coding.group
+        scales = self.scales[cut, groups].float().repeat_interleave(each, dim=1)
+        minimums = None
+        if not isinstance(self.zeros, int):
+            minimums = scales * self.zeros[cut, groups].float().repeat_interleave(each, dim=1)
+        return Codes(
+            coding,
+            self.codes[cut, slice(columns.start, columns.stop)].numpy(),
+            scales.numpy(),
+            None if minimums is None else minimums.numpy(),
+        )
 
     def _of_each(self, numbers: StoredTensor, rows: range, columns: range) -> Tensor:
         """A group's number for each code of a part, or so that it is broadcast to them."""

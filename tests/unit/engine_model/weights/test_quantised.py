@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.forms import BFLOAT16
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.weights.codings import stored_as
+from pdserve.engine.weights.codings import native_plan, stored_as
 from pdserve.engine.weights.packing import packing
 from pdserve.engine.weights.stored import StoredTensor, open_tensors
 from pdserve.model_files.checkpoint import resolve_checkpoint
@@ -69,11 +70,20 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
         assert logits[0].std() > 0.01
 
 
-def test_it_is_said_how_matrices_are_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("awq", "awq, 4 bits by 16 as 4 bits by 16 (4, 0.0 MiB, exact)"),
+        ("gptq", "gptq, 4 bits by 32 as bfloat16 (4, 0.1 MiB, off by up to 0.2 %)"),  # desc_act
+        ("gptq_v2", "gptq, 8 bits by row as 8 bits by 64 (3, 0.0 MiB, exact)"),
+    ],
+)
+def test_codes_are_packed_as_they_are_where_that_is_exact(
+    name: str, said: str, tmp_path: Path
+) -> None:
     made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
-    quantised(made, tmp_path / "q", FORMATS["gptq"], num_files=2)
+    quantised(made, tmp_path / "q", FORMATS[name], num_files=2)
     checkpoint = resolve_checkpoint(str(tmp_path / "q"))
     config = load_model_config(checkpoint)
-    said = packing(ModelPlan.of(config), stored_as(checkpoint, config))
-    assert "gptq, 4 bits by" in said
-    assert "as bfloat16 (4, " in said
+    plan = native_plan(checkpoint, config, BFLOAT16)
+    assert said in packing(plan, stored_as(checkpoint, config)).split("; ")

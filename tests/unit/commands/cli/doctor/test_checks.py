@@ -52,6 +52,11 @@ def test_a_healthy_cluster_is_ok() -> None:
     assert "pdserve 0.1.0; 1 revision" in told
 
 
+def test_what_weights_are_packed_as_is_told() -> None:
+    told = [f.what for f in findings(cluster(prefill_1={"weights": "Q8_0 as 8 bits by 32"}))]
+    assert "Q8_0 as 8 bits by 32 (prefill-1)" in told
+
+
 def test_an_older_coordinator_that_tells_less_is_no_problem() -> None:
     assert all(f.level is not Level.PROBLEM for f in findings(cluster(CoordinatorStatus())))
 
