@@ -50,7 +50,6 @@ def _move(network: str) -> None:
     os.close(descriptor)
 
 
-@pytest.mark.long  # once in 7 runs a call was silent for 5.05 s: the cause is not known yet
 async def test_hosts_that_lose_each_other_lose_nothing() -> None:
     if why := obstacle():
         pytest.skip(why)
