@@ -32,8 +32,8 @@ from coordinator.routing.loads.books import Books
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.prefill import PrefillQueues, ServiceClass
 from coordinator.routing.loads.slots import Floats, Ints
+from coordinator.routing.placement import Newcomer
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S, score
-from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView
 
 NO_PLACE_S = 1e3  # penalty where it would have to wait: such a node is the last choice

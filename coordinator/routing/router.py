@@ -17,10 +17,9 @@ from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.outlook import HandedOff, OneNode, Outlook, SideBySide, Times
 from coordinator.routing.pairs.health import PairHealth
 from coordinator.routing.pairs.reach import Pairs
-from coordinator.routing.placement import Placement
+from coordinator.routing.placement import Placement, tpot_within_s
 from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
-from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
 from pdserve.protocol import NodeRole, PrefixSource, Slo
 from pdserve.rules.batch import aimed_s

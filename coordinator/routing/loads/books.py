@@ -16,8 +16,7 @@ from coordinator.routing.holding import PendingHandoffs
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
-from coordinator.routing.placement import Placement
-from coordinator.routing.waiting import Newcomer
+from coordinator.routing.placement import Newcomer, Placement
 from pdserve.measured.output_lengths import OutputLengths
 from pdserve.protocol import Slo
 from pdserve.shared.clock import Clock

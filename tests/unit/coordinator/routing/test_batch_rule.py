@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator.routing.waiting import Newcomer
+from coordinator.routing.placement import Newcomer
 from decode_node.policies import DecodePolicy
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets

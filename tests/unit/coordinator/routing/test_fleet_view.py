@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
-from coordinator.routing.waiting import Newcomer
+from coordinator.routing.placement import Newcomer
 from pdserve._native import FleetView, cheapest, least
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts

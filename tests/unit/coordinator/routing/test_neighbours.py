@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.nodes.registry import Member
-from coordinator.routing.waiting import Newcomer
+from coordinator.routing.placement import Newcomer
 from pdserve.protocol import NodeRole, PerfReport, Slo, StepCosts
 from tests.unit.coordinator.routing.nodes import Nodes, names, send_to
 
