@@ -512,7 +512,7 @@ class _Loads(Protocol):
     def others_context(self) -> NDArray[np.int64]: ...
 
 class _Calendar(Protocol):
-    """The attributes of coordinator.routing.forecast.LoadForecast that are read.
+    """The attributes of coordinator.routing.loads.decode.LoadForecast that are read.
 
     It is a ring of buckets.
     """

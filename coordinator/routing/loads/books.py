@@ -11,9 +11,8 @@ from math import inf
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
-from coordinator.routing.forecast import Plan
 from coordinator.routing.holding import PendingHandoffs
-from coordinator.routing.loads.decode import DecodeLoad
+from coordinator.routing.loads.decode import DecodeLoad, Plan
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Newcomer, Placement

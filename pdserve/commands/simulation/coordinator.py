@@ -13,7 +13,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from coordinator.routing.flowing import flows_from
-from coordinator.routing.forecast import BUCKET_S
+from coordinator.routing.loads.decode import BUCKET_S
 from pdserve.commands.simulation.call import Call
 from pdserve.commands.simulation.cluster import Cluster, left_of
 from pdserve.commands.simulation.moves import Moves

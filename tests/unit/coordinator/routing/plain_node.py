@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from math import inf
 
-from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
+from coordinator.routing.loads.decode import BUCKET_S, NUM_BUCKETS, Plan
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
 from pdserve.rules.batch import has_place

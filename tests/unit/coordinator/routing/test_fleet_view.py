@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
+from coordinator.routing.loads.decode import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.placement import Newcomer
 from pdserve._native import FleetView, cheapest, least
 from pdserve.measured.perf_model import PerfModel

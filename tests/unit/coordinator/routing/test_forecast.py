@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, LoadForecast, Plan
+from coordinator.routing.loads.decode import BUCKET_S, NUM_BUCKETS, LoadForecast, Plan
 
 HORIZON_S = NUM_BUCKETS * BUCKET_S
 
