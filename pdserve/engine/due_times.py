@@ -55,8 +55,8 @@ def shown_s(request: Request, now_s: float = -inf) -> float | None:
 
     If token 1 was sampled on another node, this is an estimate: while the request waits for room
     here, token 1 is assumed to be held back as long as its targets allow. The coordinator does so
-    once a request has waited for a while (`coordinator/routing/holding.py`). `now_s` is needed for
-    requests that are still waiting.
+    once a request has waited for a while (`coordinator/routing/loads/books.py`). `now_s` is needed
+    for requests that are still waiting.
     """
     lifecycle = request.lifecycle
     if lifecycle.first_token_s is not None or lifecycle.prefill_end_s is None:

@@ -6,12 +6,13 @@ update changes a few array elements; a token of a stream that keeps to its plan 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from math import inf
+from typing import Final
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
-from coordinator.routing.holding import PendingHandoffs
 from coordinator.routing.loads.decode import DecodeLoad, Plan
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
@@ -19,6 +20,49 @@ from coordinator.routing.placement import Newcomer, Placement
 from pdserve.measured.output_lengths import OutputLengths
 from pdserve.protocol import Slo
 from pdserve.shared.clock import Clock
+
+PATIENCE: Final = 4.0  # in promised TPOTs: after a longer gap, a request waits for a place
+
+
+class PendingHandoffs:
+    """Requests with token 1 but not token 2, by the decode node's slot: token 1 may be held back.
+
+    A handed-off request waits for a place in the batch between tokens 1 and 2. This wait breaks its
+    TPOT, although its TTFT may have seconds to spare; and prefill nodes send short prompts that
+    have queued behind a long one in a burst. A client gains nothing from a token that no other
+    follows. So where a decode node is full, token 1 is shown when the stream continues, as in
+    systems where decode nodes send all tokens, but no later than the class allows, which is bounded
+    by its TTFT.
+
+    A decode node is full if it makes others wait (`makes_wait`), or if its current batch has no
+    place for the request by the batch rule (`pdserve/rules/batch.py`). These predictions alone may
+    be wrong; the wait of others alone detects a queue only after the first request in it has missed
+    its TPOT.
+    """
+
+    def __init__(self) -> None:
+        self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)  # oldest first
+
+    def begin(self, slot: int, request_id: str, now_s: float) -> None:
+        """Record that token 1 has arrived."""
+        self._begun_s[slot][request_id] = now_s
+
+    def end(self, slot: int, request_id: str) -> None:
+        """Record that token 2 has arrived or the request has ended. Idempotent."""
+        self._begun_s[slot].pop(request_id, None)
+
+    def longest_s(self, slot: int, now_s: float) -> float:
+        """Return how long the oldest handoff has waited; 0 if there is none."""
+        return now_s - next(iter(self._begun_s[slot].values()), now_s)
+
+    def makes_wait(self, slot: int, tpot_s: float, now_s: float) -> bool:
+        """Return whether a node makes handed-off requests wait, by what this TPOT calls long."""
+        return 0 < PATIENCE * tpot_s < self.longest_s(slot, now_s)
+
+    def clear(self, slot: int) -> None:
+        """Forget the handoffs of a lost node."""
+        self._begun_s[slot].clear()
+
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
