@@ -21,9 +21,8 @@ from coordinator.api.server.server import OTHER_FILES
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
-from coordinator.observers.call_metrics import MetricsObserver
 from coordinator.observers.costs import Costs
-from coordinator.observers.endings import CallWatch
+from coordinator.observers.endings import CallWatch, MetricsObserver
 from coordinator.observers.recording import Recordings, add_record_route
 from coordinator.page.history import History
 from coordinator.page.live import Live

@@ -12,9 +12,9 @@ enough, or enough decodes have ended.
 
 Requests without a promise wait in the coordinator's line, which is shared between their payers,
 while they would use more than a share of the slack of classes with promises that are present
-(`presence.py`). If no such class is present, they are held back only beyond the backlog that keeps
-the pools busy. Requests whose promise even idle nodes could not keep are treated the same way:
-waiting would not make it possible, so a refusal would help nobody.
+(`in_flight.py`). If no such class is present, they are held back only beyond the backlog that
+keeps the pools busy. Requests whose promise even idle nodes could not keep are treated the same
+way: waiting would not make it possible, so a refusal would help nobody.
 
 There is no clock and no event loop here: times are arguments.
 """
@@ -35,8 +35,7 @@ from coordinator.admission.decisions import (
     Refuse,
     Wait,
 )
-from coordinator.admission.in_flight import InFlight
-from coordinator.admission.presence import Presence
+from coordinator.admission.in_flight import InFlight, Presence
 from coordinator.admission.slack import ClassSlack, Slack, has_promise, is_possible, without_promise
 from coordinator.admission.waiting_line import WaitingLine
 from pdserve.protocol import Slo

@@ -1,6 +1,5 @@
 """What a coordinator knows of its nodes.
 
 `registry` has the members, and among how many coordinators they are shared, and `absent` those that
-are missing. `revisions` says who may join, and who gets which requests. `clock_offset` is how far a
-node's clock is ahead.
+are missing. `revisions` says who may join, and who gets which requests.
 """

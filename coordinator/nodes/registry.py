@@ -15,6 +15,8 @@ are spread evenly by whatever stands in front of the coordinators.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -22,7 +24,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from coordinator.nodes.clock_offset import ClockOffset
 from pdserve.protocol import (
     LoadReport,
     NodeAddress,
@@ -36,6 +37,32 @@ from pdserve.shared.introduction import introduce
 from pdserve.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)
+
+_MOST_OFFSETS = 20  # of the last reports: ten seconds of heartbeats
+
+
+class ClockOffset:
+    """How far a node's clock is ahead of ours, as its reports tell.
+
+    Nothing depends on it but logs, traces and certificates.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._measured: deque[float] = deque(maxlen=_MOST_OFFSETS)
+
+    def heard(self, sent_at: float) -> None:
+        """A report has come, sent at that time of the node, in seconds since 1970; 0: not told."""
+        if sent_at:
+            self._measured.append(sent_at - self._now())
+
+    @property
+    def ms(self) -> float | None:
+        """Milliseconds that the node is ahead; None: it has not told.
+
+        It is too small by the time that the fastest of the reports was on its way.
+        """
+        return max(self._measured) * 1e3 if self._measured else None
 
 
 class Shares:

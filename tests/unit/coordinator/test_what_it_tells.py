@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.api.observer import RequestSummary
 from coordinator.nodes.absent import KEPT_S, MOST, MOST_REASON, Absent
-from coordinator.nodes.clock_offset import ClockOffset
-from coordinator.nodes.registry import Registry
+from coordinator.nodes.registry import ClockOffset, Registry
 from coordinator.observers.endings import CallWatch
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import RecentCalls

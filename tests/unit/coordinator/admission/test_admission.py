@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
+from coordinator.admission.in_flight import PRESENCE_S
 from coordinator.admission.policy import BACKLOG_S, HYSTERESIS, UNFORESEEN_S
-from coordinator.admission.presence import PRESENCE_S
 from coordinator.admission.slack import HIGHEST, HIGHEST_TPOT_MARGIN, LOWEST, Margin
 from pdserve.protocol import Slo
 from pdserve.shared.clock import ManualClock

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.api.observer import RequestSummary
-from coordinator.observers.call_metrics import MetricsObserver
-from coordinator.observers.endings import Attainment, attainment
+from coordinator.observers.endings import Attainment, MetricsObserver, attainment
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
 

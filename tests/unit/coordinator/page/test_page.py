@@ -16,8 +16,17 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.observer import RequestSummary
-from coordinator.page.ended import MOST_LAST, MOST_SLOWEST, MOST_UNANSWERED
-from coordinator.page.history import GROWTH, MOST_PERIODS, MOST_TENANTS, OTHERS, History, Level
+from coordinator.page.history import (
+    GROWTH,
+    MOST_LAST,
+    MOST_PERIODS,
+    MOST_SLOWEST,
+    MOST_TENANTS,
+    MOST_UNANSWERED,
+    OTHERS,
+    History,
+    Level,
+)
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.page.told import Kept, News
