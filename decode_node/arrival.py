@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from decode_node.room import Room
-from kv_transfer.lifecycle import PULLER, BlockStates, PullerMove
-from kv_transfer.progress import KvPart, Progress
+from kv_transfer.lifecycle import PULLER, BlockStates, KvPart, Progress, PullerMove
 from kv_transfer.puller import PullResult, Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.engine.kv.block_pool import BlockPool

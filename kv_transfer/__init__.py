@@ -11,12 +11,12 @@ Who may pull what:
 
     handshake.py      which nodes can pull from each other, and which have an open session
     ticket.py         tickets: name the blocks; sealed by the exporter
-    lifecycle.py      the states of an exporter's and of a puller's block, and the legal moves
+    lifecycle.py      which parts of a prompt's KV have been announced, or pulled; the states of an
+                      exporter's and of a puller's block, and the legal moves
 
 Pure arithmetic:
 
     spans/            which KV is to be moved, between which layouts, and the bytes to copy for it
-    progress.py       which parts of a prompt's KV have been announced, or pulled
 
 Memory and threads:
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
-from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
-from kv_transfer.progress import KvPart, Progress
+from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove, KvPart, Progress
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request
 from pdserve.kv import need

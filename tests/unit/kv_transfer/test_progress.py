@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.progress import KvPart, Progress
+from kv_transfer.lifecycle import KvPart, Progress
 from pdserve.shared.errors import MalformedMessage
 
 NUM_LAYERS = 5

@@ -10,8 +10,8 @@ import pytest
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
+from kv_transfer.lifecycle import KvPart, Progress
 from kv_transfer.memory import ExportedPool
-from kv_transfer.progress import KvPart, Progress
 from kv_transfer.ticket import Ticket, read_ticket
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
