@@ -9,7 +9,7 @@
 
 namespace pdserve::sampling {
 
-// In the binary layout that pdserve/engine/sampling/native.py packs.
+// In the binary layout that pdserve/engine/sampling/sampler.py packs.
 struct RowParams {
     double temperature;  // 0: greedy
     double top_p;  // 1: off

@@ -16,9 +16,15 @@ from pdserve.engine.layer_marks import LayerMarks
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.decoder import NativeDecoder
-from pdserve.engine.prompt_results.fan_out import fan_in, fan_out
-from pdserve.engine.prompt_results.pooling import pool, wanted_states
-from pdserve.engine.prompt_results.scores import LOGITS_BYTES, is_scored, scored_parts
+from pdserve.engine.prompt_results.results import (
+    LOGITS_BYTES,
+    fan_in,
+    fan_out,
+    is_scored,
+    pool,
+    scored_parts,
+    wanted_states,
+)
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns

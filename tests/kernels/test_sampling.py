@@ -20,7 +20,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
-from pdserve.engine.sampling.native import sample_natively
+from pdserve.engine.sampling.sampler import sample_natively
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.kernels.sampling_cases import EOS, FILTERS, SIZES, logits, make_row, rows

@@ -1,27 +1,39 @@
-"""Log-probabilities of a prompt's own tokens, found while the prompt is computed.
+"""What a prompt gives besides KV: log-probabilities of its tokens, an embedding, first tokens.
 
 The logits at a token give the log-probability of the next token, so the logits of nearly every row
 of a chunk are needed. At once they would be [num_tokens, vocab_size]: too much memory for a long
 chunk and a large vocabulary. So the step is computed in consecutive parts, each with as many such
 rows as the memory limit allows. Each part is an ordinary batch: a chunk that is split continues in
 the next part, over the KV that the previous part has written.
+
+An embedding pools the final states of tokens, that is the hidden states after the last norm. The
+last token's state is always computed, so prompts with last-token pooling reuse cached KV like any
+other. Mean pooling needs the states of all tokens, and states are not cached with the KV: such a
+prompt can only skip tokens whose states are already in its sum.
+
+A request's siblings, the other answers to its prompt, are not rows of a step. Their first tokens
+are sampled from the logits of the request's row, so the model computes nothing twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 
 import msgspec
+import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.prompt_results.work import PromptWork
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.limits import unusable
 from pdserve.engine.sampling.logprobs import token_logprobs
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batch import Batch, WantedStates
 from pdserve.protocol import TokenLogprobs
 
 LOGITS_BYTES = 32 << 20  # limit for one part; computing log-probabilities takes as much again
@@ -157,4 +169,82 @@ def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
     return [
         msgspec.structs.replace(found, rank=rank + 1)
         for found, rank in zip(token_logprobs(logits, next_ids, num_top), ranks, strict=True)
+    ]
+
+
+def wanted_states(rows: Sequence[Scheduled], batch: Batch, hidden_size: int) -> WantedStates | None:
+    """Return the states that the step's requests pool, or None if there are none.
+
+    Args:
+        rows: the step's plan.
+        batch: the plan as tensors, on the host.
+        hidden_size: of the model.
+    """
+    starts: list[int] = batch.attention.query_start.tolist()
+    wanted = [
+        start + position - row.request.num_computed_tokens
+        for start, row in zip(starts, rows, strict=False)
+        for position in _pooled_positions(row)
+    ]
+    if not wanted:
+        return None
+    return WantedStates(torch.tensor(wanted), torch.empty(len(wanted), hidden_size))
+
+
+def pool(rows: Sequence[Scheduled], states: WantedStates) -> None:
+    """Add the states to the sums in their requests.
+
+    Raises:
+        UnusableLogits: the states of a request are not finite.
+    """
+    found = states.out.numpy()  # [num_states, hidden_size]
+    damaged = []
+    begin = 0
+    for row in rows:
+        num_states = len(_pooled_positions(row))
+        if num_states == 0:
+            continue
+        # In float64, so that the rounded result does not depend on how the prompt is chunked.
+        total = found[begin : begin + num_states].sum(axis=0, dtype=np.float64)
+        begin += num_states
+        work = row.request.prompt_work
+        assert work is not None, "it has positions to pool"
+        if np.isfinite(total).all():
+            work.add_states(total, num_states)
+        else:
+            damaged.append(row.request)
+    if damaged:
+        raise unusable(damaged)
+
+
+def _pooled_positions(row: Scheduled) -> range:
+    """Positions in the chunk whose final states are the next ones to pool for the embedding."""
+    work, begin = row.request.prompt_work, row.request.num_computed_tokens
+    return range(0) if work is None else work.pooled_positions(begin, begin + row.num_tokens)
+
+
+_SIBLINGS = attrgetter("siblings")  # evaluated for each row of each step, so not in Python
+
+
+def fan_out(requests: Sequence[Request]) -> tuple[Sequence[Request], list[int] | None]:
+    """Return all answers to sample: of each request its own, then its siblings'.
+
+    Also returns for each answer the row of logits, as an index into `requests`; None if there are
+    no siblings.
+    """
+    if not any(map(_SIBLINGS, requests)):
+        return requests, None
+    owners = [row for row, request in enumerate(requests) for _ in request.answers]
+    return [answer for request in requests for answer in request.answers], owners
+
+
+def fan_in(sampled: list[SampledToken], requests: Sequence[Request]) -> list[SampledToken]:
+    """Undo `fan_out`: return one token per request, with the tokens of its siblings attached."""
+    if len(sampled) == len(requests):
+        return sampled
+    tokens = iter(sampled)
+    return [
+        replace(token, siblings=tuple(islice(tokens, len(request.siblings))))
+        for request in requests
+        for token in islice(tokens, 1)
     ]

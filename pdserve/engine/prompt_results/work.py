@@ -1,6 +1,6 @@
 """What a request wants of its prompt besides KV: log-probabilities of its tokens, or an embedding.
 
-Both are found while the prompt is computed (`scores.py`, `pooling.py`), and kept here across
+Both are found while the prompt is computed (`results.py`), and kept here across
 chunks and preemptions. KV is reused only of tokens for which this is done.
 """
 

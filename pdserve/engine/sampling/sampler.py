@@ -5,21 +5,30 @@ The order of operations is that of vLLM: mask tokens that the grammar, `allowed_
 min-p, top-k, top-p, and a draw. Log-probabilities are those of the model, before any of these.
 Equal logits give exactly the same token in any batch, with any number of threads, natively or by
 torch; log-probabilities may differ by rounding between the two.
+
+On CPUs the requests become rows of numbers for one native call (csrc/sampling), which checks all
+arguments.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
 
+from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.row_edits import RowEdits
 from pdserve.engine.sampling.interface import Draws
-from pdserve.engine.sampling.native import sample_natively
-from pdserve.engine.sampling.permitted import with_allowed_ids
+from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
+from pdserve.engine.sampling.logprobs import listed_beside
+from pdserve.engine.sampling.permitted import edited_rows, with_allowed_ids
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
+from pdserve.protocol import SamplingParams, TokenLogprobs
 
 
 def sample(
@@ -77,3 +86,93 @@ class PlainSampling:
         if draws.rows is not None:
             logits = logits[draws.rows]
         return sample(logits, draws.requests, draws.eos_token_ids, draws.masks)
+
+
+# temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
+_PARAMS: Final = struct.Struct("=dddqQQq")
+_GREEDY: Final = _PARAMS.pack(0.0, 1.0, 0.0, 0, 0, 0, -1)
+
+
+def pack_params(requests: Sequence[Request]) -> bytes:
+    """Return the parameters of each request's next token, one after the other."""
+    # The common case is inlined: a call per row would be half of a step's sampling time.
+    return b"".join(
+        [
+            _GREEDY if s.temperature < GREEDY_BELOW and s.logprobs is None else _packed(request)
+            for request in requests
+            for s in (request.sampling,)
+        ]
+    )
+
+
+def num_ranked(sampling: SamplingParams) -> int:
+    """Return how many of the likeliest tokens to find; -1: no log-probabilities at all."""
+    if sampling.logprobs is None:
+        return -1
+    return 0 if sampling.logprob_token_ids else sampling.logprobs
+
+
+def _packed(request: Request) -> bytes:
+    sampling = request.sampling
+    return _PARAMS.pack(
+        0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.top_k,
+        sampling.seed % 2**64,
+        request.num_tokens,
+        num_ranked(sampling),
+    )
+
+
+def sample_natively(
+    logits: Tensor,
+    requests: Sequence[Request],
+    eos_token_ids: frozenset[int],
+    variant: str = "",
+    masks: TokenMasks | None = None,
+) -> list[SampledToken]:
+    """See `sample`.
+
+    Args:
+        logits: [num_requests, vocab_size] float32 on the CPU; rows may be strided.
+        requests: one per row.
+        eos_token_ids: of the model.
+        variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+        masks: tokens that are allowed, for rows in which not all are.
+    """
+    edits = [
+        _edits(row, requests[row], changes) for row, changes in edited_rows(requests, eos_token_ids)
+    ]
+    token_ids, logprobs = _native.sample(
+        logits,
+        pack_params(requests),
+        edits,
+        variant,
+        None if masks is None else masks.words_of(logits.shape[1]),
+        [] if masks is None else masks.rows,
+    )
+    if -1 in token_ids:
+        rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
+        raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
+    tokens = [SampledToken(token_id) for token_id in token_ids]
+    for row, chosen, top_ids, top_logprobs in logprobs:
+        wanted_ids = requests[row].sampling.logprob_token_ids
+        if wanted_ids:
+            listed = listed_beside(logits[row].numpy(), token_ids[row], chosen, wanted_ids)
+        else:
+            listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
+        tokens[row] = SampledToken(token_ids[row], listed)
+    return tokens
+
+
+def _edits(row: int, request: Request, changes: RowEdits) -> _native.Edits:
+    return (
+        row,
+        changes.forbidden(request.output_token_ids),
+        changes.bias_ids,
+        changes.bias_amounts,
+        changes.seen,
+        request.sampling.repetition_penalty,
+        *changes.output,
+    )

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pdserve.engine.engine import Engine
-from pdserve.engine.faults import FAILURES_IN_A_ROW, FailedSteps, is_device_fault
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.engine.step_ends import FAILURES_IN_A_ROW, FailedSteps, is_device_fault
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import (
     GrammarFailed,

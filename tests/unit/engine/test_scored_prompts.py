@@ -6,7 +6,7 @@ from msgspec import structs
 
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.prompt_results.scores import scored_positions
+from pdserve.engine.prompt_results.results import scored_positions
 from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from pdserve.engine.cuda.sampling.search_kernels import threshold
 
-NUM_PARAMS = tl.constexpr(7)  # columns of 8 bytes: sampling/native.py
+NUM_PARAMS = tl.constexpr(7)  # columns of 8 bytes: sampling/sampler.py
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LEAST_SCALE = tl.constexpr(1.1754943508222875e-38)  # the smallest and the largest normal float32
@@ -30,7 +30,7 @@ def choose_tokens(
     row_stride,
     rows,  # [num_draws] int32, of the logits
     # Not `params`: what Triton makes to launch it has a variable of that name.
-    draw_params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/native.py
+    draw_params,  # [num_draws, NUM_PARAMS] int64, the bits of sampling/sampler.py
     candidates,  # [num_draws, at least vocab_size and BLOCK] int32, working memory
     candidates_stride,
     token_ids,  # [num_draws] int32, out; -1 if a logit is NaN or +inf, -2 if all are -inf

@@ -18,8 +18,8 @@ from torch import Tensor
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.row_edits import Ids
 from pdserve.engine.sampling.interface import Draws
-from pdserve.engine.sampling.native import num_ranked, pack_params
 from pdserve.engine.sampling.permitted import edited_rows, with_allowed_ids
+from pdserve.engine.sampling.sampler import num_ranked, pack_params
 
 
 class EditKind(IntEnum):
@@ -59,7 +59,7 @@ class SamplingInputs(NamedTuple):
     """All of it, on the host or on the GPU."""
 
     rows: Tensor  # [num_draws] int32, of the logits
-    params: Tensor  # [num_draws, 7] int64: the bits of sampling/native.py
+    params: Tensor  # [num_draws, 7] int64: the bits of sampling/sampler.py
     masks: MaskInputs | None
     edits: EditInputs | None
     ranks: RankInputs | None

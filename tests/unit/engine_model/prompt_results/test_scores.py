@@ -10,7 +10,7 @@ import torch
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.engine.prompt_results.scores import scored_positions
+from pdserve.engine.prompt_results.results import scored_positions
 from pdserve.engine.request import Request, Scheduled
 from pdserve.protocol import TokenLogprobs
 from pdserve.shared.errors import UnusableLogits
