@@ -11,10 +11,9 @@ from decode_node.policies.line import DecodeLine, make_way
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
 from pdserve.engine.prompts import make_prompt_order
-from pdserve.engine.prompts.batch_sizes import BatchSizes
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.prompts.order import BatchSizes
+from pdserve.engine.request import Request, Scheduled, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import has_place
 from pdserve.settings.config import EngineConfig, PolicyConfig

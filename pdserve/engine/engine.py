@@ -38,11 +38,10 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from pdserve.engine.interface import Runner, Sampled, StepObserver
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, Scheduled, shape_of
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.step_ends import StepEnds, StepTimes
 from pdserve.engine.steps.launched import StepUnderWay
-from pdserve.engine.steps.shape import shape_of
 from pdserve.engine.steps.thread import StepThread
 from pdserve.shared.errors import DeadlineExceeded, PdserveError
 

@@ -156,6 +156,6 @@ class StepObserver(Protocol):
     def recall(self, request: Request) -> None:
         """Fetch the KV of a preempted request for which there is room again, then submit it.
 
-        `preemption.CouldFetch` has said that there is something to fetch.
+        `shortage.CouldFetch` has said that there is something to fetch.
         """
         ...

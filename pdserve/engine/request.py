@@ -1,5 +1,7 @@
-"""A request inside the engine: a few stored counters, properties derived from them, and
-when its sequence ends."""
+"""A request inside the engine, and the shape of a step of several.
+
+A request is a few stored counters, properties derived from them, and when its sequence ends.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.row_edits import RowEdits, follows_tokens
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
+from pdserve.measured.perf_model import StepShape, chunk_pairs
 from pdserve.protocol import FinishReason, PrefixSource, Prompt, SamplingParams, TokenLogprobs
 
 
@@ -226,3 +229,22 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
         request.stop_token_id = token_id
     elif num_output_tokens >= sampling.max_tokens:
         request.finish_reason = FinishReason.LENGTH
+
+
+def shape_of(rows: Sequence[Scheduled]) -> StepShape:
+    """Return the shape of a plan. The requests must be as they are before the step."""
+    num_tokens = num_sampled = pairs = context = 0
+    for request, num_row_tokens in rows:
+        num_tokens += num_row_tokens
+        num_before = request.num_computed_tokens
+        num_output = len(request.output_token_ids)
+        num_uncomputed = len(request.prompt_token_ids) + num_output - num_before
+        num_sampled += num_row_tokens == num_uncomputed and request.sampling.max_tokens > 0
+        if request.sampling.prompt_logprobs is not None and not num_output:
+            last = len(request.prompt_token_ids) - 1
+            num_sampled += min(num_before + num_row_tokens, last) - num_before
+        if num_output and num_uncomputed == 1:  # it is decoding
+            context += num_before + 1
+        else:
+            pairs += chunk_pairs(num_row_tokens, num_before)
+    return StepShape(num_tokens, num_sampled, pairs, context)

@@ -8,8 +8,8 @@
 
 A request is admitted with blocks for all its tokens or not at all, so partly prefilled requests can
 never wait for each other's blocks. Decoding requests grow block by block; when no block is free, a
-request is preempted (`kv/preemption.py`). `kv/headroom.py` decides how many blocks admission leaves
-free for this growth. Policies only choose the order and the number of tokens.
+request is preempted. `kv/shortage.py` decides which one, and how many blocks admission leaves free
+for this growth. Policies only choose the order and the number of tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.headroom import KvHeadroom
-from pdserve.engine.kv.preemption import CouldFetch, Preemptions, Victims, all_recomputed
+from pdserve.engine.kv.shortage import CouldFetch, KvHeadroom, Preemptions, Victims, all_recomputed
 from pdserve.engine.prompts.order import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
 from pdserve.shared.clock import Clock, Stopwatch

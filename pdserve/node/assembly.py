@@ -19,8 +19,7 @@ from kv_transfer.transports.tls import NodeTls
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.headroom import make_headroom
-from pdserve.engine.kv.preemption import CouldFetch, Victims
+from pdserve.engine.kv.shortage import CouldFetch, Victims, make_headroom
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel

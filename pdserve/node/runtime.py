@@ -34,7 +34,6 @@ from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import commit_if_asked, make_kv_memory, prefill_refusal
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier_blocks
-from pdserve.node.profiling.watch import ProfileWatch
 from pdserve.node.reports.gauges import (
     BusyShare,
     load_report,
@@ -48,9 +47,8 @@ from pdserve.node.reports.gauges import (
 )
 from pdserve.node.reports.kv_events import KvEventFeed
 from pdserve.node.reports.metrics_server import STANDBY, MetricsServer
-from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.node.reports.readers import readers_of
-from pdserve.node.reports.sample_log import SampleLog
+from pdserve.node.reports.step_costs import PerfFeed, ProfileWatch, SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdserve.engine.prompts import make_prompt_order
-from pdserve.engine.prompts.batch_sizes import BatchSizes
+from pdserve.engine.prompts.order import BatchSizes
 from pdserve.engine.scheduler import Policy
 from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import EngineConfig, PolicyConfig

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdserve.engine.prompts.batch_sizes import BatchSizes
-from pdserve.engine.prompts.order import PromptOrder
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.prompts.order import BatchSizes, PromptOrder
+from pdserve.engine.request import Request, Scheduled, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.measured.perf_model import PerfModel
 
 MAX_HALF_DONE = 4  # prompts that hold all their blocks and wait for their next chunk

@@ -14,7 +14,7 @@ from pdserve.commands.simulation.host import Host, Sharing
 from pdserve.commands.simulation.machine import Machine, scaled
 from pdserve.commands.simulation.node import Node
 from pdserve.commands.simulation.step_times import ResidualScatter, Scatter
-from pdserve.engine.kv.preemption import Victims
+from pdserve.engine.kv.shortage import Victims
 from pdserve.measured.calibration import Residuals
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, TransferCosts

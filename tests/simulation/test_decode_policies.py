@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pdserve.commands.simulation.call import Call
-from pdserve.engine.kv.preemption import Victims
+from pdserve.engine.kv.shortage import Victims
 from pdserve.engine.request import Request
 from pdserve.protocol import Slo
 from tests.simulation.machines import A100_13B

@@ -34,11 +34,9 @@ from pdserve.commands.simulation.stride import Stride, advance_rows, most_steps,
 from pdserve.commands.simulation.total import Total
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.headroom import make_headroom
-from pdserve.engine.kv.preemption import Victims
-from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.kv.shortage import Victims, make_headroom
+from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.protocol import NodeRole

@@ -87,6 +87,6 @@ class PrefixOffers:
         return max([end - num_here for end in ends] + [0])
 
     def has_kv_of(self, request: Request) -> bool:
-        """Whether KV of a preempted request could be fetched (`preemption.CouldFetch`)."""
+        """Whether KV of a preempted request could be fetched (`shortage.CouldFetch`)."""
         prefix = Prefix.reusable(request, self._pool.block_size)
         return self.num_more(prefix, self.usable(request.prefix_sources)) > 0

@@ -10,7 +10,7 @@ from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.preemption import PreemptionStatistics
+from pdserve.engine.kv.shortage import PreemptionStatistics
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports

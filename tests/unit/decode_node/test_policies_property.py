@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.headroom import KvHeadroom
-from pdserve.engine.kv.preemption import Victims
-from pdserve.engine.request import Request
+from pdserve.engine.kv.shortage import KvHeadroom, Victims
+from pdserve.engine.request import Request, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Targets
 from pdserve.measured.output_lengths import OutputLengths
 from pdserve.settings.config import DecodePolicyName, Headroom

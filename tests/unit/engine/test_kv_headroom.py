@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.headroom import KvHeadroom
+from pdserve.engine.kv.shortage import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.output_lengths import OutputLengths

@@ -8,9 +8,8 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompt_results.results import scored_positions
 from pdserve.engine.prompts.order import num_uncached
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Request, SampledToken, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
 from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import (

@@ -15,7 +15,7 @@ from decode_node.policies.interface import SideBySide, StepPhase
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.kv.preemption import Victims
+from pdserve.engine.kv.shortage import Victims
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues

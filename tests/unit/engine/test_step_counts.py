@@ -23,10 +23,9 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.batches import StepBatches
-from pdserve.engine.steps.shape import shape_of
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, Prompt, SamplingParams, TokenBatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdserve.engine.due_times import next_due_s
-from pdserve.engine.kv.preemption import Victims
+from pdserve.engine.kv.shortage import Victims
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from tests.requests import make_request

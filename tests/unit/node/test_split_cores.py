@@ -20,9 +20,8 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, Scheduled, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel
 from pdserve.node.roles import NodeParts

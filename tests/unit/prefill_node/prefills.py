@@ -8,9 +8,8 @@ from math import inf
 
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Request, SampledToken, shape_of
 from pdserve.engine.scheduler import Queues
-from pdserve.engine.steps.shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts

@@ -10,8 +10,7 @@ import pytest_asyncio
 
 from kv_transfer.ticket import read_ticket
 from pdserve.engine.interface import StepReport
-from pdserve.engine.request import Request
-from pdserve.engine.steps.shape import shape_of
+from pdserve.engine.request import Request, shape_of
 from pdserve.protocol import (
     Announcement,
     Claim,

@@ -14,7 +14,7 @@ from aiohttp import web
 from pdserve.commands.simulation.calibrate.samples import NodeReader
 from pdserve.engine.interface import StepReport
 from pdserve.measured.perf_model import StepShape
-from pdserve.node.reports.sample_log import SampleLog
+from pdserve.node.reports.step_costs import SampleLog
 from pdserve.protocol import StepCosts
 from pdserve.shared.errors import ClusterError
 from tests.fakes.http import serving

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.request import SampledToken, Scheduled, shape_of
 from pdserve.engine.steps.batches import StepBatches
-from pdserve.engine.steps.shape import shape_of
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.node.profiling.fit import fit_costs
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work

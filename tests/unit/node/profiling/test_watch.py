@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.measured.perf_model import PerfModel, StepShape
-from pdserve.node.profiling.watch import CONVINCING_STEPS, ProfileWatch
+from pdserve.node.reports.step_costs import CONVINCING_STEPS, ProfileWatch
 from pdserve.protocol import StepCosts
 
 COSTS = StepCosts(knot_tokens=[1, 64], knot_s=[0.001, 0.002], pair_s=1e-8)

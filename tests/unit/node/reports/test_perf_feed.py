@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.measured.perf_model import PerfModel
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.node.reports.perf_feed import PerfFeed
+from pdserve.node.reports.step_costs import PerfFeed
 from pdserve.protocol import PerfReport, StepCosts
 from pdserve.settings.config import EngineConfig
 from tests.fakes.outbox import RecordingOutbox
