@@ -22,8 +22,9 @@ from coordinator.api.read.body_budget import WAIT_S
 from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.read.idempotency import KNOWN_S, MAX_KEY_CHARS, MAX_KEYS
 from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
-from coordinator.api.server.connection import MAX_HEAD_BYTES, TENANT_SHARE, UNKNOWN_SHARE
+from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.outbox import PIECE_BYTES, SHORT_BYTES
+from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.pages import MAX_BYTES as MAX_PAGE_BYTES
 from coordinator.stateful.pages import MAX_ITEMS as MAX_PAGE_ITEMS

@@ -12,11 +12,10 @@ A handed-off request passes:
 
     service.start         the leg becomes a Request; its intake begins
     intake.py             subscribes to its handoff; beside the prefill it is prepared
-                          (pdserve/node/preparation.py)
+                          (pdserve/node/preparation.py); several answers to one prompt take turns
     room.py               waits for a place in the batch and for blocks, in the policy's order
-    announced_pulls.py    pulls each part as it is announced, and renews old tickets; several
-                          answers to one prompt take turns
-    arrival.py            checks that the parts fit together; holds the blocks until adopted
+    arrival.py            pulls each part as it is announced, and renews old tickets; checks that
+                          the parts fit together, and holds the blocks until adopted
     (pdserve/engine)      adopts it: it joins the batch at the next step
     service.add_tokens    its tokens go to the coordinator
 

@@ -1,17 +1,33 @@
-"""The KV transfer of one request into blocks of this node, and the state of each block."""
+"""The KV of one handed-off request: pulled as it is announced, into blocks of this node.
+
+`Arrival` has the state of each block; `AnnouncedPulls` follows the announcements.
+"""
 
 from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
 
 from decode_node.room import Room
 from kv_transfer.lifecycle import PULLER, BlockStates, KvPart, Progress, PullerMove
 from kv_transfer.puller import PullResult, Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.lifecycle import Span
+from pdserve.lifecycle import RecordTimes, Span
+from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.sessions.session import Session
-from pdserve.protocol import HandoffRecord
+from pdserve.node.sessions.subscription import Notice, Subscription
+from pdserve.protocol import Announcement, HandoffRecord
+from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.shared.clock import Clock
-from pdserve.shared.errors import MalformedMessage, PeerLost, TransferCancelled
+from pdserve.shared.errors import (
+    MalformedMessage,
+    PeerLost,
+    StaleIncarnation,
+    TicketInvalid,
+    TransferCancelled,
+)
 
 
 class Arrival:
@@ -153,3 +169,108 @@ class Arrival:
         self._states.move(blocks[:num_new], PullerMove.VALIDATE)
         self._states.move(blocks[num_new:], PullerMove.VALIDATE_PART)
         self._num_valid = max(self._num_valid, num_valid)
+
+
+log = logging.getLogger(__name__)
+
+_OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedHandoff:
+    """A request whose KV has arrived completely."""
+
+    record: HandoffRecord
+    prefill_end_s: float  # on this node's clock
+    times: RecordTimes
+
+
+class AnnouncedPulls:
+    """Follows announcements from the first one to the handoff record, and pulls each part."""
+
+    def __init__(
+        self,
+        puller: Pulls,
+        costs: PullCosts,
+        clock: Clock,
+        timeouts: NodeTimeouts,
+        host_id: str,
+    ) -> None:
+        """`costs` learn from every pull."""
+        self.num_renewals = 0  # of tickets that had become old
+        self._puller = puller
+        self._costs = costs
+        self._clock = clock
+        self._timeouts = timeouts
+        self._host_id = host_id
+
+    async def receive(
+        self, first: Notice, subscription: Subscription, session: Session, arrival: Arrival
+    ) -> ReceivedHandoff:
+        """Pull all of a request's KV; `first` is the first notice of its subscription.
+
+        A stream ends on its node, and its record comes, once what it has completed is here.
+
+        Raises:
+            MalformedMessage: the handoff record does not match the leg or the announcements.
+            PdserveError: the handoff ended, or a pull failed; as Arrival.pull.
+        """
+        notice, was_refused = first, False
+        while True:
+            message = notice.message
+            if message.ticket and self._is_old(notice):
+                self.num_renewals += 1
+                notice = await subscription.renew()
+                continue
+            if isinstance(message, Announcement) and message.is_restart:
+                arrival.restart()
+            if isinstance(message, HandoffRecord):
+                arrival.ends_with(message)
+            elif not message.ticket:
+                subscription.take_over()
+            pulling_s = self._clock.now()
+            if message.ticket:
+                transfer_s = self._timeouts.transfer_s
+                try:
+                    pulled = await arrival.pull(
+                        self._puller, message.ticket, self._clock, transfer_s
+                    )
+                except (TicketInvalid, StaleIncarnation) as error:  # damaged on the way, perhaps
+                    if was_refused:
+                        raise
+                    log.warning("a ticket was refused, and is renewed: %s", error)
+                    was_refused = True
+                    notice = await subscription.renew()
+                    continue
+                if pulled.bytes:
+                    transport = session.link.transport
+                    self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
+            if isinstance(message, HandoffRecord):
+                _check_announced(message, arrival)
+                return self._received(message, notice, session, pulling_s)
+            notice = await subscription.next()
+
+    def _is_old(self, notice: Notice) -> bool:
+        age_s = self._clock.now() - notice.received_s
+        return age_s > self._timeouts.ticket_s * _OLD
+
+    def _received(
+        self, record: HandoffRecord, notice: Notice, session: Session, pulling_s: float
+    ) -> ReceivedHandoff:
+        """Make the result; from another host, whose clock differs, times begin with the reading."""
+        read_s = end_s = made_s = written_s = notice.received_s
+        if session.link.welcome.host_id == self._host_id:
+            end_s = min(record.prefill_end_s, read_s)
+            made_s = min(max(record.made_s, end_s), read_s)
+            written_s = min(max(record.written_s, made_s), read_s)
+        times = RecordTimes(made_s, written_s, read_s, pulling_s, self._clock.now())
+        return ReceivedHandoff(record, end_s, times)
+
+
+def _check_announced(record: HandoffRecord, arrival: Arrival) -> None:
+    """Check that the announcements before the record have left nothing out."""
+    if arrival.num_announced_tokens != record.num_tokens:
+        raise MalformedMessage(
+            f"{record.request_id} was announced up to token {arrival.num_announced_tokens}, its "
+            f"handoff record says {record.num_tokens}"
+        )

@@ -15,15 +15,21 @@ Beside the prefill, the request is prepared (`pdserve.node.preparation`): its gr
 and this node's own host tier is searched for blocks of the prompt, which then need not be pulled.
 That is awaited before room is: a grammar may have to wait for its turn, and would keep blocks and a
 place in the batch from requests that need none. If it fails, nothing is pulled.
+
+Of several answers to one prompt, the first pulls its KV. The others wait, and then find all full
+blocks in the prefix cache. They pull only the last block, each into a block of its own, since each
+of them writes further KV there.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from decode_node.announced_pulls import AnnouncedPulls, PromptPulls
-from decode_node.arrival import Arrival
+from decode_node.arrival import AnnouncedPulls, Arrival
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
@@ -35,6 +41,48 @@ from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.session import Session
 from pdserve.node.sessions.subscription import Subscription
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
+
+
+@dataclass(slots=True)
+class _Pull:
+    """The first pull of a prompt."""
+
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    was_adopted: bool = False
+
+
+class PromptPulls:
+    """The prompts whose KV is being pulled."""
+
+    def __init__(self) -> None:
+        self._pulls: dict[str, _Pull] = {}  # by prompt id
+
+    def __contains__(self, prompt_id: str) -> bool:
+        """Whether the prompt is being pulled already; other requests then wait for its end."""
+        return prompt_id in self._pulls
+
+    @asynccontextmanager
+    async def turn(self, prompt_id: str, subscription: Subscription) -> AsyncIterator[None]:
+        """Enter as the first request of the prompt, or once the first one has been adopted.
+
+        If the first request fails, another one becomes the first. No request waits beyond the end
+        of its handoff.
+
+        Raises:
+            PdserveError: the handoff has ended; as Subscription.wait.
+        """
+        while (pull := self._pulls.get(prompt_id)) is not None:
+            await subscription.wait(pull.is_over)
+            if pull.was_adopted:
+                yield
+                return
+        pull = self._pulls[prompt_id] = _Pull()
+        try:
+            yield
+            pull.was_adopted = True
+        finally:
+            del self._pulls[prompt_id]
+            pull.is_over.set()
 
 
 class OpensSessions(Protocol):

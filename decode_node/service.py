@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from decode_node.announced_pulls import AnnouncedPulls
+from decode_node.arrival import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
 from decode_node.policies.interface import SideBySide, StepPhase

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from coordinator.api.server.connection import Places
+from coordinator.api.server.places import Places
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.certificates import CERT_FILE, KEY_FILE, Reloaded, tell_if_outdated
 

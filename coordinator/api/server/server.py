@@ -12,9 +12,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.context import CONTEXT
 from coordinator.api.read.body_budget import BodyBudget
-from coordinator.api.server.connection import Connection, Places
+from coordinator.api.server.connection import Connection
 from coordinator.api.server.https import Https
 from coordinator.api.server.outbox import FULL
+from coordinator.api.server.places import Places
 from pdserve.shared.addresses import format_address
 from pdserve.shared.process.may_pass import config_error
 from pdserve.shared.process.open_files import file_limit

@@ -1,4 +1,4 @@
-"""What a shortage of blocks is met with: some are left free at admission, and requests are preempted.
+"""How a shortage of blocks is met: some stay free at admission, and requests are preempted.
 
 A request admitted too early is preempted or preempts others, so that KV is computed or copied
 twice. A request admitted too late waits although blocks are free. So admission leaves some for the

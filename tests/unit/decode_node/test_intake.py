@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import astuple
 
-from decode_node.announced_pulls import AnnouncedPulls
+from decode_node.arrival import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.room import RoomQueue
 from kv_transfer.links.link import Link

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from coordinator.api.server.connection import Places
+from coordinator.api.server.places import Places
 from coordinator.tenants import Tenants
 from pdserve.shared.errors import Overloaded
 from tests.unit.coordinator.api.harness import Harness, served
