@@ -34,8 +34,7 @@ from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.metrics import NodeMetrics
-from pdserve.node.kept_scores import KeptScores
-from pdserve.node.legs import request_of
+from pdserve.node.legs import KeptScores, request_of
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.session import Session

@@ -21,8 +21,7 @@ from coordinator.prefixes.index import PromptHashes
 from coordinator.prefixes.stability import PrefixWatch
 from coordinator.requests.claims import ANSWER_S, Claims
 from coordinator.requests.departures import Departures
-from coordinator.requests.dispatcher import Dispatcher
-from coordinator.requests.first_tokens import FirstTokens
+from coordinator.requests.dispatcher import Dispatcher, FirstTokens
 from coordinator.requests.journey import Journey
 from coordinator.requests.legs import error_of, is_of_the_request, lost
 from coordinator.requests.line_keeper import LINE_GAP_S, LineKeeper

@@ -10,9 +10,10 @@ from math import inf
 from decode_node.policies.line import DecodeLine, make_way
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
+from pdserve.engine.interface import shape_of
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.order import BatchSizes
-from pdserve.engine.request import Request, Scheduled, shape_of
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import has_place

@@ -16,8 +16,9 @@ from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import DecodeLine
 from decode_node.policies.pace import Pace
+from pdserve.engine.interface import shape_of
 from pdserve.engine.prompts.order import BatchSizes, QueuedPrompt
-from pdserve.engine.request import Request, Scheduled, shape_of
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import StepShape, chunk_pairs
 from pdserve.rules.batch import SAFETY

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
-from pdserve.engine.due_times import next_due_s, shown_s, tpot_s
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, next_due_s, shown_s, tpot_s
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import SAFETY

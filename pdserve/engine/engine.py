@@ -37,8 +37,8 @@ from itertools import compress
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from pdserve.engine.interface import Runner, Sampled, StepObserver
-from pdserve.engine.request import Request, Scheduled, shape_of
+from pdserve.engine.interface import Runner, Sampled, StepObserver, shape_of
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.step_ends import StepEnds, StepTimes
 from pdserve.engine.steps.launched import StepUnderWay

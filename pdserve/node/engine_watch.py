@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pdserve.engine.engine import Engine
-from pdserve.engine.request import Scheduled, shape_of
+from pdserve.engine.interface import shape_of
+from pdserve.engine.request import Scheduled
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import Sickness
 from pdserve.shared.clock import Clock

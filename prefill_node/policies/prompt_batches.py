@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pdserve.engine.interface import shape_of
 from pdserve.engine.prompts.order import BatchSizes, PromptOrder
-from pdserve.engine.request import Request, Scheduled, shape_of
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 

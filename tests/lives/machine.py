@@ -13,8 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
+from pdserve.engine.interface import shape_of
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.steps.thread import Computation
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts

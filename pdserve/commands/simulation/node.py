@@ -33,9 +33,10 @@ from pdserve.commands.simulation.step_times import (
 from pdserve.commands.simulation.stride import Stride, advance_rows, most_steps, stops_of
 from pdserve.commands.simulation.total import Total
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import Victims, make_headroom
-from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.node.role_policy import PrefillRolePolicy

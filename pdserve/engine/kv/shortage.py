@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pdserve.engine.due_times import next_due_s
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, next_due_s
 from pdserve.kv import need
 from pdserve.measured.output_lengths import OutputLengths
 from pdserve.settings.config import Headroom, PolicyConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from pdserve.engine.due_times import step_limit_s
-from pdserve.engine.request import Scheduled, shape_of
+from pdserve.engine.interface import shape_of
+from pdserve.engine.request import Scheduled, step_limit_s
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 from pdserve.rules.cores import Slowdowns, cores_for_decodes

@@ -21,7 +21,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
-from pdserve.node.kept_scores import KeptScores
+from pdserve.node.legs import KeptScores
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation

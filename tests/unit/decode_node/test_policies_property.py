@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import KvHeadroom, Victims
-from pdserve.engine.request import Request, shape_of
+from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
 from pdserve.measured.output_lengths import OutputLengths

@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from pdserve.engine.due_times import next_due_s, shown_s
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, next_due_s, shown_s
 from pdserve.lifecycle import Targets
 from tests.requests import make_request
 

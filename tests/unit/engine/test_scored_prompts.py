@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec import structs
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.prompt_results.results import scored_positions
 from pdserve.engine.prompts.order import num_uncached
-from pdserve.engine.request import Request, SampledToken, shape_of
+from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.protocol import FinishReason, TokenLogprobs
 from pdserve.shared.clock import ManualClock

@@ -20,10 +20,10 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.spans.plan import plan_spans
 from pdserve.engine.engine import Engine
-from pdserve.engine.interface import StepReport
+from pdserve.engine.interface import StepReport, shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.kv import KvDtype, KvLayout

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pdserve.engine.due_times import next_due_s
 from pdserve.engine.kv.shortage import Victims
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, next_due_s
 from pdserve.lifecycle import Targets
 from tests.requests import make_request
 

@@ -8,8 +8,8 @@ import msgspec
 
 from kv_transfer.memory import ExportedPool
 from pdserve.commands.cli.node import SERVICES
-from pdserve.engine.interface import StepReport
-from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
+from pdserve.engine.interface import StepReport, shape_of
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.services import Services
 from pdserve.protocol import (

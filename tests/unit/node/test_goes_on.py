@@ -9,9 +9,8 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from pdserve.engine.due_times import next_due_s
-from pdserve.node.kept_scores import KeptScores
-from pdserve.node.legs import request_of
+from pdserve.engine.request import next_due_s
+from pdserve.node.legs import KeptScores, request_of
 from pdserve.protocol import (
     Claim,
     Claimed,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Request, SampledToken, Scheduled, shape_of
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel

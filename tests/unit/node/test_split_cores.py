@@ -14,13 +14,13 @@ from decode_node.policies.interface import SideBySide, StepPhase
 from pdserve import _native
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarProgress
-from pdserve.engine.interface import Sampled
+from pdserve.engine.interface import Sampled, shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.sizes import Parallelism
-from pdserve.engine.request import Request, Scheduled, shape_of
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel

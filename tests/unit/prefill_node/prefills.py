@@ -7,8 +7,9 @@ from collections.abc import Callable
 from math import inf
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Request, SampledToken, shape_of
+from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from kv_transfer.ticket import read_ticket
-from pdserve.engine.interface import StepReport
-from pdserve.engine.request import Request, shape_of
+from pdserve.engine.interface import StepReport, shape_of
+from pdserve.engine.request import Request
 from pdserve.protocol import (
     Announcement,
     Claim,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.engine.interface import shape_of
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import SampledToken, Scheduled, shape_of
+from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.node.profiling.fit import fit_costs
