@@ -3,10 +3,10 @@
 `flow` knows all requests in flight, and is the only place where one fails or is cancelled. Read
 next, in the order in which a request meets them:
 
-    dispatcher    asks the router for nodes, and sends the `legs`: first, again, for siblings
+    dispatcher    asks the router for nodes, and sends the `legs`: first, again, for siblings;
+                  token 1 is shown to the client or held back (`showing`)
     line_keeper   serves the line of those that admission lets wait
     running       one request: its events, in order
-    first_tokens  token 1 is shown to the client or held back (`showing`)
     journey       its way through the cluster, for traces and the page
 
 And what happens to those that are disturbed:
