@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdserve.commands.cli.chat import Answer, ask
 from pdserve.commands.cli.demo_config import DemoConfig
-from pdserve.commands.cli.interruptible import finishes_before
 from pdserve.commands.cli.preflight import check_cluster
-from pdserve.commands.cli.pull_metrics import fetch_pulls
-from pdserve.commands.cli.up import Check, wait_ready
+from pdserve.commands.cli.up import Check, finishes_before, wait_ready
 from pdserve.commands.cli.up_screen import UpScreen
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.placement import count_gpus, usable_cores
 from pdserve.commands.cluster.plan import Machine
+from pdserve.commands.cluster.scrape import Samples, scrape
 from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.shared.errors import ClusterError, DeadlineExceeded, PdserveError
 from pdserve.shared.process.exit_codes import FORCED, OK
@@ -108,3 +108,31 @@ async def _print_pulls(cluster: Cluster) -> None:
 def _show(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class PullMetrics:
+    """The complete pulls of a node since its start."""
+
+    num_pulls: int
+    num_bytes: int
+    seconds: float
+
+
+async def fetch_pulls(metrics_address: str) -> PullMetrics:
+    """Read the metrics of the node at `metrics_address`.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
+    return pulls_in(await scrape(metrics_address))
+
+
+def pulls_in(samples: Samples) -> PullMetrics:
+    """The pulls in a node's metrics; 0 for missing samples."""
+    values = samples.values
+    return PullMetrics(
+        num_pulls=int(values.get("pdserve_pulls_total", 0)),
+        num_bytes=int(values.get("pdserve_pulled_bytes_total", 0)),
+        seconds=values.get("pdserve_pull_seconds_total", 0.0),
+    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pdserve.commands.cli.interruptible import finishes_before
 from pdserve.commands.cli.preflight import Say, check_cluster
 from pdserve.commands.cli.up_screen import LoadingBars, UpScreen, invitation
 from pdserve.commands.cluster.autoscale import Autoscaler
@@ -113,3 +112,22 @@ def _downloaded_bytes(model: str) -> int:
 
 async def _stop(cluster: Cluster, ends: list[Exit]) -> None:
     ends += await cluster.stop()
+
+
+async def finishes_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, and cancel it if `event` is set first; whether it finished.
+
+    Raises what `work` raises.
+    """
+    working = asyncio.create_task(work)
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+    if working.cancelled():
+        return False
+    working.result()
+    return True

@@ -1,4 +1,4 @@
-"""The output of `pdserve up`: the processes' logs, progress bars, and an example request.
+"""What `pdserve up` shows: the logs of its processes, what a start waits for, an example request.
 
 Everything is written to stderr, except for the address and the example request (stdout).
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from pdserve.commands.cli.waiting import state_text, waiting_text
 from pdserve.commands.cluster.child import reported_error
-from pdserve.protocol.status import ClusterStatus
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 _NAME_WIDTH = 12  # fits "coordinator"
@@ -118,3 +119,35 @@ def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> st
         f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}\n"
     )
+
+
+def waiting_text(
+    names: Sequence[str], status: ClusterStatus | None, num_downloaded: int = 0
+) -> str:
+    """Name the processes that are not ready, and what they do; nothing if all are.
+
+    Args:
+        names: of the nodes.
+        status: the last one; None: the coordinator has not answered yet.
+        num_downloaded: bytes of a model that is being downloaded; 0: none is.
+    """
+    states = [] if status is not None else [f"{COORDINATOR} (importing)"]
+    for name in names:
+        state = state_text(None if status is None else status.node(name), num_downloaded)
+        if state:
+            states.append(f"{name} ({state})")
+    return f"waiting for {', '.join(states)}" if states else ""
+
+
+def state_text(node: NodeStatus | None, num_downloaded: int) -> str:
+    """What one node does; nothing if it is ready."""
+    if node is None:
+        megabytes = num_downloaded / 1e6
+        return f"downloading, {megabytes:.0f} MB so far" if num_downloaded else "importing"
+    if node.state == "ready" or node.is_standby:
+        return ""
+    if node.state != "loading":
+        return node.state
+    if node.loading_progress < 1:
+        return f"loading, {node.loading_progress:.0%}"
+    return "measuring its steps"

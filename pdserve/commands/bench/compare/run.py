@@ -17,13 +17,12 @@ import msgspec
 from pdserve.commands.bench.checkpoints.named import gguf_of
 from pdserve.commands.bench.checkpoints.random_checkpoint import write_random_checkpoint
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
-from pdserve.commands.bench.compare.announcement import announcement
 from pdserve.commands.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.commands.bench.compare.clusters import Clusters
 from pdserve.commands.bench.compare.comparison import MakeCases, compare
 from pdserve.commands.bench.compare.config import CompareConfig, ComparePlan
 from pdserve.commands.bench.compare.contestants import Contestants
-from pdserve.commands.bench.compare.progress import Progress
+from pdserve.commands.bench.compare.progress import Progress, announcement
 from pdserve.commands.bench.compare.recompute import REPORT, REQUESTS, read_results, recomputed
 from pdserve.commands.bench.compare.report import CompareReport
 from pdserve.commands.bench.compare.runner import Experiment, RunRecord

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from pdserve.commands.cli import demo
+from pdserve.commands.cli.demo import PullMetrics, pulls_in
 from pdserve.commands.cli.demo_config import DemoConfig
-from pdserve.commands.cli.pull_metrics import PullMetrics, pulls_in
 from pdserve.commands.cluster.scrape import parse
 from pdserve.settings.config import CheckpointConfig
 from pdserve.shared.errors import DeadlineExceeded

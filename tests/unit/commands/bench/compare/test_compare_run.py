@@ -21,10 +21,9 @@ from rich.table import Table
 import pdserve
 from pdserve.commands.bench.compare import clusters as of_clusters
 from pdserve.commands.bench.compare import run as bench_compare
-from pdserve.commands.bench.compare.announcement import announcement, busy_warning
 from pdserve.commands.bench.compare.clusters import Clusters
 from pdserve.commands.bench.compare.config import CompareConfig, Tuning
-from pdserve.commands.bench.compare.progress import Progress
+from pdserve.commands.bench.compare.progress import Progress, announcement, busy_warning
 from pdserve.commands.bench.compare.report import CompareReport
 from pdserve.commands.bench.compare.run import case_maker
 from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
