@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -43,8 +44,24 @@ from pdserve.shared.introduction import is_introduced, new_key
 
 log = logging.getLogger(__name__)
 
-TICKET_LIFETIME_S = 60.0
 MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class TicketRules:
+    """What tickets are like."""
+
+    lifetime_s: float = 60.0
+    with_checksums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadPool:
+    """Of a pool in parts: those on other hosts, or what such a host shares with its node."""
+
+    hosts: Sequence[FarHost] = ()  # that have other parts
+    ticket_key: bytes = b""  # on such a host: the node's
+    on_ticket: Callable[[Ticket], None] = lambda _: None  # there: given each that a puller shows
 
 
 class PartSource:
@@ -85,12 +102,9 @@ class Exporter:
         clock: Clock,
         kinds: Sequence[TransportKind] = KINDS,
         *,
-        with_checksums: bool = False,
-        ticket_lifetime_s: float = TICKET_LIFETIME_S,
+        tickets: TicketRules = TicketRules(),
         tls: NodeTls | None = None,
-        hosts: Sequence[FarHost] = (),
-        ticket_key: bytes = b"",
-        on_ticket: Callable[[Ticket], None] = lambda _: None,
+        spread: SpreadPool = SpreadPool(),
     ) -> None:
         """An exporter that does not serve yet.
 
@@ -100,12 +114,9 @@ class Exporter:
             pool: which outlives this.
             clock: of tickets.
             kinds: of transports, best first.
-            with_checksums: tickets have them.
-            ticket_lifetime_s: of tickets.
+            tickets: what they are like.
             tls: how connections are secured.
-            hosts: that have other parts of the pool.
-            ticket_key: on such a host: the node's.
-            on_ticket: on such a host: is given each ticket that a puller shows.
+            spread: if the pool has parts on several hosts.
         """
         pools = parts_of(pool)
         layouts = identity.check_pools(pools)
@@ -119,11 +130,9 @@ class Exporter:
         self.offers: list[TransportOffer] = []
         self._clock = clock
         self._kinds = kinds
-        self._with_checksums = with_checksums
-        self._ticket_lifetime_s = ticket_lifetime_s
-        self._sealer = TicketSealer(incarnation, clock, ticket_key)
-        self._hosts = hosts
-        self._on_ticket = on_ticket
+        self._tickets = tickets
+        self._sealer = TicketSealer(incarnation, clock, spread.ticket_key)
+        self._spread = spread
         self._servers: list[TransportServer] = []
         self._num_parts = len(pools)
         self._sources: dict[int, Source] = {0: self}  # of the parts of the pool that are here
@@ -162,7 +171,7 @@ class Exporter:
     @property
     def max_ticket_blocks(self) -> int:
         """The most blocks of one ticket; more KV takes several tickets."""
-        return max_blocks(len(self.layout.heads) if self._with_checksums else 0)
+        return max_blocks(len(self.layout.heads) if self._tickets.with_checksums else 0)
 
     async def start(self, host: str, advertised_host: str = "", port: int = 0) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
@@ -269,7 +278,7 @@ class Exporter:
                 first_layer=layers.start,
                 end_layer=layers.stop,
                 checksums=self._checksums(ids, first_token, num_tokens, layers),
-                expires_at_s=self._clock.now() + self._ticket_lifetime_s,
+                expires_at_s=self._clock.now() + self._tickets.lifetime_s,
             )
         )
 
@@ -277,7 +286,7 @@ class Exporter:
         """Verify a ticket, and check that it fits the pool."""
         ticket = self._sealer.open(sealed)
         ticket.check(self.pool.num_blocks, self.layout)
-        self._on_ticket(ticket)
+        self._spread.on_ticket(ticket)
         return ticket
 
     def check_access(self, token: bytes) -> None:
@@ -294,13 +303,13 @@ class Exporter:
         Raises:
             PeerLost: one of them is lost.
         """
-        for host in self._hosts:
+        for host in self._spread.hosts:
             await host.admit(welcome.access)
 
     def dismiss(self, welcome: ExporterWelcome) -> None:
         """The session that began with this welcome has ended: revoke its access."""
         self._access.revoke(welcome.access)
-        for host in self._hosts:
+        for host in self._spread.hosts:
             host.dismiss(welcome.access)
 
     def admit(self, token: bytes) -> None:
@@ -354,7 +363,7 @@ class Exporter:
                     f"protocol {READS_PARTS}: upgrade {hello.node_id}"
                 )
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
-            if self._hosts and len({offer.part for offer in self.offers}) < self._num_parts:
+            if self._spread.hosts and len({offer.part for offer in self.offers}) < self._num_parts:
                 raise PeerLost(f"other hosts of {self.node_id} are still loading: try again")
         except (StaleIncarnation, AccessDenied, ConfigError, LayoutMismatch, PeerLost):
             self.statistics.refused += 1
@@ -363,7 +372,7 @@ class Exporter:
     def _checksums(
         self, ids: NDArray[np.int64], first_token: int, num_tokens: int, layers: range
     ) -> list[int]:
-        if not self._with_checksums:
+        if not self._tickets.with_checksums:
             return []
         box = whole_box(self.layout, first_token, first_token + num_tokens)
         box = msgspec.structs.replace(box, first_layer=layers.start, end_layer=layers.stop)

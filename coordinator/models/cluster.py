@@ -17,13 +17,10 @@ from coordinator.nodes.absent import Absent
 from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
-from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow, FlowTimes
-from coordinator.requests.journey import Journey
+from coordinator.requests.flow import Flow, FlowTimes, Process, WantedNodes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol.status import CoordinatorStatus
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_shares
 from pdserve.shared.clock import Clock
@@ -43,17 +40,13 @@ class ModelCluster:
         incarnation: str,
         *,
         share_quotas: Callable[[int], None],
-        on_ended: Callable[[Journey, PromptHashes], None],
-        on_load: Callable[[int, int], None],
-        describe_process: Callable[[], CoordinatorStatus],
+        process: Process,
     ) -> None:
         """
         Args:
             incarnation: the coordinator's: one of several leads, and changes pools.
             share_quotas: is told how many coordinators share these nodes.
-            on_ended: gets the journey and the prompt of each request that has ended.
-            on_load: gets how many requests there are, and how many of them wait, as that changes.
-            describe_process: what there is to tell of the coordinator, beside its requests.
+            process: the coordinator's.
         """
         self.model_id: Final = files.model_id
         self.registry: Final = Registry()
@@ -73,12 +66,12 @@ class ModelCluster:
             metrics,
             model=files.name,
             times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
-            revision_of=self.revisions.choose,
-            on_ended=on_ended,
-            on_load=on_load,
-            describe_process=describe_process,
-            waits_for_nodes=config.routing.sleep_after_s > 0,
-            comes_back=lambda role: config.restarts and self.absent.misses(role),
+            wanted=WantedNodes(
+                revision_of=self.revisions.choose,
+                are_awaited=config.routing.sleep_after_s > 0,
+                comes_back=lambda role: config.restarts and self.absent.misses(role),
+            ),
+            process=process,
         )
         self.pools: Final = Pools(
             config, self.registry, router, admission, metrics, incarnation, clock

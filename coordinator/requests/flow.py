@@ -68,6 +68,28 @@ class FlowTimes:
     prefetch_s: float = PREFETCH_S
 
 
+@dataclass(frozen=True, slots=True)
+class WantedNodes:
+    """Which nodes a request is for, and whether it waits for some that are not there."""
+
+    revision_of: Callable[[GenerationRequest], str] = lambda request: ""  # empty: any
+    are_awaited: bool = False  # a request waits in line if there are none: some will be started
+    # Whether a node of the pool was lost, and is being started again.
+    comes_back: Callable[[NodeRole], bool] = lambda role: False
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process that requests are in flight in: what it is told, and what it tells."""
+
+    # Gets the journey and the prompt of each request that has ended.
+    on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None
+    # Gets how many requests there are, and how many of them wait, as that changes.
+    on_load: Callable[[int, int], None] = lambda inflight, waiting: None
+    # What there is to tell of the process, beside its requests.
+    describe: Callable[[], CoordinatorStatus] = CoordinatorStatus
+
+
 class Flow:
     """All requests in flight (`coordinator.generation.Generator`)."""
 
@@ -81,22 +103,13 @@ class Flow:
         model: str,
         times: FlowTimes,
         clock: Clock | None = None,
-        revision_of: Callable[[GenerationRequest], str] = lambda request: "",
-        on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
-        on_load: Callable[[int, int], None] = lambda inflight, waiting: None,
-        describe_process: Callable[[], CoordinatorStatus] = CoordinatorStatus,
-        waits_for_nodes: bool = False,
-        comes_back: Callable[[NodeRole], bool] = lambda role: False,
+        wanted: WantedNodes = WantedNodes(),
+        process: Process = Process(),
     ) -> None:
         """
         Args:
-            revision_of: which revision a new request is for; empty: any.
-            on_ended: gets the journey and the prompt of each request that has ended.
-            on_load: gets how many requests there are, and how many of them wait, as that changes.
-            describe_process: what there is to tell of this process, beside its requests.
-            waits_for_nodes: whether a request waits in line if there are no nodes for it: some will
-                be started.
-            comes_back: whether a node of the pool was lost, and is being started again.
+            wanted: which nodes requests are for, and wait for.
+            process: that this is in.
         """
         self._registry = registry
         self._router = router
@@ -105,18 +118,15 @@ class Flow:
         self._model = model
         self._request_s = times.request_s
         self._clock = clock or SystemClock()
-        self._revision_of = revision_of
-        self._on_ended = on_ended
-        self._on_load = on_load
-        self._describe_process = describe_process
-        self._waits_for_nodes = waits_for_nodes
+        self._wanted = wanted
+        self._process = process
         self._running: dict[str, RunningRequest] = {}
         self._max_model_len: int | None = None
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(
-            registry, self._dispatcher, metrics, self._clock, times.resume_s, comes_back
+            registry, self._dispatcher, metrics, self._clock, times.resume_s, wanted.comes_back
         )
         self._claims = Claims(registry, times.answer_s)
         self._troubles = OncePerCause(log, self._clock)
@@ -175,7 +185,7 @@ class Flow:
 
     def is_ready(self) -> bool:
         """Return whether a request started now could be served, perhaps once nodes have come."""
-        return self._router.can_route() or self._waits_for_nodes
+        return self._router.can_route() or self._wanted.are_awaited
 
     def status(self) -> ClusterStatus:
         """Return the state of both pools, for GET /status."""
@@ -190,7 +200,7 @@ class Flow:
             refused=dict(self._admission.num_refused.items()),
             prefixes=self._prefix_watch.status(),
             nodes=describe_nodes(self._registry, self._router),
-            coordinator=self._describe_process(),
+            coordinator=self._process.describe(),
         )
 
     def start(self, request: GenerationRequest) -> RunningRequest:
@@ -210,7 +220,7 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
             RequestQuarantined: nodes have died of its prompt lately.
         """
-        if revision := self._revision_of(requests[0]):
+        if revision := self._wanted.revision_of(requests[0]):
             requests = [replace(request, revision=revision) for request in requests]
         request = requests[0]
         self._check_length(request)
@@ -223,7 +233,7 @@ class Flow:
         try:
             placement = self._dispatcher.place(request, hashes)
         except NoNodeAvailable:
-            if not (self._waits_for_nodes or request.wait_s):
+            if not (self._wanted.are_awaited or request.wait_s):
                 raise
             decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
         else:
@@ -253,7 +263,7 @@ class Flow:
             self._moves.look()  # streams beside its prompt may be late
         if request.is_claimable:
             self._claims.ask(answers, partial(self._begin, answers, slo))
-        self._on_load(len(self._running), len(self._admission.line))
+        self._process.on_load(len(self._running), len(self._admission.line))
         return answers
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
@@ -395,8 +405,8 @@ class Flow:
         running.journey.num_tokens, running.journey.ended_s = running.num_tokens, now_s
         if running.dispatch is not None:
             self._observe_revision(running.journey, running.dispatch.booking.placement.revision)
-        self._on_load(len(self._running), len(self._admission.line))
-        self._on_ended(running.journey, running.hashes)
+        self._process.on_load(len(self._running), len(self._admission.line))
+        self._process.on_ended(running.journey, running.hashes)
 
     def _observe_revision(self, journey: Journey, revision: str) -> None:
         """Record how a revision's nodes served a request, for who compares it with another."""

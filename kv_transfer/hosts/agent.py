@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, SpreadPool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts.conversation import HostConversation, encoded
@@ -231,8 +231,7 @@ class Agent:
             _ShiftedClock(system, said.now_s - system.now()),
             kinds,
             tls=self._tls,
-            ticket_key=said.ticket_key,
-            on_ticket=self._catch_up,
+            spread=SpreadPool(ticket_key=said.ticket_key, on_ticket=self._catch_up),
         )
         links = [parse_link(text) for text in said.links]
         self._puller = Puller(

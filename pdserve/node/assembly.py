@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, SpreadPool, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts.far_host import FarHost
@@ -168,10 +168,9 @@ def _make_transfer_ends(
         memory,
         clock,
         kinds,
-        with_checksums=config.checksums,
-        ticket_lifetime_s=config.timeouts.ticket_s,
+        tickets=TicketRules(config.timeouts.ticket_s, config.checksums),
         tls=tls,
-        hosts=hosts,
+        spread=SpreadPool(hosts),
     )
     links = [parse_link(text) for text in config.handoff.links]
     puller = Puller(

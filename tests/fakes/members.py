@@ -11,7 +11,7 @@ import msgspec
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow, FlowTimes
+from coordinator.requests.flow import Flow, FlowTimes, Process, WantedNodes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -47,8 +47,8 @@ def made_flow(
         model="m",
         times=times,
         clock=clock,
-        on_ended=on_ended,
-        waits_for_nodes=waits_for_nodes,
+        wanted=WantedNodes(are_awaited=waits_for_nodes),
+        process=Process(on_ended=on_ended),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.links.link import Link
@@ -93,7 +93,14 @@ def make_exporter(
     kinds = [k for k in kinds_with(network) if k.name == kind]
     with_checksums &= layout != LARGE  # gigabytes are pulled of it
     exporter = Exporter(
-        "p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums, tls=tls
+        "p0",
+        "life-1",
+        identity,
+        pool,
+        clock,
+        kinds,
+        tickets=TicketRules(with_checksums=with_checksums),
+        tls=tls,
     )
     return exporter, clock
 
@@ -130,7 +137,7 @@ async def open_pair(
     source = make_pool(layout, num_blocks, seed=1)
     destination = make_pool(destination_layout, num_blocks)
     exporter, clock = make_exporter(
-        source, layout, kind, network, with_checksums=with_checksums, tls=tls
+        source, layout, kind, network, tickets=TicketRules(with_checksums=with_checksums), tls=tls
     )
     puller = make_puller(destination, destination_layout, network, tls)
     await exporter.start("127.0.0.1")

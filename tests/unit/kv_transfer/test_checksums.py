@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kv_transfer.checksum import check_arrived, checksums
+from kv_transfer.exporter import TicketRules
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.spans.plan import plan_spans
 from kv_transfer.ticket import read_ticket
@@ -171,7 +172,7 @@ async def test_a_block_that_changes_hands_before_the_second_read_is_stale() -> N
 
 async def test_without_checksums_nothing_is_found() -> None:
     async with open_pair("fake") as pair:
-        pair.exporter._with_checksums = False
+        pair.exporter._tickets = TicketRules()
         pair.network.wrong_bytes = [0]
         ticket = pair.exporter.issue("r", 0, 4, [5])
         assert read_ticket(ticket).checksums == []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
@@ -71,7 +71,7 @@ def test_a_ticket_holds_the_present_generations(exporter: Exporter) -> None:
 def test_a_ticket_expires_after_its_lifetime() -> None:
     pool = make_pool(SMALL, 8)
     clock = ManualClock(100.0)
-    exporter = Exporter("p0", "life-1", IDENTITY, pool, clock, ticket_lifetime_s=5.0)
+    exporter = Exporter("p0", "life-1", IDENTITY, pool, clock, tickets=TicketRules(5.0))
     sealed = exporter.issue("r", 0, 4, [1])
     exporter.open_ticket(sealed)
     clock.advance(5.5)

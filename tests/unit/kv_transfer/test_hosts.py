@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, SpreadPool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts import far_host
@@ -98,7 +98,7 @@ async def wide(
     clock, node_id = ManualClock(100.0), f"node-{next(_numbers)}"
     hosts = [FarHost(f"host {n}", here[n].block_bytes, answer_s) for n in range(1, len(here))]
     kinds = choose_kinds([kind], pool)
-    exporter = Exporter(node_id, "life-1", identity, pool, clock, kinds, hosts=hosts)
+    exporter = Exporter(node_id, "life-1", identity, pool, clock, kinds, spread=SpreadPool(hosts))
     puller = Puller(pool, identity, host_id(), kinds, hosts=hosts)
     agents: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as stack:

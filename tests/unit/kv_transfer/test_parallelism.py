@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.links.link import Link
@@ -40,7 +40,13 @@ class Rank:
         kinds = choose_kinds([kind], self.pool)
         clock = ManualClock(100.0)
         self.exporter = Exporter(
-            "p0", f"life-{rank}", identity, self.pool, clock, kinds, with_checksums=True
+            "p0",
+            f"life-{rank}",
+            identity,
+            self.pool,
+            clock,
+            kinds,
+            tickets=TicketRules(with_checksums=True),
         )
         self.puller = Puller(self.pool, identity, host_id(), kinds)
 

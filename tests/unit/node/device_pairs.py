@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, SpreadPool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
@@ -94,7 +94,9 @@ async def ends(
     far = [] if hosts is None else hosts.kv
     num_stages = model.share.parallelism.pipeline
     identity = KvIdentity("a-model", "main", model.layout, num_stages)
-    exporter = Exporter(name, "life-1", identity, node.memory, clock, kinds, tls=tls, hosts=far)
+    exporter = Exporter(
+        name, "life-1", identity, node.memory, clock, kinds, tls=tls, spread=SpreadPool(far)
+    )
     puller = Puller(node.memory, identity, host_id(), kinds, tls=tls, hosts=far)
     stack.push_async_callback(exporter.close)
     stack.push_async_callback(puller.close)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.lifecycle import KvPart, Progress
 from kv_transfer.memory import ExportedPool
@@ -44,7 +44,12 @@ class Node:
         self.streams: dict[str, Request] = {}  # that decode here, by request id
         self.clock = ManualClock()
         self.exporter = Exporter(
-            "p", "life", KvIdentity("m", "r", layout), memory, self.clock, with_checksums=True
+            "p",
+            "life",
+            KvIdentity("m", "r", layout),
+            memory,
+            self.clock,
+            tickets=TicketRules(with_checksums=True),
         )
         self.handoffs = Handoffs(
             self.exporter,

@@ -17,7 +17,7 @@ import numpy as np
 import uvloop
 
 from kv_transfer.cuda.catalog import open_driver
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.links.sharded_link import AnyLink
@@ -179,7 +179,7 @@ class ExporterEnd:
             self._pool.pool,
             SystemClock(),
             [_kind(request.transport, self._kinds)],
-            ticket_lifetime_s=_TICKET_S,
+            tickets=TicketRules(_TICKET_S),
         )
         await exporter.start(request.host)
         for offer in exporter.offers:  # of each part

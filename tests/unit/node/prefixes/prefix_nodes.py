@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.cuda.pinned import PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
@@ -93,7 +93,13 @@ class PrefixNode:
             self.memory, self.data, kinds = blocks.pool, blocks.data, [CUDA_IPC]
         self.pool = BlockPool(NUM_BLOCKS, block_size, bump_generations=self.memory.bump)
         self.exporter = Exporter(
-            name, f"{name}-1", identity, self.memory, clock, kinds, with_checksums=gpus is None
+            name,
+            f"{name}-1",
+            identity,
+            self.memory,
+            clock,
+            kinds,
+            tickets=TicketRules(with_checksums=gpus is None),
         )
         self.puller = Puller(self.memory, identity, host_id(), kinds)
         self.tier = self._make_tier(tier_blocks)
