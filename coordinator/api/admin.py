@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT
+from coordinator.api.calls import ordered
 from coordinator.api.openapi.operation import Operation
-from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.drains import Drains
 from coordinator.pools.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
-
-_CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)
-_DRAINS = web.AppKey("DRAINS", Drains)
-_REVISIONS = web.AppKey("REVISIONS", Revisions)
 
 RevisionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -107,40 +102,41 @@ _SHARE = Operation(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """Carries out what operators ask for."""
+
+    changes: RoleChanges
+    drains: Drains
+    revisions: Revisions
+
+    async def share_revisions(self, body: SharesRequest) -> SharesAnswer:
+        """POST /admin/revisions: answer with the shares from now on; without any, change none."""
+        if body.shares is not None:
+            self.revisions.set(body.shares)
+        return SharesAnswer(shares=self.revisions.shares, attached=self.revisions.attached)
+
+    async def drain_node(self, body: DrainRequest) -> DrainAnswer:
+        """POST /admin/drain: answer once the node has been told."""
+        self.drains.order(body.node, force=body.force)
+        return DrainAnswer(node=body.node)
+
+    async def change_role(self, body: RoleRequest) -> RoleAnswer:
+        """POST /admin/role: answer once the node has reported its new role or cannot take it."""
+        changed = await self.changes.change(
+            body.node, NodeRole[body.role.upper()], force=body.force, within_s=body.timeout_s
+        )
+        return RoleAnswer(node=body.node, role=body.role, changed=changed)
+
+
 def add_admin_routes(
     app: web.Application, changes: RoleChanges, drains: Drains, revisions: Revisions
 ) -> None:
     """Add what changes the cluster. If API keys are in use, only operators may call it."""
-    app[_CHANGES], app[_DRAINS], app[_REVISIONS] = changes, drains, revisions
+    orders = _Orders(changes, drains, revisions)
     routes = [
-        post("/admin/role", change_role),
-        post("/admin/drain", drain_node),
-        post("/admin/revisions", share_revisions),
+        post("/admin/role", ordered(RoleRequest, orders.change_role)),
+        post("/admin/drain", ordered(DrainRequest, orders.drain_node)),
+        post("/admin/revisions", ordered(SharesRequest, orders.share_revisions)),
     ]
     add_routes(app, routes, [_CHANGE_ROLE, _DRAIN, _SHARE])
-
-
-async def share_revisions(request: web.Request) -> web.Response:
-    """POST /admin/revisions: answer with the shares from now on; without `shares`, change none."""
-    body = await read_request(request, SharesRequest, request.app[CONTEXT].config)
-    revisions = request.app[_REVISIONS]
-    if body.shares is not None:
-        revisions.set(body.shares)
-    return json_answer(SharesAnswer(shares=revisions.shares, attached=revisions.attached))
-
-
-async def drain_node(request: web.Request) -> web.Response:
-    """POST /admin/drain: answer once the node has been told."""
-    body = await read_request(request, DrainRequest, request.app[CONTEXT].config)
-    request.app[_DRAINS].order(body.node, force=body.force)
-    return json_answer(DrainAnswer(node=body.node))
-
-
-async def change_role(request: web.Request) -> web.Response:
-    """POST /admin/role: answer once the node has reported its new role or cannot take it."""
-    body = await read_request(request, RoleRequest, request.app[CONTEXT].config)
-    changed = await request.app[_CHANGES].change(
-        body.node, NodeRole[body.role.upper()], force=body.force, within_s=body.timeout_s
-    )
-    answer = RoleAnswer(node=body.node, role=body.role, changed=changed)
-    return json_answer(answer)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from coordinator.api.answer.arrivals import WriteTurns
-from coordinator.api.calls import CALLS, ENDPOINTS
+from coordinator.api.calls import CALLS, ENDPOINTS, told
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
 from coordinator.api.embeddings.places import PromptPlaces
@@ -72,8 +72,9 @@ def create_app(
         begin_span=begin_span,
     )
     app[CALLS] = dict(ENDPOINTS)
-    app[DESCRIPTION] = Description()
-    add_routes(app, ROUTES, OPERATIONS)
+    description = app[DESCRIPTION] = Description()
+    routes = [*ROUTES, web.get("/openapi.json", told(description.get))]
+    add_routes(app, routes, OPERATIONS)
     return app
 
 

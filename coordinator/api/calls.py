@@ -1,4 +1,4 @@
-"""Every kind of call that generates: path -> the plan of a call.
+"""Every kind of call that generates: path -> the plan of a call; and how others are answered.
 
 A planner needs no connection. HTTP runs plans here; a WebSocket and background responses run those
 of /v1/responses, which `coordinator/stateful` adds to the table.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -22,9 +22,10 @@ from coordinator.api.completions import plan_completion
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
 from coordinator.api.read.ask import Ask
-from coordinator.api.read.body import read_object
+from coordinator.api.read.body import read_object, read_request
 from coordinator.api.server.callers import admit, admit_keyed, begin
 
+_T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan
 # Validates a call and plans it, before anything runs. Raises RequestError.
 Planner: TypeAlias = Callable[[Ask], Awaitable[Plan]]
@@ -61,6 +62,26 @@ async def call(request: web.Request) -> web.StreamResponse:
     if isinstance(plan, CallPlan):
         return await answer(request, ask.context, plan)
     return (await run_whole(ask, plan)).response()
+
+
+def told(say: Callable[..., Awaitable[web.Response]]) -> Handler:
+    """Return the handler of a question: `say` gets the context, and what the path names."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return await say(request.app[CONTEXT], **request.match_info)
+
+    return handle
+
+
+def ordered(schema: type[_T], carry_out: Callable[[_T], Awaitable[Struct]]) -> Handler:
+    """Return the handler of an order to the cluster, which is no call of a tenant's."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return json_answer(
+            await carry_out(await read_request(request, schema, request.app[CONTEXT].config))
+        )
+
+    return handle
 
 
 def count(serve: Callable[[Ask], Awaitable[Struct]]) -> Handler:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
-from coordinator.api.context import CONTEXT
+from coordinator.api.context import ApiContext
 from coordinator.models.model import Catalog
 from pdserve import __version__
 
@@ -46,25 +46,24 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def list_models(request: web.Request) -> web.Response:
+async def list_models(context: ApiContext) -> web.Response:
     """GET /v1/models: list all names of the served models."""
-    models = request.app[CONTEXT].models
+    models = context.models
     return json_answer(ModelList(data=[_described(models, name) for name in models.names]))
 
 
-async def get_model(request: web.Request) -> web.Response:
+async def get_model(context: ApiContext, model: str) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
-    return json_answer(_described(request.app[CONTEXT].models, request.match_info["model"]))
+    return json_answer(_described(context.models, model))
 
 
-async def version(request: web.Request) -> web.Response:
+async def version(context: ApiContext) -> web.Response:
     """GET /version: return pdserve's version."""
     return json_answer(Version(__version__))
 
 
-async def health(request: web.Request) -> web.Response:
+async def health(context: ApiContext) -> web.Response:
     """GET /health: status 200 when a request could be served now, else 503."""
-    context = request.app[CONTEXT]
     if context.tasks.is_draining:
         return json_answer(Health("draining"), status=503)
     if not context.models.is_ready():
@@ -72,31 +71,29 @@ async def health(request: web.Request) -> web.Response:
     return json_answer(Health("ok"))
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(context: ApiContext) -> web.Response:
     """GET /metrics: return the metrics in Prometheus' text format."""
-    return web.Response(
-        body=await request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
-    )
+    return web.Response(body=await context.metrics(), headers={"Content-Type": _METRICS_TYPE})
 
 
-async def targets(request: web.Request) -> web.Response:
+async def targets(context: ApiContext) -> web.Response:
     """GET /metrics/targets: return the attached nodes, for Prometheus' http_sd_configs."""
     return json_answer(
         [
             Targets([node.metrics_address], {"node": node.node_id, "role": node.role})
-            for node in request.app[CONTEXT].models.default.generator.status().nodes
+            for node in context.models.default.generator.status().nodes
         ]
     )
 
 
-async def status(request: web.Request) -> web.Response:
+async def status(context: ApiContext) -> web.Response:
     """GET /status: return the state of the cluster, for people and scripts."""
-    return json_answer(request.app[CONTEXT].models.default.generator.status())
+    return json_answer(context.models.default.generator.status())
 
 
-async def tokenizer_info(request: web.Request) -> web.Response:
+async def tokenizer_info(context: ApiContext) -> web.Response:
     """GET /tokenizer_info: return the special tokens and the chat template."""
-    model = request.app[CONTEXT].models.default
+    model = context.models.default
     named, template = model.tokenizer.named_special_tokens, model.tokenizer.chat_template
     answer = TokenizerInfo(
         bos_token=named.get("bos_token"),

@@ -8,8 +8,8 @@ from functools import partial
 from aiohttp import web
 
 from coordinator.api import information
-from coordinator.api.calls import ENDPOINTS, call, count
-from coordinator.api.openapi.document import DESCRIPTION, get_document, get_page
+from coordinator.api.calls import ENDPOINTS, call, count, told
+from coordinator.api.openapi.document import DESCRIPTION, get_page
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import expect_nothing
 from coordinator.api.tokens import detokenize, tokenize
@@ -18,18 +18,17 @@ post = partial(web.post, expect_handler=expect_nothing)
 
 ROUTES = (
     *(post(path, call) for path in ENDPOINTS),
-    web.get("/v1/models", information.list_models),
-    web.get("/v1/models/{model:.+}", information.get_model),
+    web.get("/v1/models", told(information.list_models)),
+    web.get("/v1/models/{model:.+}", told(information.get_model)),
     post("/tokenize", count(tokenize)),
     post("/detokenize", count(detokenize)),
-    web.get("/tokenizer_info", information.tokenizer_info),
-    web.get("/version", information.version),
-    web.get("/health", information.health),
-    web.get("/metrics", information.metrics),
-    web.get("/metrics/targets", information.targets),
-    web.get("/status", information.status),
-    web.get("/openapi.json", get_document),
-    web.get("/docs", get_page),
+    web.get("/tokenizer_info", told(information.tokenizer_info)),
+    web.get("/version", told(information.version)),
+    web.get("/health", told(information.health)),
+    web.get("/metrics", told(information.metrics)),
+    web.get("/metrics/targets", told(information.targets)),
+    web.get("/status", told(information.status)),
+    web.get("/docs", told(get_page)),
 )
 
 

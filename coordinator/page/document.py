@@ -12,6 +12,8 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from coordinator.api.context import ApiContext
+
 _STYLES = ("theme.css", "layout.css", "cluster.css", "tools.css")
 _SCRIPTS = (
     "elements.js",
@@ -25,7 +27,7 @@ _SCRIPTS = (
 )
 
 
-async def get_page(request: web.Request) -> web.Response:
+async def get_page(_: ApiContext) -> web.Response:
     """GET /: return the page. It has no secrets: what it shows, it asks for with a key."""
     body, headers = _page()
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)

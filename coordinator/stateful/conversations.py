@@ -83,7 +83,8 @@ async def add_items(request: web.Request) -> web.Response:
 
 async def list_items(request: web.Request) -> web.Response:
     """Return a page of a conversation's items, newest first by default."""
-    return await show_page(request, (await _stored(request)).items)
+    items = (await _stored(request)).items
+    return await show_page(items, request.query, outbox_of(request))
 
 
 async def get_item(request: web.Request) -> web.Response:

@@ -8,9 +8,9 @@ from typing import get_args
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import outbox_of
 from coordinator.api.responses.objects import ItemList
 from coordinator.api.responses.requests import Includable
+from coordinator.api.server.outbox import HttpOutbox
 from coordinator.stateful.storage.packed_items import PackedItem
 from pdserve.shared.errors import InvalidRequest
 
@@ -21,13 +21,15 @@ INCLUDE = ("include", "include[]")  # SDKs use either name
 _INCLUDABLE = frozenset(get_args(Includable))
 
 
-async def show_page(request: web.Request, kept: Sequence[PackedItem]) -> web.Response:
+async def show_page(
+    kept: Sequence[PackedItem], query: Mapping[str, str], outbox: HttpOutbox
+) -> web.Response:
     """Return the page that the query selects, newest first by default; waits for space for it.
 
     Raises InvalidRequest or BuffersFull.
     """
-    items, has_more = _selected(kept, request.query)
-    await outbox_of(request).reserve(sum(len(item.packed) for item in items))
+    items, has_more = _selected(kept, query)
+    await outbox.reserve(sum(len(item.packed) for item in items))
     return json_answer(whole_page(items, has_more=has_more))
 
 

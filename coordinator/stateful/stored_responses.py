@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import TRACE
+from coordinator.api.context import TRACE, outbox_of
 from coordinator.api.responses.objects import DeletedResponse
 from coordinator.stateful.follow import follow
 from coordinator.stateful.pages import check_include, show_page, whole_number
@@ -64,7 +64,8 @@ async def cancel_response(request: web.Request) -> web.Response:
 async def list_input_items(request: web.Request) -> web.Response:
     """Return a page of the conversation that the response answers, newest first by default."""
     stored = await _stored(request)
-    return await show_page(request, stored.items[: stored.num_input_items])
+    items = stored.items[: stored.num_input_items]
+    return await show_page(items, request.query, outbox_of(request))
 
 
 async def _stored(request: web.Request) -> StoredResponse:

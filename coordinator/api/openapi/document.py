@@ -12,6 +12,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import ErrorBody
 from coordinator.api.answer.sse import DONE_DATA
+from coordinator.api.context import ApiContext
 from coordinator.api.openapi.operation import EVENTS, HTML, JSON, Operation, Parameter
 from coordinator.api.read.parameters import IGNORED, NEUTRAL
 from pdserve import __version__
@@ -47,6 +48,10 @@ class Description:
     def document(self) -> bytes:
         """The document as JSON, once all operations are there."""
         return _document(self.operations)
+
+    async def get(self, _: ApiContext) -> web.Response:
+        """GET /openapi.json: return the document."""
+        return web.Response(body=self.document, content_type=JSON)
 
 
 DESCRIPTION = web.AppKey("DESCRIPTION", Description)
@@ -196,12 +201,7 @@ def _close(body: dict[str, Any]) -> None:
     body["additionalProperties"] = False
 
 
-async def get_document(request: web.Request) -> web.Response:
-    """GET /openapi.json: return the document."""
-    return web.Response(body=request.app[DESCRIPTION].document, content_type=JSON)
-
-
-async def get_page(request: web.Request) -> web.Response:
+async def get_page(_: ApiContext) -> web.Response:
     """GET /docs: return a page that shows the document without external resources."""
     return web.Response(body=_page(), content_type=HTML, charset="utf-8")
 
