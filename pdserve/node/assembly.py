@@ -195,7 +195,7 @@ def _make_engine(
     could_fetch: CouldFetch,
 ) -> Engine:
     """The engine, whose queues follow the config."""
-    headroom, victims = make_headroom(policy, pool), Victims(policy.max_preemptions)
+    headroom, victims = make_headroom(policy, pool), Victims()
     queues = Queues(pool, clock, headroom, victims, could_fetch)
     watch_preemptions(metrics, queues.preemptions.statistics)
     return Engine(queues, NoPolicy(), model.eos_token_ids)

@@ -44,6 +44,7 @@ from pdserve.wire.security import OPEN, Security
 log = logging.getLogger(__name__)
 
 LEAVE_S = 1.0  # how long a node that leaves waits for a coordinator that does not read
+_PAUSE = 1 / 8  # between attempts to attach: of the silence after which a peer counts as lost
 
 Stream: TypeAlias = grpc.aio.StreamStreamCall[NodeMessages, CoordinatorMessages]
 
@@ -138,7 +139,7 @@ class CoordinatorLink:
         """Attach, serve until the stream breaks, and repeat; until cancelled or `leave`."""
         told: set[object] = set()  # kinds of failures logged since the node was last attached
         while not self._is_leaving:
-            pause_s = self._timeouts.reconnect_s
+            pause_s = self._timeouts.liveness_s * _PAUSE
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, PdserveError, TimeoutError) as error:

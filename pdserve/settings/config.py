@@ -219,9 +219,6 @@ class PolicyConfig(ConfigStruct, frozen=True):
     watermark: Annotated[
         float, Meta(ge=0, lt=1, description="share of the KV pool that admission keeps free")
     ] = 0.01
-    max_preemptions: Annotated[
-        int, Meta(ge=0, description="preemptions after which a request is spared, if it can be")
-    ] = 3
     default_tpot_s: Annotated[
         Seconds, Meta(description="TPOT to aim at for requests without a TPOT promise")
     ] = 0.25

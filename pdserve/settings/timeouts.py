@@ -63,10 +63,6 @@ class NodeTimeouts(SharedTimeouts, frozen=True):
     orphan_s: Annotated[
         Seconds, Meta(description="how long a stream outlives its coordinator, to be claimed")
     ] = 15.0
-    reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
-    packing_s: Annotated[
-        Seconds, Meta(description="how long to wait for another node to pack the weights")
-    ] = 300.0
     lease_s: Annotated[
         Seconds,
         Meta(description="how long KV waits for a puller (a prefix: at least prefix_s)"),

@@ -25,7 +25,6 @@ TIMEOUTS = Timeouts(
     liveness_s=2.0,
     connect_s=1.0,
     drain_s=8.0,
-    reconnect_s=0.25,
     lease_s=5.0,
     transfer_s=4.0,
     prefix_s=2.0,

@@ -166,7 +166,7 @@ class Node:
             self.pool,
             clock,
             make_headroom(policy, self.pool),
-            victims or Victims(policy.max_preemptions),
+            victims or Victims(),
         )
         self.core = EngineCore(
             queues, prefill_policy if is_prefill else self.decode_policy, frozenset()

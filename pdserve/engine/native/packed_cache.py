@@ -33,7 +33,9 @@ class PackedCache:
 
     folder: Path
     limit_bytes: int  # limit for all files together; the least recently used are removed first
-    wait_s: float  # how long to wait for another process that is packing the same weights
+    # How long to wait for another process that is packing the same weights; then they are packed in
+    # memory, too.
+    wait_s: float = 300.0
 
 
 def packed_arrays(

@@ -29,6 +29,5 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str  # of `_native.kernel_variants()`
     packed_folder: str | None
     packed_limit: int  # bytes
-    packing_s: float
     num_threads: int
     cores: tuple[int, ...]

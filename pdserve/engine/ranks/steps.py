@@ -55,7 +55,7 @@ def _load(order: RankOrder, steps: StepMemory) -> NativeDecoder:
         order.activations,
         steps,
         lambda _: None,  # rank 0 kills whoever need not go on
-        cache=None if folder is None else PackedCache(folder, order.packed_limit, order.packing_s),
+        cache=None if folder is None else PackedCache(folder, order.packed_limit),
         kernels=order.kernels,
         first_pool_layer=order.first_pool_layer,
     )

@@ -93,7 +93,7 @@ def _serve(
     model = model_of(order, checkpoint)
     log.info("ranks from %d on: %s", order.part.num_before, cores.describe())
     pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
-    cache = packed_cache(config.engine, config.timeouts)
+    cache = packed_cache(config.engine)
     ranks = start_ranks(model, cores, pool, cache, security)
 
     def check_node() -> None:

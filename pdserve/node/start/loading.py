@@ -52,7 +52,7 @@ class Loading:
             self._model,
             engine_buffer(self._memory),
             self._set_progress,
-            packed_cache(config.engine, config.timeouts),
+            packed_cache(config.engine),
             self._ranks,
         )
         costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)

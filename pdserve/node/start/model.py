@@ -44,7 +44,6 @@ from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, us
 from pdserve.node.start.prefetch import weights_folder
 from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
-from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
 
@@ -257,7 +256,7 @@ def _kernels(engine: EngineConfig, model: ModelConfig, sizes: Sizes) -> KernelCh
         raise ConfigError(f"kernels {error}") from error
 
 
-def packed_cache(engine: EngineConfig, timeouts: NodeTimeouts) -> PackedCache | None:
+def packed_cache(engine: EngineConfig) -> PackedCache | None:
     """The cache of packed weights; None: there is none.
 
     Raises:
@@ -266,7 +265,7 @@ def packed_cache(engine: EngineConfig, timeouts: NodeTimeouts) -> PackedCache | 
     folder = weights_folder(engine)
     if folder is None:
         return None
-    return PackedCache(folder, parse_bytes(engine.packed_limit), timeouts.packing_s)
+    return PackedCache(folder, parse_bytes(engine.packed_limit))
 
 
 def load_runner(

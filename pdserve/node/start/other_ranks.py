@@ -88,5 +88,5 @@ def _started(
     if model.has_device_ranks:
         at = HostAddress(config.host, config.advertise or config.host)
         return start_device_ranks(model, cores, memory, at=at, security=security)
-    cache = packed_cache(config.engine, config.timeouts)
+    cache = packed_cache(config.engine)
     return start_ranks(model, cores, cpu_pool(memory), cache, security)

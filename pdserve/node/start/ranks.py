@@ -133,7 +133,6 @@ def _rank_order(
         kernels=_variant(model),
         packed_folder=None if cache is None else str(cache.folder),
         packed_limit=0 if cache is None else cache.limit_bytes,
-        packing_s=0.0 if cache is None else cache.wait_s,
         num_threads=own.num_threads,
         cores=own.compute,
     )

@@ -57,7 +57,7 @@ from tests.fakes.hellos import LAYOUT, node_hello
 from tests.fakes.members import made_flow, output
 from tests.waits import until
 
-TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
+TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4)
 HASTY = replace(TIMEOUTS, heartbeat_s=0.02, liveness_s=0.1)  # a busy process is lost in 1.5 s
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 

@@ -70,7 +70,6 @@ def ranked_node(
             kernels="",
             packed_folder=None if cache is None else str(cache.folder),
             packed_limit=1 << 40,
-            packing_s=10.0,
             num_threads=1,
             cores=(),
         )

@@ -11,7 +11,6 @@ from pdserve.kv import KvDtype
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
 from pdserve.settings.config import EngineConfig, NodeConfig
-from pdserve.settings.timeouts import Timeouts
 from pdserve.shared.errors import ConfigError, LayoutMismatch
 from tests.fakes.cards import show_cards
 
@@ -93,11 +92,7 @@ def test_a_block_size_that_is_named_is_taken() -> None:
 
 def test_where_packed_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache = packed_cache(EngineConfig(packed_limit="3GiB"), Timeouts(packing_s=7.0))
+    cache = packed_cache(EngineConfig(packed_limit="3GiB"))
     assert cache is not None
-    assert (cache.folder, cache.limit_bytes, cache.wait_s) == (
-        tmp_path / "pdserve" / "weights",
-        3 << 30,
-        7.0,
-    )
-    assert packed_cache(EngineConfig(packed_limit="0"), Timeouts()) is None
+    assert (cache.folder, cache.limit_bytes) == (tmp_path / "pdserve" / "weights", 3 << 30)
+    assert packed_cache(EngineConfig(packed_limit="0")) is None
