@@ -29,7 +29,7 @@ from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.prefixes.index import PromptHashes
 from coordinator.reading import ReadersService
-from coordinator.requests.flow import Process
+from coordinator.requests.flow import FlowProcess
 from coordinator.requests.journey import Journey
 from coordinator.service import CoordinatorService
 from coordinator.stateful.again import go_on
@@ -92,7 +92,7 @@ class Coordinator:
             SystemClock(),
             self._incarnation,
             share_quotas=tenants.share,
-            process=Process(self._journey_ended, self._history.load_changed, self._describe),
+            process=FlowProcess(self._journey_ended, self._history.load_changed, self._describe),
         )
         self._live = Live(self._cluster.flow.status, self._history)
         self._costs = self._make_costs()

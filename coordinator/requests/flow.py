@@ -79,7 +79,7 @@ class WantedNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class FlowProcess:
     """The process that requests are in flight in: what it is told, and what it tells."""
 
     # Gets the journey and the prompt of each request that has ended.
@@ -104,7 +104,7 @@ class Flow:
         times: FlowTimes,
         clock: Clock | None = None,
         wanted: WantedNodes = WantedNodes(),
-        process: Process = Process(),
+        process: FlowProcess = FlowProcess(),
     ) -> None:
         """
         Args:

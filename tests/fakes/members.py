@@ -11,7 +11,7 @@ import msgspec
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow, FlowTimes, Process, WantedNodes
+from coordinator.requests.flow import Flow, FlowTimes, FlowProcess, WantedNodes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -48,7 +48,7 @@ def made_flow(
         times=times,
         clock=clock,
         wanted=WantedNodes(are_awaited=waits_for_nodes),
-        process=Process(on_ended=on_ended),
+        process=FlowProcess(on_ended=on_ended),
     )
 
 
