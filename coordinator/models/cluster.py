@@ -17,7 +17,7 @@ from coordinator.nodes.absent import Absent
 from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
-from coordinator.requests.flow import Flow, FlowTimes, FlowProcess, WantedNodes
+from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics

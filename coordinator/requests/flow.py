@@ -146,7 +146,7 @@ class Flow:
             metrics,
             self._clock,
             times.line_gap_s,
-            waits_for_nodes=waits_for_nodes,
+            waits_for_nodes=wanted.are_awaited,
         )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)

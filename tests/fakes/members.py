@@ -11,7 +11,7 @@ import msgspec
 from coordinator.admission import Admission
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow, FlowTimes, FlowProcess, WantedNodes
+from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router

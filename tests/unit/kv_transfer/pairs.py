@@ -137,7 +137,7 @@ async def open_pair(
     source = make_pool(layout, num_blocks, seed=1)
     destination = make_pool(destination_layout, num_blocks)
     exporter, clock = make_exporter(
-        source, layout, kind, network, tickets=TicketRules(with_checksums=with_checksums), tls=tls
+        source, layout, kind, network, with_checksums=with_checksums, tls=tls
     )
     puller = make_puller(destination, destination_layout, network, tls)
     await exporter.start("127.0.0.1")
