@@ -1,4 +1,4 @@
-"""Sends one streamed chat request over plain HTTP, and times its tokens."""
+"""Sends one streamed request over plain HTTP, and times its tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta
+    delta: _Delta | None = None  # of chats
+    text: str = ""  # of completions
     finish_reason: str | None = None
 
 
@@ -60,29 +61,35 @@ class Answer:
 
 
 async def ask(
-    url: str, model: str, prompt: str, max_tokens: int, on_text: Callable[[str], None]
+    url: str,
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    on_text: Callable[[str], None],
+    is_chat: bool = True,
 ) -> Answer:
     """Send one prompt with greedy sampling; `on_text` is called with the text as it arrives.
+
+    Without `is_chat`, the prompt is a text to go on with.
 
     Raises:
         PdserveError: an error in the stream, as the server reported it.
         ClusterError: refused, broken off, or not the answer of an OpenAI-compatible server.
     """
-    body = {
+    body: dict[str, object] = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    body |= {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
     reading = _Reading(on_text)
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-            session.post(
-                f"{url}/v1/chat/completions", json=body, headers=key_headers()
-            ) as response,
+            session.post(url + path, json=body, headers=key_headers()) as response,
         ):
             if response.status != 200:
                 content = await response.text()
@@ -119,7 +126,7 @@ class _Reading:
         try:
             chunk = msgspec.json.decode(event, type=_Chunk)
         except msgspec.DecodeError as error:
-            raise ClusterError(f"not a chat completion chunk: {event!r}: {error}") from error
+            raise ClusterError(f"not a chunk of a completion: {event!r}: {error}") from error
         if chunk.error is not None:
             raise from_code(chunk.error.code or "internal_error", chunk.error.message)
         self._usage = chunk.usage or self._usage
@@ -128,11 +135,12 @@ class _Reading:
 
     def _take_choice(self, choice: _Choice) -> None:
         self._finish_reason = choice.finish_reason or self._finish_reason
-        if choice.delta.content:
+        text = choice.text if choice.delta is None else choice.delta.content
+        if text:
             self._last_s = time.perf_counter()
             self._first_s = self._first_s or self._last_s
-            self._parts.append(choice.delta.content)
-            self._on_text(choice.delta.content)
+            self._parts.append(text)
+            self._on_text(text)
 
     def answer(self, prefill_node: str, decode_node: str) -> Answer:
         """The complete answer, at the end of the stream."""

@@ -17,6 +17,10 @@ from pdserve.commands.cluster.placement import count_gpus, usable_cores
 from pdserve.commands.cluster.plan import Machine
 from pdserve.commands.cluster.scrape import Samples, scrape
 from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.tokenizer import read_tokenizer
+from pdserve.settings.config import CheckpointConfig
 from pdserve.shared.errors import ClusterError, DeadlineExceeded, PdserveError
 from pdserve.shared.process.exit_codes import FORCED, OK
 from pdserve.shared.process.signals import StopSignals
@@ -74,15 +78,27 @@ async def _converse(config: DemoConfig, cluster: Cluster, screen: UpScreen) -> N
     await wait_ready(cluster, screen)
     model = (await cluster.status()).model
     print(f"{model} on a coordinator, a prefill node and a decode node at {cluster.url}\n")
+    is_chat = await asyncio.to_thread(_answers_chats, config.checkpoint)
+    if not is_chat:
+        print("it has no chat template: it goes on with each prompt instead of answering it\n")
     for prompt in config.prompts:
         print(f"> {prompt}", flush=True)
-        answer = await ask(cluster.url, model, prompt, config.max_tokens, _show)
+        answer = await ask(cluster.url, model, prompt, config.max_tokens, _show, is_chat)
         print(f"\n{facts(answer)}\n", flush=True)
     await _print_pulls(cluster)
     for end in await cluster.stop():
         if end.returncode != 0:
             raise ClusterError(f"{end.name} ended with {end.account}")
     print("everything is stopped again")
+
+
+def _answers_chats(named: CheckpointConfig) -> bool:
+    """Whether the model has a chat template; its files are here, since nodes have loaded them."""
+    from coordinator.text.checkpoint import load_chat_templates
+
+    checkpoint = resolve_checkpoint(named.model or str(CHECKPOINT_PATH), named.revision)
+    _, config = read_tokenizer(checkpoint.path)
+    return bool(load_chat_templates(checkpoint.path, config))
 
 
 def facts(answer: Answer) -> str:

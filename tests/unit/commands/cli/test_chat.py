@@ -31,7 +31,8 @@ async def answering(events: list[str], status: int = 200) -> AsyncIterator[tuple
             text="".join(f"data: {event}\n\n" for event in events),
         )
 
-    async with serving(web.post("/v1/chat/completions", answer)) as url:
+    paths = ("/v1/chat/completions", "/v1/completions")
+    async with serving(*(web.post(path, answer) for path in paths)) as url:
         yield url, bodies
 
 
@@ -49,13 +50,23 @@ async def test_an_answer_arrives_piece_by_piece_and_is_timed():
     assert (body["model"], body["max_tokens"], body["stream"]) == ("m", 7, True)
 
 
+async def test_a_model_without_chat_template_goes_on_with_the_prompt():
+    choices = [{"text": "lo"}, {"text": " you", "finish_reason": "length"}]
+    events = [json.dumps({"choices": [choice]}) for choice in choices]
+    async with answering([*events, USAGE, "[DONE]"]) as (url, bodies):
+        answer = await ask(url, "m", "Hel", 7, lambda text: None, is_chat=False)
+    assert (answer.text, answer.finish_reason) == ("lo you", "length")
+    assert bodies[0]["prompt"] == "Hel"
+    assert "messages" not in bodies[0]
+
+
 @pytest.mark.parametrize(
     ("events", "complaint"),
     [
         (WHOLE[:-1], "broke off"),
         ([*WHOLE[:3], "[DONE]"], "broke off"),
         ([chunk(None, "stop"), USAGE, "[DONE]"], "empty"),
-        (["{", "[DONE]"], "not a chat completion chunk"),
+        (["{", "[DONE]"], "not a chunk of a completion"),
     ],
 )
 async def test_an_incomplete_answer_is_an_error(events, complaint):
