@@ -13,15 +13,21 @@ import pytest_asyncio
 from tests.cluster.checkpoints import Reference, make_family, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.matrix import matrix
 
 LENGTHS = (1, 7, 8, 9, 16, 23, 24, 25, 37, 100, 336, 700)
 NUM_OUTPUT = 10
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def odd_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Fleet, Path]]:
+FAMILIES = ["mistral, GQA, head_dim 64, sharded", "gemma3, qk-norm, windows, two ropes"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=matrix(FAMILIES, 1))
+async def odd_fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Fleet, Path]]:
     """Two KV heads, blocks of 24 -> 16 over shared memory and 24 -> 7 over TCP."""
-    path = make_family(tmp_path_factory.mktemp("odd"), "mistral, GQA, head_dim 64, sharded")
+    path = make_family(tmp_path_factory.mktemp("odd"), request.param)
     flags = {
         "prefill-0": ["--set=engine.block_size=24"],
         "decode-0": ["--set=engine.block_size=16", "--transports=shm"],

@@ -8,11 +8,12 @@ import pytest
 
 from tests.cluster.checkpoints import Reference, make_family
 from tests.cluster.ranks.ranked_nodes import FAMILY
+from tests.matrix import matrix
 
 
-@pytest.fixture(scope="package")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_family(tmp_path_factory.mktemp("ranked"), FAMILY)
+@pytest.fixture(scope="package", params=matrix([FAMILY, "gemma3, qk-norm, windows, two ropes"], 1))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family(tmp_path_factory.mktemp("ranked"), request.param)
 
 
 @pytest.fixture(scope="package")
