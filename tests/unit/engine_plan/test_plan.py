@@ -26,6 +26,7 @@ SIZES: Final = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
+    "shared_intermediate_size": 96,  # as Granite 4 calls it
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
