@@ -2,7 +2,7 @@
 
     quantised(make_checkpoint(tmp_path / "m", "llama"), tmp_path / "awq", AWQ)
 
-Packing and decoding are written from the formats, in numpy, and share nothing with what reads them.
+A row of FORMATS each. See `quantised_writers` for what is in the files.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-Array = NDArray[Any]
-Random = np.random.Generator
-# (random, outputs, inputs) -> tensors by what follows the module's name, and the weights
-Write = Callable[[Random, int, int], tuple[dict[str, Tensor], Array]]
+from tests.quantised_writers import (
+    Write,
+    awq_of,
+    blocks_of,
+    fp4_of,
+    gptq_of,
+    packed_of,
+    rows_of_127,
+    scaled_of,
+    tensor_of,
+)
 
 
 @dataclass(frozen=True)
@@ -76,107 +82,117 @@ def save_shards(tensors: dict[str, Tensor], folder: Path, num_files: int) -> Non
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-# ---- packing -------------------------------------------------------------------------------------
-
-
-def words(numbers: Array, bits: int) -> Array:
-    """Along the last dimension, each number where the one before ends: [lines, n] -> int32."""
-    places = np.arange(bits)
-    stream = (numbers[:, :, None].astype(np.int64) >> places & 1).reshape(len(numbers), -1)
-    missing = -stream.shape[1] % 32
-    stream = np.pad(stream, ((0, 0), (0, missing))).astype(np.uint8)
-    return np.ascontiguousarray(np.packbits(stream, axis=1, bitorder="little")).view(np.int32)
-
-
-def sparse_words(numbers: Array, bits: int) -> Array:
-    """32 // bits numbers a word, the rest of it unused."""
-    each = 32 // bits
-    padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % each))).astype(np.int64)
-    places = padded.reshape(len(numbers), -1, each) << np.arange(each) * bits
-    return places.sum(axis=2).astype(np.uint32).view(np.int32)
-
-
-def tensor_of(array: Array) -> Tensor:
-    """In its own memory, in order."""
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def scales_of(random: Random, *shape: int, size: float = 0.02) -> Array:
-    """Float16, some negative."""
-    signs = random.choice([-1.0, 1.0, 1.0], shape)
-    return (random.uniform(0.2, 1.0, shape) * size * signs).astype(np.float16)
-
-
-# ---- AWQ and GPTQ --------------------------------------------------------------------------------
-
-
-def awq_of(group: int) -> Write:
-    """Words hold columns 0 2 4 6 1 3 5 7 of eight outputs, from the lowest nibble up."""
-
-    def write(random: Random, num_out: int, num_in: int) -> tuple[dict[str, Tensor], Array]:
-        size = group if group > 0 else num_in
-        codes = random.integers(0, 16, (num_in, num_out))
-        zeros = random.integers(0, 16, (num_in // size, num_out))
-        scales = scales_of(random, num_in // size, num_out)
-        weights = np.empty((num_in, num_out), np.float16)
-        for i in range(num_in):
-            difference = (codes[i] - zeros[i // size]).astype(np.float16)
-            weights[i] = difference * scales[i // size]
-
-        def shuffled(numbers: Array) -> Array:
-            eights = numbers.reshape(len(numbers), -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
-            return words(eights.reshape(numbers.shape), 4)
-
-        made = {
-            "qweight": tensor_of(shuffled(codes)),
-            "qzeros": tensor_of(shuffled(zeros)),
-            "scales": tensor_of(scales),
-        }
-        return made, weights.T
-
-    return write
-
-
-def gptq_of(bits: int, group: int, *, is_first: bool = True, is_shuffled: bool = False) -> Write:
-    """Words hold inputs; zero points are one less in the first version."""
-
-    def write(random: Random, num_out: int, num_in: int) -> tuple[dict[str, Tensor], Array]:
-        size = group if group > 0 else num_in
-        codes = random.integers(0, 1 << bits, (num_out, num_in))
-        zeros = random.integers(is_first, 1 << bits, (num_in // size, num_out))
-        scales = scales_of(random, num_in // size, num_out, size=0.3 / (1 << bits))
-        g_idx = np.arange(num_in) // size
-        if is_shuffled:
-            random.shuffle(g_idx)
-        weights = np.empty((num_out, num_in), np.float16)
-        for i in range(num_in):
-            difference = (codes[:, i] - zeros[g_idx[i]]).astype(np.float16)
-            weights[:, i] = difference * scales[g_idx[i]]
-        made = {
-            "qweight": tensor_of(words(codes, bits).T),
-            "qzeros": tensor_of(words(zeros - is_first, bits)),
-            "scales": tensor_of(scales),
-            "g_idx": tensor_of(g_idx.astype(np.int32)),
-        }
-        return made, weights
-
-    return write
-
-
 def gptq_config(bits: int, group: int, **others: Any) -> dict[str, Any]:
     """As gptqmodel writes it."""
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, **others}
+
+
+def compressed(format: str, *, targets: tuple[str, ...] = ("Linear",), **weights: Any) -> Any:  # noqa: A002
+    """As the library writes it."""
+    scheme = {"targets": list(targets), "weights": {"type": "int", "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
 
 
 AWQ = Written(
     {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"},
     awq_of(16),
 )
-GPTQ = Written(gptq_config(4, 32, desc_act=True), gptq_of(4, 32, is_shuffled=True))
-GPTQ_2 = Written(gptq_config(8, -1, checkpoint_format="gptq_v2"), gptq_of(8, -1, is_first=False))
+_FP8, _INT8 = torch.float8_e4m3fn, torch.int8
+_ROW = {"strategy": "channel"}
+_AO = ("_weight_qdata", "_weight_scale")
+
+
+def _torchao(name: str) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_data": {}}}}
+
 
 FORMATS = {
     "awq": AWQ,
-    "gptq": GPTQ,
-    "gptq_v2": GPTQ_2,
+    "gptq": Written(gptq_config(4, 32, desc_act=True), gptq_of(4, 32, is_shuffled=True)),
+    "gptq-v2": Written(
+        gptq_config(8, -1, checkpoint_format="gptq_v2"), gptq_of(8, -1, is_first=False)
+    ),
+    "gptq-3": Written(gptq_config(3, 32, format="gptq_v2"), gptq_of(3, 32, is_first=False)),
+    "packed": Written(
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
+        packed_of(4, 32, has_zeros=False),
+    ),
+    "packed-zeros": Written(
+        compressed("pack-quantized", num_bits=8, symmetric=False, **_ROW),
+        packed_of(8, -1, has_zeros=True),
+    ),
+    "packed-order": Written(
+        compressed("pack-quantized", num_bits=4, group_size=16, symmetric=False, actorder="group"),
+        packed_of(4, 16, has_zeros=True, is_shuffled=True),
+    ),
+    "packed-3": Written(
+        compressed("pack-quantized", num_bits=3, symmetric=False, **_ROW),
+        packed_of(3, -1, has_zeros=True),
+    ),
+    "packed-3-loose": Written(
+        compressed("pack-quantized", num_bits=3, symmetric=False, **_ROW),
+        packed_of(3, -1, has_zeros=True, is_loose=True),
+    ),
+    "int8": Written(
+        compressed("int-quantized", num_bits=8, symmetric=False, **_ROW),
+        scaled_of(_INT8, 1, 0, zeros="weight_zero_point", rounded=torch.bfloat16),
+    ),
+    "fp8-row": Written(
+        compressed("float-quantized", type="float", num_bits=8, **_ROW),
+        scaled_of(_FP8, 1, 0, rounded=torch.bfloat16, extra={"input_scale": torch.ones(1)}),
+    ),
+    "fp8-tensor": Written(
+        compressed("float-quantized", type="float", num_bits=8, strategy="tensor"),
+        scaled_of(_FP8, 0, 0, rounded=torch.bfloat16),
+    ),
+    "fp8-block": Written(
+        {"quant_method": "fp8", "weight_block_size": [40, 28], "activation_scheme": "dynamic"},
+        scaled_of(_FP8, 40, 28, names=("weight", "weight_scale_inv"), of_scales=torch.float32),
+    ),
+    "fp8-powers": Written(
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+        scaled_of(
+            _FP8, 32, 32, names=("weight", "weight_scale_inv"), of_scales=torch.float8_e8m0fnu
+        ),
+    ),
+    "modelopt-fp8": Written(
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        scaled_of(_FP8, 0, 0, of_scales=torch.float32, extra={"input_scale": torch.tensor(1.0)}),
+    ),
+    "nvfp4": Written(
+        compressed("nvfp4-pack-quantized", type="float", num_bits=4, group_size=16),
+        fp4_of(16),
+    ),
+    "modelopt-nvfp4": Written(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+        fp4_of(16, is_modelopt=True),
+    ),
+    "mxfp4": Written(
+        compressed("mxfp4-pack-quantized", type="float", num_bits=4, group_size=32),
+        fp4_of(32),
+    ),
+    "nf4": Written({"load_in_4bit": True}, blocks_of("nf4", size=32)),
+    "nf4-nested": Written(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        blocks_of("nf4", is_nested=True, size=32),
+    ),
+    "fp4-over-rows": Written(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        blocks_of("fp4", is_nested=True),
+    ),
+    "llm-int8": Written({"quant_method": "bitsandbytes", "load_in_8bit": True}, rows_of_127),
+    "torchao-int8": Written(
+        _torchao("Int8WeightOnlyConfig"),
+        scaled_of(_INT8, 1, 0, names=_AO, of_scales=torch.float32, zeros="_weight_zero_point"),
+    ),
+    "torchao-fp8": Written(
+        _torchao("Float8WeightOnlyConfig"),
+        scaled_of(_FP8, 1, 0, names=_AO, of_scales=torch.float32),
+    ),
 }

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.recognise import recognise
-from pdserve.model_files.stored_types import described, stored_types
 from pdserve.shared.errors import PdserveError
 from pdserve.shared.process.exit_codes import FAILED, OK
 
@@ -63,9 +62,11 @@ def _config(checkpoint: Checkpoint) -> str:
 
 
 def _weights(checkpoint: Checkpoint) -> str:
+    from pdserve.engine.models.quantised.config import weights_described
+
     files = checkpoint.weight_files()
     size = sum(file.stat().st_size for file in files)
-    return f"{size / 2**20:.1f} MiB in {len(files)} files: {described(stored_types(checkpoint))}"
+    return f"{size / 2**20:.1f} MiB in {len(files)} files: {weights_described(checkpoint)}"
 
 
 def _packed(checkpoint: Checkpoint) -> str:

@@ -113,8 +113,7 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
     where = checkpoint.path / "config.json" if is_folder else checkpoint.path
     fields = JsonFields(checkpoint.config(), str(where))
     model = parse_model_config(fields)
-    if is_folder:
-        quantisation_of(checkpoint)  # may refuse what is stored
+    quantisation_of(checkpoint)  # may refuse what is stored
     ends = frozenset(i for i in end_tokens(checkpoint) if i < model.vocab_size)
     return replace(model, eos_token_ids=ends)
 

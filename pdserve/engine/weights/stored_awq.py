@@ -15,12 +15,9 @@ _ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 def awq_matrix(module: Module, scheme: Scheme) -> StoredMatrix:
     """Raises ModelError: a tensor is missing, or is not as the scheme and the config make it."""
     num_out, num_in = module.shape
-    if num_out % 8 or num_in % (scheme.group[1] or num_in):
-        raise MisshapedTensor(
-            f"{module.name} has {num_out} outputs and {num_in} inputs; AWQ has multiples of 8 "
-            f"outputs and of group_size ({scheme.group[1]}) inputs"
-        )
-    _, groups = module.num_groups(scheme)
+    if num_out % 8:
+        raise MisshapedTensor(f"{module.name} has {num_out} outputs; AWQ has multiples of 8")
+    _, groups = module.whole_groups(scheme)
     words = module.take("qweight", INT32, (num_in, num_out // 8))
     zeros = module.take("qzeros", INT32, (groups, num_out // 8))
     scales = module.take("scales", FLOATS, (groups, num_out))

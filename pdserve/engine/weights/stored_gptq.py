@@ -22,19 +22,26 @@ def gptq_matrix(module: Module, scheme: Scheme) -> StoredMatrix:
             f"{module.name} has {num_out} outputs and {num_in} inputs; GPTQ with {bits} bits has "
             f"multiples of {32 // math.gcd(32, bits)}"
         )
-    _, groups = module.num_groups(scheme)
+    _, groups = module.whole_groups(scheme)
     words = module.take("qweight", INT32, (num_in * bits // 32, num_out))
     zeros = module.take("qzeros", INT32, (groups, num_out * bits // 32))
     scales = module.take("scales", FLOATS, (groups, num_out))
     is_dense = 32 % bits > 0
-    if scheme.zeros_less_one:
-        zeros = _one_more(zeros, bits)
+    zero: Words | int = Words(
+        _one_more(zeros, bits) if scheme.zeros_less_one and not is_dense else zeros,
+        bits,
+        (num_out, groups),
+        is_transposed=True,
+        is_dense=is_dense,
+    )
+    if scheme.zeros_less_one and is_dense:  # stored otherwise by each writer
+        zero = 1 << bits - 1
     return StoredMatrix(
         module.shape,
         Words(words.T, bits, module.shape, is_dense=is_dense),
         scales.T,
         scheme.group,
-        Words(zeros, bits, (num_out, groups), is_transposed=True, is_dense=is_dense),
+        zero,
         group_of=module.group_order("g_idx", groups, scheme.group[1]),
         rounded=scales.dtype,
     )
@@ -45,9 +52,5 @@ def _one_more(zeros: Tensor, bits: int) -> Tensor:
 
     To whole words, since a zero point of 0 was written by taking 1 away from a whole word.
     """
-    count = 32 // math.gcd(32, bits)  # numbers that begin and end with words
-    ones = [0] * (count * bits // 32)
-    for bit in range(0, count * bits, bits):
-        ones[bit // 32] |= 1 << bit % 32
-    added = torch.tensor(ones, dtype=torch.int64).repeat(zeros.shape[1] // len(ones))
-    return zeros + added.to(torch.int32)
+    ones = sum(1 << bit for bit in range(0, 32, bits))
+    return zeros + torch.tensor(ones, dtype=torch.int32)

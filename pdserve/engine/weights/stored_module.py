@@ -16,6 +16,11 @@ from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32})
 INT32: Final = frozenset({torch.int32})
 UINT8: Final = frozenset({torch.uint8})
+DTYPES: Final = {  # of weights that are not quantised
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Module:
     tensors: Mapping[str, Tensor]  # all of the files
     file_of: Mapping[str, Path]
     used: set[str]  # names of those that have been taken, by any module
+    dtype: torch.dtype  # of the model's other weights
 
     def find(self, suffix: str) -> Tensor | None:
         """A tensor of any type and shape, if there is one."""
@@ -71,6 +77,22 @@ class Module:
         rows, columns = scheme.group
         num_out, num_in = self.shape
         return -(-num_out // (rows or num_out)), -(-num_in // (columns or num_in))
+
+    def whole_groups(self, scheme: Scheme) -> tuple[int, int]:
+        """As num_groups. Raises MisshapedTensor: the last group of inputs would be a part."""
+        size = scheme.group[1] or self.shape[1]
+        if self.shape[1] % size:
+            raise MisshapedTensor(
+                f"{self.name} has {self.shape[1]} inputs, but the group size is {size}, which "
+                "must divide them"
+            )
+        return self.num_groups(scheme)
+
+    @staticmethod
+    def shapes_of(groups: tuple[int, int]) -> list[tuple[int, ...]]:
+        """The shapes that libraries give to a number for each group."""
+        flat: list[tuple[int, ...]] = [(groups[0],)] if groups[1] == 1 else []
+        return [groups, *flat, *([()] if groups == (1, 1) else [])]
 
     def group_order(self, suffix: str, num_groups: int, size: int) -> Tensor | None:
         """The group of each input; None: they are in order.

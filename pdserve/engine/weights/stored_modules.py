@@ -7,23 +7,43 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.models.quantised.scheme import Layout, Quantisation, Scheme
 from pdserve.engine.weights.stored import Shapes, StoredTensor
 from pdserve.engine.weights.stored_awq import awq_matrix
+from pdserve.engine.weights.stored_bitsandbytes import matrix_of_4_bits, matrix_of_8_bits
+from pdserve.engine.weights.stored_fp4 import fp4_matrix
 from pdserve.engine.weights.stored_gptq import gptq_matrix
-from pdserve.engine.weights.stored_module import Module
+from pdserve.engine.weights.stored_module import DTYPES, Module
+from pdserve.engine.weights.stored_packed import packed_matrix
+from pdserve.engine.weights.stored_scaled import scaled_matrix
+from pdserve.engine.weights.stored_torchao import torchao_matrix
 
 # A row for each layout.
 _READERS: Final[Mapping[Layout, Callable[[Module, Scheme], StoredTensor]]] = {
     Layout.AWQ: awq_matrix,
     Layout.GPTQ: gptq_matrix,
+    Layout.PACKED: packed_matrix,
+    Layout.SCALED: scaled_matrix,
+    Layout.FP4: fp4_matrix,
+    Layout.BITSANDBYTES_4: matrix_of_4_bits,
+    Layout.BITSANDBYTES_8: matrix_of_8_bits,
+    Layout.TORCHAO: torchao_matrix,
 }
 # Any of these beside a weight, or in its place, shows that it is quantised.
-_SIGNS: Final = ("qweight",)
+_SIGNS: Final = (
+    "qweight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight.absmax",
+    "SCB",
+    "_weight_qdata",
+)
 # Of activations and of a quantised KV cache: neither is quantised here.
-_UNUSED: Final = re.compile(r"\.((input|output|[qkv])_(scale|zero_point|global_scale))$")
+_UNUSED: Final = re.compile(r"\.((input|output|activation|[qkv])_(scale|zero_point|global_scale))$")
 
 
 def quantised_matrices(
@@ -45,12 +65,13 @@ def quantised_matrices(
     """
     used = {name for name in tensors if _UNUSED.search(name)}
     matrices: dict[str, StoredTensor] = {}
+    dtype = DTYPES.get(quantisation.dtype, torch.float32)
     for name, shape in expected.items():
         module = name.removesuffix(".weight")
         if len(shape) != 2 or not any(f"{module}.{sign}" in tensors for sign in _SIGNS):
             continue
         scheme = quantisation.scheme_of(module)
-        of_module = Module(module, (shape[0], shape[1]), tensors, file_of, used)
+        of_module = Module(module, (shape[0], shape[1]), tensors, file_of, used, dtype)
         matrices[name] = _READERS[scheme.layout](of_module, scheme)
         bias = f"{module}.bias"
         if bias in tensors and bias not in expected and not tensors[bias].any():

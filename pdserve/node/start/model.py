@@ -21,6 +21,7 @@ from pdserve.engine.kv.cache import DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.quantised.config import weights_described
 from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import ActivationDtype, WeightForm
@@ -37,8 +38,6 @@ from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
-from pdserve.model_files.stored_types import described as types_described
-from pdserve.model_files.stored_types import stored_types
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.prefetch import weights_folder
@@ -145,7 +144,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     log.info("answers end at %s", described(end_tokens(checkpoint)))
-    stored = types_described(stored_types(checkpoint))
+    stored = weights_described(checkpoint)
     device = named_device(engine.device)
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len

@@ -11,7 +11,7 @@ from pdserve.engine.models.quantised.scheme import (
     Quantisation,
     Scheme,
     every,
-    pattern,
+    matching,
 )
 
 _GPTQ_BITS: Final = (2, 3, 4, 8)
@@ -48,8 +48,8 @@ def gptq(fields: JsonFields) -> Quantisation:
         own = dynamic.nested(rule)
         text = rule.removeprefix("+:")
         if not rule.startswith("-:"):
-            match = pattern(text, dynamic.where).match
-            schemes.append((_matches(match), _gptq_scheme(own, is_first, fields)))
+            matches = matching(text, dynamic.where)
+            schemes.append((matches, _gptq_scheme(own, is_first, fields)))
     return Quantisation(
         "gptq", (*schemes, (every, _gptq_scheme(fields, is_first, fields))), fields.where
     )
@@ -70,9 +70,8 @@ def _gptq_scheme(fields: JsonFields, is_first: bool, default: JsonFields) -> Sch
         raise source.error("bits", f"one of {', '.join(map(str, _GPTQ_BITS))}")
     size = group_size(fields if "group_size" in fields else default, "group_size", 128)
     is_symmetric = fields.boolean("sym", default.boolean("sym", True))
+    if is_first and bits == 3 and not is_symmetric:
+        raise source.error(
+            "bits", "2, 4 or 8 with checkpoint_format gptq, as writers differ in zero points of 3"
+        )
     return Scheme(Layout.GPTQ, bits, (1, size), is_symmetric, is_first)
-
-
-def _matches(match: object) -> Matches:
-    assert callable(match)
-    return lambda module: match(module) is not None

@@ -32,14 +32,14 @@ class Scheme:
     group: tuple[int, int] = (1, 0)  # outputs and inputs that share a scale; 0: all
     is_symmetric: bool = True
     zeros_less_one: bool = False  # zero points are stored as one less
-    is_float: bool = False
+    is_float: bool = False  # codes are floats
+    rounds: bool = False  # weights have the type of scales
 
     def __str__(self) -> str:
         """For people, as in `4 bits by 128`."""
         rows, columns = self.group
-        by = {(1, 0): " by row", (0, 0): ""}.get(self.group) or (
-            f" by {columns}" if rows == 1 else f" by {rows} x {columns}"
-        )
+        by = f" by {columns}" if rows == 1 and columns else ""
+        by = f" by {rows} x {columns}" if rows > 1 else by
         return f"{self.bits} bits{by}"
 
 
@@ -53,6 +53,7 @@ class Quantisation:
     method: str  # of the library
     schemes: tuple[tuple[Matches, Scheme], ...]  # the first that matches holds
     where: str  # the file that says so
+    dtype: str = "float32"  # of the model's other weights
 
     def scheme_of(self, module: str) -> Scheme:
         """Raises ModelError: it is stored quantised, but no scheme is for it."""
@@ -76,9 +77,10 @@ def every(module: str) -> bool:
     return True
 
 
-def pattern(text: str, where: str) -> re.Pattern[str]:
-    """Compile a regular expression of a config. Raises ModelError: it is none."""
+def matching(pattern: str, where: str) -> Matches:
+    """Match by a regular expression of a config. Raises ModelError: it is none."""
     try:
-        return re.compile(text)
+        match = re.compile(pattern).match
     except (re.error, RecursionError) as error:
-        raise ModelError(f"{where}: {text!r} is no regular expression: {error}") from error
+        raise ModelError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+    return lambda module: match(module) is not None
