@@ -17,12 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.model_files.checkpoint import Checkpoint, read_json
+from pdserve.model_files.gguf.config import architecture_of
+from pdserve.model_files.gguf.fields import GgufFields
+from pdserve.model_files.gguf.model import GgufModel
 from pdserve.settings.answers import PoolingName
 from pdserve.shared.errors import InvalidRequest, ModelError
 from pdserve.shared.pooling import Pooling
 
 _BY_NAME: Final = {"last": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
 _BY_MODE: Final = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
+_BY_GGUF: Final = {1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}  # by its pooling_type
 _MODULES_FILE: Final = "modules.json"
 
 
@@ -90,8 +94,21 @@ def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> Em
     elif "Pooling" in kinds:
         folder = str(modules[kinds.index("Pooling")].get("path", ""))
         found, refusal = _pooling(checkpoint, folder)
+    elif (file := checkpoint.gguf) is not None:
+        found, refusal = _gguf_pooling(file)
     is_normalised = not modules or "Normalize" in kinds
     return EmbeddingModel(found, is_normalised, most, dimensions, refusal)
+
+
+def _gguf_pooling(file: GgufModel) -> tuple[Pooling, str]:
+    """As _pooling, of a GGUF file; without the key, or with 0, it is no embedding model."""
+    fields = GgufFields(file.values, file.path, f"{architecture_of(file)}.")
+    kind = fields.integer("pooling_type", 0, minimum=0)
+    if kind == 0 or kind in _BY_GGUF:
+        return _BY_GGUF.get(kind, Pooling.LAST), ""
+    return Pooling.LAST, (
+        f"this model's pooling_type is {kind}; only 1 (mean), 2 (cls) and 3 (last) are served"
+    )
 
 
 def _dimensions(config: dict[str, Any]) -> tuple[int, tuple[int, ...]]:

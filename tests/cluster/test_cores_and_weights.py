@@ -26,6 +26,7 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
 from tests.gguf_files import as_gguf
+from tests.quantised_files import FORMATS, quantised
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node
 
@@ -144,6 +145,19 @@ async def test_codes_of_a_gguf_file_give_the_tokens_of_what_they_stand_for(
             assert is_coded == [model is file] * len(nodes)
     assert answers[0] == answers[1]
     assert len(answers[0]["logprobs"]["tokens"]) > 1
+
+
+async def test_a_quantised_checkpoint_gives_the_tokens_of_what_its_codes_stand_for(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    plain = quantised(tiny_checkpoint, tmp_path / "q", FORMATS["gptq"])
+    prompt, tokens = make_prompt(40), []
+    for model in (tmp_path / "q", plain):
+        async with running(Fleet(fleet_config(model))) as fleet, Client(fleet.url) as client:
+            tokens.append((await client.complete(prompt, NUM_OUTPUT)).tokens)
+            nodes = (await fleet.status()).nodes
+            assert all(("gptq: 4 bits by 32" in n.weights) == (model is not plain) for n in nodes)
+    assert tokens[0] == tokens[1]
 
 
 async def test_nodes_of_unlike_quantisation_do_not_serve_together(tiny_checkpoint: Path) -> None:

@@ -43,7 +43,7 @@ _READ: Final = frozenset(
         "vocab_size",
         "rope.scaling.finetuned",
         "tensor_data_layout",
-        "pooling_type",
+        "pooling_type",  # only embeddings do
     }
 )
 # With these values, a key changes nothing.

@@ -12,6 +12,8 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import PdserveError
 from pdserve.shared.process.exit_codes import FAILED, OK
+from tests.checkpoints import edit_config, make_checkpoint
+from tests.quantised_files import FORMATS, quantised
 
 
 def told(capsys: pytest.CaptureFixture[str], path: Path, code: int) -> dict[str, str]:
@@ -34,6 +36,20 @@ def test_a_gguf_file_is_told_like_the_folder_it_was_made_of(
     assert of_file["packed"] == "on CPUs, BF16 as bfloat16 (17, 3.8 MiB, exact)"
     assert "BPE of 2048 tokens; texts begin with <|bos|>" in of_file["tokenizer"]
     assert of_file["served"] == "yes"
+
+
+def test_a_quantised_checkpoint_is_told_with_its_format(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama")
+    quantised(made, tmp_path / "q", FORMATS["awq"])
+    found = told(capsys, tmp_path / "q", OK)
+    assert found["what"].endswith("is a quantised checkpoint")
+    assert "awq: 4 bits by 16 in " in found["weights"]
+    assert "28 I32" in found["weights"]
+    assert found["served"] == "yes"
+    edit_config(tmp_path / "q", quantization_config={"quant_method": "quanto"})
+    assert "(quanto): take a GGUF" in told(capsys, tmp_path / "q", FAILED)["served"]
 
 
 def test_what_is_not_served_is_told_as_far_as_it_is_read(

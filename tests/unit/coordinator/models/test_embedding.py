@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
-from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.settings.answers import PoolingName
 from pdserve.shared.errors import InvalidRequest, ModelError
 from pdserve.shared.pooling import Pooling
+from tests.checkpoints import make_checkpoint
+from tests.gguf_files import as_gguf
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -115,3 +117,28 @@ def test_embeddings_are_cut_and_then_normalised() -> None:
     assert EmbeddingModel().finished(pooled, 2).tolist() == pytest.approx([0.6, 0.8])
     assert EmbeddingModel(is_normalised=False).finished(pooled, None).tolist() == [3, 4, 12]
     assert EmbeddingModel().finished(bytes(12), None).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "why"),
+    [
+        (None, Pooling.LAST, ""),
+        (1, Pooling.MEAN, ""),
+        (2, Pooling.FIRST, ""),
+        (4, Pooling.LAST, "4"),
+    ],
+)
+def test_a_gguf_file_says_how_to_pool(
+    kind: int | None, expected: Pooling, why: object, tmp_path: Path
+) -> None:
+    file, made = tmp_path / "m.gguf", make_checkpoint(tmp_path / "made", "llama")
+
+    def extra(writer: Any) -> None:
+        if kind is not None:
+            writer.add_uint32("llama.pooling_type", kind)
+
+    as_gguf(made, file, lambda name: "F16", extra=extra)
+    found = embedding_model(resolve_checkpoint(str(file)))
+    assert found.pooling is expected
+    assert found.refusal.startswith(f"this model's pooling_type is {why};" if why else "")
+    assert bool(found.refusal) == bool(why)
