@@ -56,10 +56,12 @@ class Model:
     num_experts: int = 0
     has_qk_norm: bool = False
     vocab_size: int = 128_256
+    cap: float | None = None  # of scores; those with one have GELU
 
 
 LLAMA_8B = Model("8B", torch.bfloat16, 32, 8, 128, 4096, 14_336)
 QWEN3_30B = Model("30B-A3B", torch.bfloat16, 32, 4, 128, 2048, 768, 128, has_qk_norm=True)
+GEMMA2_9B = Model("Gemma 2 9B", torch.bfloat16, 16, 8, 256, 3584, 14_336, cap=50.0)
 # Numbers that are no powers of two, few KV heads, and products in float32.
 UNEVEN = Model("uneven", torch.float32, 15, 3, 80, 1200, 700, 100, has_qk_norm=True)
 
@@ -96,9 +98,10 @@ def launch_layer(model: Model) -> None:
     query = rows.rotate_and_write(qkv, rotation, longs(NUM_ROWS), pool, 1)
     tables = ints(NUM_ROWS, TABLE_WIDTH)
     batch = AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), tables, longs(NUM_ROWS))
-    TritonAttention().attend(query, LayerKv(pool, 1, dim**-0.5), batch)
+    TritonAttention().attend(query, LayerKv(pool, 1, dim**-0.5, None, model.cap), batch)
     if not model.num_experts:
-        rows.silu_mul(shaped(NUM_ROWS, 2 * model.inner_width, dtype=model.dtype))
+        gated = rows.silu_mul if model.cap is None else rows.gelu_mul
+        gated(shaped(NUM_ROWS, 2 * model.inner_width, dtype=model.dtype))
 
 
 def launch_experts(model: Model) -> None:
@@ -132,7 +135,7 @@ def launch_sampling(model: Model) -> None:
 _LLAMA = (partial(launch_sampling, LLAMA_8B), partial(launch_layer, LLAMA_8B))
 # Compute capability |-> what is launched there.
 SERVED = {
-    80: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
+    80: (*_LLAMA, partial(launch_layer, GEMMA2_9B), partial(launch_experts, QWEN3_30B)),
     90: (*_LLAMA, partial(launch_layer, UNEVEN), partial(launch_experts, UNEVEN)),
     100: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
 }
@@ -182,7 +185,7 @@ def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
         "registers": int(registers),
         "spilled_bytes": int(stores) + int(loads),
         "shared_bytes": kernel.metadata.shared,
-        "uses_tensor_cores": "mma" in kernel.asm["ptx"],
+        "uses_tensor_cores": re.search(r"\b(wg)?mma\.", kernel.asm["ptx"]) is not None,
         "fuses": "fma.rn.f" in kernel.asm["ptx"],
     }
 
