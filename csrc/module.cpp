@@ -6,6 +6,7 @@
 #include "attention/launch.h"
 #include "bind.h"
 #include "decoder/bind.h"
+#include "drafts/bind.h"
 #include "json_shape.h"
 #include "linear/launch.h"
 #include "ranks/bind.h"
@@ -29,6 +30,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_routing(m);
     pdserve::bind_decoder(m);
     pdserve::bind_sampling(m);
+    pdserve::bind_drafts(m);
     pdserve::bind_generations(m);
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);

@@ -113,7 +113,7 @@ class DecodeNode:
     # ---- what the engine reports ---------------------------------------------------------------
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Send each stream's next token."""
+        """Send each stream's next tokens."""
         legs = self._parts.legs
         plain: list[tuple[str, int, int]] = []
         for request, token in sampled:
@@ -122,7 +122,10 @@ class DecodeNode:
             index = len(request.output_token_ids) - 1
             is_further = index > 0 and request.finish_reason is None
             if token is not None and is_further and token.logprobs is None:
-                plain.append((request.request_id, index, token.token_id))
+                first = index - len(token.after)
+                plain.append((request.request_id, first, token.token_id))
+                for place, further in enumerate(token.after, start=first + 1):
+                    plain.append((request.request_id, place, further.token_id))
             elif token is not None or request.is_done:  # a request may end with its prompt
                 times = request.lifecycle.phase_times() if request.is_done else None
                 legs.add_event(token_event(request, token, times))

@@ -526,6 +526,18 @@ class _Calendar(Protocol):
     @property
     def bucket_s(self) -> float: ...
 
+class TextIndex:
+    """Earlier places of a text that read as its end does, and how it went on there."""
+
+    def __init__(self) -> None: ...
+    def append(self, tokens: Sequence[int]) -> None: ...
+    def propose(self, most: int) -> tuple[list[int], int]:
+        """Return at most so many tokens that may come next, and how many before them match."""
+
+    def __len__(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
 class FleetView:
     """All nodes at one moment, from the view of one request: the router's arithmetic.
 

@@ -20,12 +20,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
+from msgspec.structs import replace
+
 from pdserve.engine.foresight import are_foreseeable, foreseen
-from pdserve.engine.request import Request, SampledToken, Scheduled, finish
+from pdserve.engine.request import Request, SampledToken, Scheduled, end_after, finish
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.protocol import FinishReason
 
 Hold = Callable[[Sequence[Scheduled]], Collection[Request]]
+Speculate = Callable[[list[Scheduled]], list[Scheduled]]
 
 
 class EngineCore:
@@ -45,6 +48,7 @@ class EngineCore:
         self._beside = beside
         self.eos_token_ids = eos_token_ids
         self.hold: Hold = lambda rows: ()  # which requests of a plan are not ready, and sit it out
+        self.speculate: Speculate = lambda rows: rows  # gives requests drafts, and rows with them
         self._requests: dict[str, Request] = {}
         if beside is not None:
             beside._beside = self
@@ -134,6 +138,7 @@ class EngineCore:
         rows = self.policy.plan(self.queues)
         if held := self.hold(rows):
             rows = [row for row in rows if row.request not in held]
+        rows = self.speculate(rows)
         self._in_step = {row.request for row in rows}
         return rows
 
@@ -169,6 +174,8 @@ class EngineCore:
     ) -> list[Request]:
         """Advance every request of the step. Return those that are done, for `forget`.
 
+        Of rows with drafts, `sampled` has what `accepted` leaves of it.
+
         Of a step that was planned ahead, only rows that `are_in_step` are given.
         """
         self._step_over()
@@ -178,25 +185,31 @@ class EngineCore:
             if request.is_cancelled:
                 done.append(request)
                 continue
+            last = token
+            if request.draft and token is not None:
+                request.draft = ()
+                num_tokens = 1 + len(token.after)  # what was computed behind that did not come
+                *known, last = token, *token.after
+                request.output_token_ids += [each.token_id for each in known]
             before = request.num_computed_tokens
             request.num_computed_tokens = before + num_tokens
             if before // block_size != (before + num_tokens) // block_size:
                 self._publish_full_blocks(request, before)
-            if token is None:
+            if token is None or last is None:
                 if request.ends_with_prompt and request.num_uncomputed_tokens == 0:
                     request.lifecycle.first_token_s = now_s
                     request.finish_reason = FinishReason.LENGTH
                     done.append(request)
                 continue
             sampling, output = request.sampling, request.output_token_ids
-            output.append(token.token_id)
+            output.append(last.token_id)
             if len(output) == 1:
                 request.lifecycle.first_token_s = now_s
             # `finish` would find out as much, but is not called for tokens that cannot be the last.
             if (
                 len(output) >= sampling.max_tokens
-                or token.token_id in eos_token_ids
-                or token.token_id in sampling.stop_token_ids
+                or last.token_id in eos_token_ids
+                or last.token_id in sampling.stop_token_ids
                 or request.leg_token_limit is not None
             ):
                 self._finish(request, token)
@@ -206,6 +219,21 @@ class EngineCore:
             request.lifecycle.finished_s = now_s
         return done
 
+    def accepted(
+        self, rows: Sequence[Scheduled], sampled: list[SampledToken | None]
+    ) -> list[SampledToken | None]:
+        """Leave of each row's tokens those that it would have had without drafts: until one ends.
+
+        A token was drawn as it is without drafts if all drafts before it are what was drawn there.
+        To be called before `end_step`.
+        """
+        if not any(row.request.draft for row in rows):
+            return sampled
+        return [
+            self._accepted(row.request, token) if token is not None and row.request.draft else token
+            for row, token in zip(rows, sampled, strict=True)
+        ]
+
     def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
         """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
@@ -213,6 +241,8 @@ class EngineCore:
         of its end is dropped, too: the device must be done with both.
         """
         gone = [request for request in self._in_step if request.is_cancelled]
+        for row in rows:
+            row.request.draft = ()
         self._in_step_ahead = set()
         self._step_over()
         for request in {*failed, *gone}:
@@ -245,6 +275,23 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         self._requests[request.request_id] = request
         self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
+
+    def _accepted(self, request: Request, token: SampledToken) -> SampledToken:
+        num_output, most = len(request.output_token_ids), request.leg_token_limit
+        previous, kept = token, 0
+        for draft, further in zip(request.draft, token.after, strict=True):
+            num_output += 1
+            if (
+                previous.token_id != draft
+                or further.token_id < 0  # none can be chosen: its own step says so
+                or (most is not None and num_output >= most)
+                or end_after(request, draft, num_output, self.eos_token_ids) is not None
+            ):
+                break
+            previous, kept = further, kept + 1
+        if request.guesses is not None:
+            request.guesses.compared(len(request.draft), kept)
+        return replace(token, after=token.after[:kept])
 
     def _finish(self, request: Request, token: SampledToken) -> None:
         """Finish the request if its newest token is its last; with token 1, also its siblings."""

@@ -17,6 +17,10 @@ def shape_of(rows: Sequence[Scheduled]) -> StepShape:
     num_tokens = num_sampled = pairs = context = 0
     for request, num_row_tokens in rows:
         num_tokens += num_row_tokens
+        if request.draft:  # it is decoding, and its context is read once
+            num_sampled += num_row_tokens
+            context += request.num_computed_tokens + num_row_tokens
+            continue
         num_before = request.num_computed_tokens
         num_output = len(request.output_token_ids)
         num_uncomputed = len(request.prompt_token_ids) + num_output - num_before

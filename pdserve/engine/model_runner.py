@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from pdserve.engine.grammar import GrammarProgress
@@ -281,13 +283,15 @@ class ModelStep:
         if len(sampled) == len(rows):
             return [*sampled]
         tokens = iter(sampled)
-        return [next(tokens) if row.samples else None for row in rows]
+        return [_of_row(row, tokens) if row.samples else None for row in rows]
 
     @property
     def can_be_followed(self) -> bool:
         """Whether the device has its tokens, or will have them, for a next step."""
-        sampled = None if self._sampling is None else self._sampling.sampled
-        return sampled is not None and len(self._rows) <= self._runner.most_ahead
+        if self._sampling is None or self._sampling.sampled is None:
+            return False
+        has_drafts = len(self._batch.sampled_requests) != len(self._rows)
+        return not has_drafts and len(self._rows) <= self._runner.most_ahead
 
     def prepare_next(self, rows: Sequence[Scheduled]) -> ModelStep:
         """Prepare the step after this one, which is launched, and has decodes only, as that one."""
@@ -298,3 +302,10 @@ class ModelStep:
         batch = replace(runner.batches.lay_out(rows), sampled_before=sampled)
         runner.batches.foresee(rows)
         return ModelStep(runner, rows, batch, None, runner.begin_decoding(batch.sampled_requests))
+
+
+def _of_row(row: Scheduled, tokens: Iterator[SampledToken]) -> SampledToken:
+    """Take a row's tokens: those after its drafts are attached to the first."""
+    token = next(tokens)
+    num_drafts = len(row.request.draft)
+    return structs.replace(token, after=tuple(islice(tokens, num_drafts))) if num_drafts else token

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, Prompt, SamplingParams, TokenLogprobs
 from pdserve.rules.batch import SAFETY
+
+if TYPE_CHECKING:
+    from pdserve.engine.drafts.guesses import Guesses
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,7 @@ class Request:
     allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
     edits: RowEdits | None = None  # what changes its logits; made when it is first sampled
     output_token_ids: list[int] = field(default_factory=list)
+    draft: Sequence[int] = ()  # tokens that may come next, computed in the step that is under way
     num_emitted_before: int = 0  # how many of these came from another node, before it was lost
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
@@ -61,6 +65,7 @@ class Request:
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
     siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
+    guesses: Guesses | None = None  # of what it will say; made when it first decodes here
     prompt_token_ids: list[int] = field(init=False)  # the prompt's: read for each row of a step
     prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
     follows_tokens: bool = field(init=False)  # as row_edits.follows_tokens
@@ -170,8 +175,35 @@ class Request:
         self.prompt.extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size)
 
 
+class Ahead(Request):
+    """A request as it will be if its first drafts are right: what a draw needs of it, and no more.
+
+    Other attributes are not set.
+    """
+
+    __slots__ = ("base",)
+
+    base: Request  # as it is
+
+    @classmethod
+    def of(cls, request: Request, num_drafts: int) -> Ahead:
+        """The request with so many of its drafts as output."""
+        ahead = cls.__new__(cls)
+        ahead.base = request
+        ahead.request_id = request.request_id
+        ahead.prompt_token_ids = request.prompt_token_ids
+        ahead.sampling = request.sampling
+        ahead.allowed_words = request.allowed_words
+        ahead.siblings = []
+        ahead.output_token_ids = [*request.output_token_ids, *request.draft[:num_drafts]]
+        return ahead
+
+
 class Scheduled(NamedTuple):
-    """One row of a step's plan: compute `num_tokens` more tokens of `request`."""
+    """One row of a step's plan: compute `num_tokens` more tokens of `request`.
+
+    The request's draft is computed behind its last token, and a token is sampled after each.
+    """
 
     request: Request
     num_tokens: int
@@ -179,7 +211,7 @@ class Scheduled(NamedTuple):
     @property
     def reaches_end(self) -> bool:
         """Whether this step computes the request's last token."""
-        return self.num_tokens == self.request.num_uncomputed_tokens
+        return self.num_tokens >= self.request.num_uncomputed_tokens
 
     @property
     def samples(self) -> bool:
@@ -188,7 +220,7 @@ class Scheduled(NamedTuple):
         if request.sampling.max_tokens == 0:  # `ends_with_prompt`
             return False
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        return self.num_tokens == num_tokens - request.num_computed_tokens
+        return self.num_tokens >= num_tokens - request.num_computed_tokens
 
 
 _MAKE_ROW = partial(tuple.__new__, Scheduled)
@@ -209,29 +241,41 @@ class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprobs: TokenLogprobs | None = None
     siblings: tuple[SampledToken, ...] = ()  # with token 1: the tokens of the request's siblings
+    after: tuple[SampledToken, ...] = ()  # further tokens of the same step, behind right drafts
+
+
+def end_after(
+    request: Request, token_id: int, num_output: int, eos_token_ids: frozenset[int]
+) -> FinishReason | None:
+    """Return why the request ends with this token, its `num_output`-th; None if it goes on.
+
+    If a stop token is also the last token allowed, the reason is STOP: the model was done.
+
+    Args:
+        request: whose parameters count.
+        token_id: of its output.
+        num_output: number of output tokens, this one included.
+        eos_token_ids: of the model; ignored if the request sets `ignore_eos`.
+    """
+    sampling = request.sampling
+    is_ending = token_id in sampling.stop_token_ids or (
+        token_id in eos_token_ids and not sampling.ignore_eos
+    )
+    if is_ending and num_output >= sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output >= sampling.max_tokens else None
 
 
 def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
     """Set `finish_reason` and `stop_token_id` if the newest output token ends the request.
 
-    To be called after appending a token that may end the request. If a stop token is also the last
-    token allowed, the reason is STOP: the model was done.
-
-    Args:
-        request: with at least one output token.
-        eos_token_ids: of the model; ignored if the request sets `ignore_eos`.
+    To be called after appending a token that may end the request. Arguments as for `end_after`.
     """
-    sampling = request.sampling
-    token_id = request.output_token_ids[-1]
-    num_output_tokens = len(request.output_token_ids)
-    is_ending = token_id in sampling.stop_token_ids or (
-        token_id in eos_token_ids and not sampling.ignore_eos
-    )
-    if is_ending and num_output_tokens >= sampling.min_tokens:
-        request.finish_reason = FinishReason.STOP
-        request.stop_token_id = token_id
-    elif num_output_tokens >= sampling.max_tokens:
-        request.finish_reason = FinishReason.LENGTH
+    output = request.output_token_ids
+    reason = end_after(request, output[-1], len(output), eos_token_ids)
+    request.finish_reason = reason
+    if reason is FinishReason.STOP:
+        request.stop_token_id = output[-1]
 
 
 def next_due_s(request: Request, default_tpot_s: float = inf) -> float:

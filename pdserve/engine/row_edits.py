@@ -7,6 +7,7 @@ token, so what a step costs does not grow with the parameters, nor with the hist
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,6 +56,8 @@ class RowEdits:
         if self._repeats:
             self._seen.add_all(prompt)
         self._num_followed = 0  # output tokens
+        self._penalises = self._frequency != 0.0 or self._presence != 0.0
+        self._follows = self._penalises or self._repeats
 
     @property
     def seen(self) -> Ids:
@@ -69,15 +72,23 @@ class RowEdits:
     def follow(self, output: Sequence[int]) -> None:
         """Take in the output tokens that are new since the last call."""
         begin, self._num_followed = self._num_followed, len(output)
-        penalises = self._frequency != 0.0 or self._presence != 0.0
-        if not (penalises or self._repeats):
+        if not self._follows:
             return
         for token_id in output[begin:]:
             if self._repeats:
                 self._seen.set(token_id)
-            if penalises:
+            if self._penalises:
                 count = self._counts[token_id] = self._counts.get(token_id, 0) + 1
                 self._output.set(token_id, self._frequency * count + self._presence)
+
+    def further(self, output: Sequence[int]) -> RowEdits:
+        """Return the edits after this output, which begins with the one that was followed."""
+        other = copy(self)
+        if self._follows:
+            other._counts = dict(self._counts)
+            other._output, other._seen = self._output.copy(), self._seen.copy()
+            other.follow(output)
+        return other
 
     def forbidden(self, output: Sequence[int]) -> Ids:
         """Return the tokens that may not come next: early ends, and ends of bad words.
@@ -137,6 +148,13 @@ class _Growing:
     def amounts(self) -> Amounts:
         """Their amounts: [num_ids]."""
         return self._amounts[: len(self._places)]
+
+    def copy(self) -> _Growing:
+        """Return one that may grow by itself."""
+        other = copy(self)
+        other._places = dict(self._places)
+        other._ids, other._amounts = self._ids.copy(), self._amounts.copy()
+        return other
 
     def add_all(self, token_ids: Sequence[int]) -> None:
         """Add many ids, to an empty list; in order, as neighbours share the cache's lines."""

@@ -148,6 +148,7 @@ class StepEnds(EngineCore):
     ) -> None:
         """Apply a step that has been computed; report it now, or when the next one runs."""
         self._failures.succeeded()
+        sampled = self.accepted(rows, sampled)
         done = self.end_step(rows, sampled, times.ended_s)
         self._record_step_time(times.ended_s - times.started_s)
         overhead_s = self._period_s(times.planned_s) - times.model_s

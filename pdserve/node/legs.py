@@ -139,18 +139,18 @@ def request_of(
 def token_event(
     request: Request, token: SampledToken | None, times: PhaseTimes | None
 ) -> TokenEvent:
-    """Return the event of the request's newest token; of its end if it ends with its prompt.
+    """Return the event of a request's newest tokens; of its end if it ends with its prompt.
 
-    `token` is the newest token, None if nothing was sampled. `times` belong to a node's last event
-    of a request.
+    `token` is what the last step found, None if nothing was sampled. `times` belong to a node's
+    last event of a request.
     """
-    token_ids = [] if token is None else [token.token_id]
-    index = len(request.output_token_ids) - len(token_ids)
+    tokens = [] if token is None else [token, *token.after]
+    index = len(request.output_token_ids) - len(tokens)
     return TokenEvent(
         request_id=request.request_id,
         index=index,
-        token_ids=token_ids,
-        logprobs=[token.logprobs] if token and token.logprobs else [],
+        token_ids=[each.token_id for each in tokens],
+        logprobs=[each.logprobs for each in tokens if each.logprobs],
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,

@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.grammar.masks import WORD_BITS
-from pdserve.engine.request import Request
+from pdserve.engine.request import Ahead, Request
 from pdserve.engine.row_edits import RowEdits
 
 
 def edits_of(request: Request, eos_token_ids: frozenset[int]) -> RowEdits:
     """Return what changes the request's logits in this step; made with its first step."""
+    if isinstance(request, Ahead):
+        return edits_of(request.base, eos_token_ids).further(request.output_token_ids)
     edits = request.edits
     if edits is None:
         edits = RowEdits(request.sampling, request.prompt_token_ids, eos_token_ids)

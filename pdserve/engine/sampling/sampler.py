@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Ahead, Request, SampledToken
 from pdserve.engine.row_edits import RowEdits
 from pdserve.engine.sampling.interface import Draws
 from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
@@ -153,8 +153,14 @@ def sample_natively(
         [] if masks is None else masks.rows,
     )
     if -1 in token_ids:
-        rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
-        raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
+        # Behind a draft that may be wrong, nothing need be possible.
+        rows = [
+            row
+            for row, token_id in enumerate(token_ids)
+            if token_id < 0 and not isinstance(requests[row], Ahead)
+        ]
+        if rows:
+            raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
     for row, chosen, top_ids, top_logprobs in logprobs:
         wanted_ids = requests[row].sampling.logprob_token_ids

@@ -130,7 +130,7 @@ class StepArrays:
         self.slots = np.zeros(max_tokens, dtype=np.int64)
         self.query_start = np.zeros(max_rows + 1, dtype=np.int32)
         self.context_lens = np.zeros(max_rows, dtype=np.int32)
-        self.sampled_rows = np.zeros(max_rows, dtype=np.int64)
+        self.sampled_rows = np.zeros(max_tokens, dtype=np.int64)
         self.num_counted = 0
         self._views_of = None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Ahead, Request, Scheduled
 from pdserve.engine.steps.arrays import BlockRows, Extent, StepArrays
 from pdserve.engine.steps.batch import Batch
 
@@ -54,12 +54,13 @@ class StepBatches:
         """Predict and prepare the batch after this step, which is still running.
 
         The requests are as they were before the step. Nothing is predicted after a step in which
-        some row does not sample, such as a chunk that does not reach the end of its prompt.
+        some row does not sample, such as a chunk that does not reach the end of its prompt, or may
+        go on with several tokens.
         """
         self._foreseen = None
         if self._came_true is not None:
             self._foreseen = self._one_further(self._came_true)
-        elif all(row.samples for row in rows):
+        elif all(row.samples and not row.request.draft for row in rows):
             self._foreseen = self._first_look(rows)
 
     def lay_out(self, rows: Sequence[Scheduled]) -> Batch:
@@ -118,8 +119,10 @@ class StepBatches:
 
         If so, each request lacks the KV of exactly one token, so every row has one token.
         """
-        return [row.request.num_computed_tokens for row in rows] == foreseen.computed and (
-            self._block_rows.holds([row.request.block_table for row in rows])
+        return (
+            [row.request.num_computed_tokens for row in rows] == foreseen.computed
+            and self._block_rows.holds([row.request.block_table for row in rows])
+            and sum([row.num_tokens for row in rows]) == len(rows)  # none has a draft
         )
 
     def _complete(self, foreseen: _Foreseen) -> Extent:
@@ -143,8 +146,9 @@ class StepBatches:
         num_blocks: list[int] = (-(-context_lens // size)).tolist()
         self._block_rows.arrange([row.request.block_table for row in rows], num_blocks)
         token_ids = _token_ids(rows)
-        samples = [index for index, row in enumerate(rows) if row.samples]
-        extent = Extent(len(token_ids), len(rows), len(samples), max(num_blocks))
+        samples = [(index, row.request) for index, row in enumerate(rows) if row.samples]
+        num_drafts = sum([len(request.draft) for _, request in samples])
+        extent = Extent(len(token_ids), len(rows), len(samples) + num_drafts, max(num_blocks))
         arrays.make_room(extent.num_tokens, extent.num_rows)
         arrays.num_counted = 0
         query_start = arrays.query_start[: len(rows) + 1]
@@ -157,8 +161,17 @@ class StepBatches:
         arrays.positions[: extent.num_tokens] = positions
         block_ids = self._block_rows.array[owner, positions // size]
         arrays.slots[: extent.num_tokens] = block_ids.astype(np.int64) * size + positions % size
-        arrays.sampled_rows[: len(samples)] = query_start[1:][samples] - 1
-        return extent, [rows[index].request for index in samples]
+        last_rows = query_start[1:][[index for index, _ in samples]] - 1
+        if not num_drafts:
+            arrays.sampled_rows[: len(samples)] = last_rows
+            return extent, [request for _, request in samples]
+        drawn = [
+            (request, number, last - len(request.draft) + number)
+            for (_, request), last in zip(samples, last_rows.tolist(), strict=True)
+            for number in range(1 + len(request.draft))
+        ]
+        arrays.sampled_rows[: len(drawn)] = [row for _, _, row in drawn]
+        return extent, [Ahead.of(r, number) if number else r for r, number, _ in drawn]
 
 
 def _token_ids(rows: Sequence[Scheduled]) -> list[int]:
@@ -166,7 +179,8 @@ def _token_ids(rows: Sequence[Scheduled]) -> list[int]:
     token_ids: list[int] = []
     for row in rows:
         start = row.request.num_computed_tokens
-        chunk = row.request.token_slice(start, start + row.num_tokens)
+        chunk = row.request.token_slice(start, start + row.num_tokens - len(row.request.draft))
+        chunk += row.request.draft
         assert 0 < len(chunk) == row.num_tokens, "a row computes tokens that the request has"
         token_ids += chunk
     return token_ids

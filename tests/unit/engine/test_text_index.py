@@ -1,0 +1,64 @@
+"""`TextIndex`: what followed where a text read as its end does."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve._native import TextIndex
+
+texts = st.lists(st.integers(0, 3), max_size=60)
+
+
+def index_of(text: list[int]) -> TextIndex:
+    index = TextIndex()
+    index.append(text)
+    return index
+
+
+@given(texts, st.integers(1, 8))
+def test_a_proposal_is_how_the_longest_match_went_on(text: list[int], most: int) -> None:
+    tokens, matched = index_of(text).propose(most)
+    matches = [
+        max(
+            (n for n in range(min(place, 32) + 1) if text[place - n : place] == text[-n:]),
+            default=0,
+        )
+        for place in range(1, len(text))
+    ]
+    longest = max([match for match in matches if match >= 3], default=0)
+    if not longest:
+        assert not tokens
+        return
+    assert 0 < len(tokens) <= most
+    assert matched <= longest  # of a long chain only the newest places are looked at
+    with_tokens = text + tokens
+    places = [
+        place for place in range(3, len(text)) if text[place - matched : place] == text[-matched:]
+    ]
+    assert any(with_tokens[place : place + len(tokens)] == tokens for place in places)
+
+
+@settings(max_examples=30)
+@given(texts, st.lists(st.integers(1, 9), max_size=9))
+def test_it_does_not_matter_how_the_text_came(text: list[int], sizes: list[int]) -> None:
+    index, begin = TextIndex(), 0
+    for size in [*sizes, len(text)]:
+        index.append(text[begin : begin + size])
+        begin += size
+    assert len(index) == len(text)
+    assert index.propose(5) == index_of(text).propose(5)
+
+
+def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
+    assert index_of([1, 2, 3] * 4).propose(7) == ([1, 2, 3, 1, 2, 3, 1], 9)
+
+
+def test_what_followed_most_often_is_proposed() -> None:
+    text = [*[1, 2, 3, 7, 0], *[1, 2, 3, 8, 0] * 2, 5, 1, 2, 3]
+    assert index_of(text).propose(1) == ([8], 3)
+
+
+def test_memory_is_a_few_bytes_a_token() -> None:
+    index = index_of([i * i % 977 for i in range(100_000)])
+    assert index.num_bytes < 32 * len(index)
