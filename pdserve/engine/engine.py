@@ -125,7 +125,9 @@ class Engine(StepEnds):
         """
         thread = self._started_thread()
         loop = _Loop(runner, observer, thread)
-        step = self._step if runner.launcher is None else self._launched_steps
+        step = self._step
+        if runner.launcher is not None:
+            step, self.speculate = self._launched_steps, list  # what follows a draft is unforeseen
         self._is_stopping = False
         try:
             while not self._is_stopping:

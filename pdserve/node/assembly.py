@@ -16,6 +16,7 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
@@ -31,7 +32,12 @@ from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier
 from pdserve.node.prefixes.offers import FetchParts, PrefixOffers
 from pdserve.node.preparation import Preparation
-from pdserve.node.reports.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
+from pdserve.node.reports.gauges import (
+    watch_drafts,
+    watch_preemptions,
+    watch_prefix_fetches,
+    watch_transfers,
+)
 from pdserve.node.roles import NodeParts
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
@@ -112,6 +118,10 @@ def make_parts(
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
     perf = PerfModel()  # a guess, until the node has profiled itself
+    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size)
+    watch_drafts(metrics, speculation.counts)
+    if config.engine.speculation == "auto":
+        engine.speculate = speculation
     fetch_parts = FetchParts(
         pool=pool,
         identity=identity,

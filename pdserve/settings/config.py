@@ -106,6 +106,13 @@ class EngineConfig(ConfigStruct, frozen=True):
         Quantization,
         Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
     ] = "none"
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto: several tokens a step where they can be guessed (CPU only); the "
+            "answers stay the same"
+        ),
+    ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     attention: Annotated[
         AttentionName, Meta(description="on GPUs; auto: what is measured to be the fastest")

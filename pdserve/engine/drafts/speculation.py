@@ -28,10 +28,12 @@ _GIVEN_UP: Final = 0.9  # of the best rate: further drafts are less likely still
 class Speculation:
     """Implements `core.Speculate`, for the engine that decodes."""
 
-    def __init__(self, pool: BlockPool, step_s: StepTime) -> None:
+    def __init__(self, pool: BlockPool, step_s: StepTime, most_rows: int) -> None:
+        """`most_rows`: for whose logits a step has memory."""
         self.counts = DraftCounts()
         self._pool = pool
         self._step_s = step_s
+        self._most_rows = most_rows
 
     def __call__(self, rows: list[Scheduled]) -> list[Scheduled]:
         """Return the rows of a plan with drafts, which their requests have then.
@@ -87,7 +89,8 @@ class Speculation:
         tokens = float(len(rows))
         best, num_taken = tokens / self._step_s(shape) * _WORTH, 0
         limit_s = min(row.request.targets.tpot_s for row in rows)
-        for number, (chance, _, _) in enumerate(likely[:MOST_OF_STEP], start=1):
+        most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
+        for number, (chance, _, _) in enumerate(likely[:most], start=1):
             tokens += chance
             step_s = self._step_s(_with_drafts(shape, number))
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:

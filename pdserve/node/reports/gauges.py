@@ -8,6 +8,7 @@ from typing import Final
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
+from pdserve.engine.drafts.guesses import DraftCounts
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import PreemptionStatistics
@@ -126,6 +127,12 @@ def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> 
     count("repulled_tokens", f"{what} from other nodes", lambda: preempted.pulled_tokens)
     count("kept_tokens", f"{what} still in the pool", lambda: preempted.cached_tokens)
     count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
+
+
+def watch_drafts(metrics: NodeMetrics, drafts: DraftCounts) -> None:
+    """Tokens that were guessed, and those of them that were right: each saves a step's turn."""
+    metrics.count("draft_tokens", "Tokens guessed and computed", lambda: drafts.drafted)
+    metrics.count("accepted_draft_tokens", "Of these, right", lambda: drafts.accepted)
 
 
 def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:

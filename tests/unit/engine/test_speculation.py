@@ -41,7 +41,7 @@ def by_tokens(shape: StepShape) -> float:
 def core_of(step_s=flat, num_blocks: int = 100, block_size: int = 4) -> EngineCore:
     pool = BlockPool(num_blocks, block_size)
     core = EngineCore(Queues(pool, ManualClock()), Decodes(), EOS)
-    core.speculate = Speculation(pool, step_s)
+    core.speculate = Speculation(pool, step_s, 256)
     return core
 
 

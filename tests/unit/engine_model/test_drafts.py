@@ -114,7 +114,7 @@ def test_right_and_wrong_drafts_change_nothing(node: Node, seed: int) -> None:
     ]
     for request, guesses in zip(asked, told, strict=True):
         request.guesses = guesses  # type: ignore[assignment]
-    found = answers(node, asked, lambda pool: Speculation(pool, lambda shape: 1.0))
+    found = answers(node, asked, lambda pool: Speculation(pool, lambda shape: 1.0, 256))
     assert plain(found) == plain(expected)
     assert all(guesses.num_right > 0 for guesses in told)
 
@@ -124,7 +124,7 @@ def test_drafts_from_a_streams_own_text_change_nothing(node: Node) -> None:
     speculations = []
 
     def speculate(pool: BlockPool) -> Speculation:
-        speculations.append(Speculation(pool, lambda shape: 1.0))
+        speculations.append(Speculation(pool, lambda shape: 1.0, 256))
         return speculations[0]
 
     (expected,) = answers(node, [make_request(make_prompt(9), **few)], None)
