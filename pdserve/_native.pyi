@@ -530,9 +530,11 @@ class TextIndex:
     """Earlier places of a text that read as its end does, and how it went on there."""
 
     def __init__(self) -> None: ...
-    def append(self, tokens: Sequence[int]) -> None: ...
-    def propose(self, most: int) -> tuple[list[int], int]:
-        """Return at most so many tokens that may come next, and how many before them match."""
+    def propose(self, prompt: list[int], output: list[int], most: int) -> tuple[list[int], int]:
+        """Return at most so many tokens that may come next, and how many before them match.
+
+        The text is the prompt and the output so far; what is new of it is added.
+        """
 
     def __len__(self) -> int: ...
     @property

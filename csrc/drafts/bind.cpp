@@ -17,18 +17,17 @@ void bind_drafts(nb::module_& m) {
         m, "TextIndex", "Earlier places of a text that read as its end does, and how it went on.")
         .def(nb::init<>())
         .def(
-            "append",
-            [](TextIndex& index, const std::vector<int32_t>& tokens) {
-                index.append(tokens.data(), tokens.size());
-            },
-            nb::arg("tokens"))
-        .def(
             "propose",
-            [](const TextIndex& index, int most) {
+            [](TextIndex& index, const nb::list& prompt, const nb::list& output, int most) {
+                const size_t num_prompt = prompt.size(), end = num_prompt + output.size();
+                for (size_t i = index.size(); i < end; ++i) {
+                    index.append(nb::cast<int32_t>(
+                        i < num_prompt ? prompt[i] : output[i - num_prompt]));
+                }
                 Proposal found = index.propose(most);
                 return std::pair(std::move(found.tokens), found.matched);
             },
-            nb::arg("most"))
+            nb::arg("prompt"), nb::arg("output"), nb::arg("most"))
         .def("__len__", &TextIndex::size)
         .def_prop_ro("num_bytes", &TextIndex::num_bytes);
 }

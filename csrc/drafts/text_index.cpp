@@ -36,13 +36,11 @@ void TextIndex::grow() {
     for (size_t place = kGram; place <= tokens_.size(); ++place) add(place);
 }
 
-void TextIndex::append(const int32_t* tokens, size_t num_tokens) {
-    for (size_t i = 0; i < num_tokens; ++i) {
-        tokens_.push_back(tokens[i]);
-        previous_.push_back(0);
-        add(tokens_.size());
-        if (tokens_.size() > newest_.size()) grow();
-    }
+void TextIndex::append(int32_t token) {
+    tokens_.push_back(token);
+    previous_.push_back(0);
+    add(tokens_.size());
+    if (tokens_.size() > newest_.size()) grow();
 }
 
 int TextIndex::matched_before(size_t place) const {
@@ -80,6 +78,7 @@ Proposal TextIndex::propose(int most) const {
                 return token(other + ahead, proposal.tokens) == candidate;
             });
             if (votes > most_votes) most_votes = votes, best = candidate;
+            if (2 * most_votes >= places.size()) break;  // usually they all agree
         }
         const auto differs = [&](size_t one) {
             return token(one + ahead, proposal.tokens) != best;

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from pdserve._native import TextIndex
-from pdserve.engine.request import Request
 
 # By how many tokens a place of the text reads as its end does: the longer, the surer.
 _LONGER: Final = (6, 12)
@@ -58,14 +57,13 @@ class Guesses:
     def __init__(self, counts: DraftCounts) -> None:
         self._counts = counts
         self._shares = Shares(counts.shares)
-        self._index = TextIndex()
-        self._matched = 0  # by the last proposal
+        self._matched = 0  # by the last proposal that was taken up
+        self.propose = TextIndex().propose  # no call of Python's: it is asked at each step
 
-    def propose(self, request: Request, most: int) -> tuple[list[int], float]:
-        """Return tokens that may come next, at most so many, and how likely each is right."""
-        self._index.append(request.token_slice(len(self._index), request.num_tokens))
-        tokens, self._matched = self._index.propose(most)
-        return tokens, self._shares.of(self._matched) if tokens else 0.0
+    def likely(self, matched: int) -> float:
+        """How likely each token of a proposal is right, if those before it are."""
+        self._matched = matched
+        return self._shares.of(matched)
 
     def untried(self) -> None:
         """Note that the last proposal was not worth a try."""

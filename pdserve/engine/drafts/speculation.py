@@ -40,12 +40,39 @@ class Speculation:
 
         Only steps of decodes get any: others are as long as their prompts already.
         """
-        if not all(row.request.is_decoding for row in rows):
+        shape = shape_of(rows)
+        if not shape.is_decode:
             return rows
-        proposals = [found for row in rows if (found := self._proposal(row.request)) is not None]
-        if not proposals:
-            return rows
-        taken = self._worth(rows, [(len(tokens), right) for _, tokens, right in proposals])
+        for request in [r for r, _ in rows if r.guesses is None and r.grammar is None]:
+            request.guesses = Guesses(self.counts)
+        # Each draft is followed by a token, so the last one that is allowed is none.
+        proposals = [
+            (request, *proposal)
+            for request, _ in rows
+            if (guesses := request.guesses) is not None
+            and request.leg_token_limit is None
+            and (
+                proposal := guesses.propose(
+                    request.prompt_token_ids,
+                    (output := request.output_token_ids),
+                    min(MOST_OF_STREAM, request.sampling.max_tokens - len(output) - 1),
+                )
+            )[0]
+        ]
+        return self._with_drafts(rows, shape, proposals) if proposals else rows
+
+    def _with_drafts(
+        self,
+        rows: list[Scheduled],
+        shape: StepShape,
+        proposals: Sequence[tuple[Request, list[int], int]],
+    ) -> list[Scheduled]:
+        drafts = [
+            (len(tokens), guesses.likely(matched))
+            for request, tokens, matched in proposals
+            if (guesses := request.guesses) is not None
+        ]
+        taken = self._worth(rows, shape, drafts)
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
         for (request, tokens, _), num_taken in zip(proposals, taken, strict=True):
             assert request.guesses is not None, "it has proposed something"
@@ -62,21 +89,14 @@ class Speculation:
             for row in rows
         ]
 
-    def _proposal(self, request: Request) -> tuple[Request, list[int], float] | None:
-        # Each draft but the last one is followed by one, so its row has a draw of its own.
-        most = min(MOST_OF_STREAM, request.sampling.max_tokens - len(request.output_token_ids) - 1)
-        if most <= 0 or not _is_plain(request):
-            return None
-        if request.guesses is None:
-            request.guesses = Guesses(self.counts)
-        tokens, right = request.guesses.propose(request, most)
-        return (request, tokens, right) if tokens else None
-
-    def _worth(self, rows: Sequence[Scheduled], drafts: Sequence[tuple[int, float]]) -> list[int]:
+    def _worth(
+        self, rows: Sequence[Scheduled], shape: StepShape, drafts: Sequence[tuple[int, float]]
+    ) -> list[int]:
         """Return how many drafts of each stream are worth their time.
 
         Args:
             rows: of the step without drafts.
+            shape: of these.
             drafts: number of each stream's, and how likely each of them is right.
         """
         likely = [
@@ -85,14 +105,13 @@ class Speculation:
             for place in range(1, number + 1)
         ]
         likely.sort(key=lambda one: (-one[0], one[1]))
-        shape = shape_of(rows)
         tokens = float(len(rows))
         best, num_taken = tokens / self._step_s(shape) * _WORTH, 0
         limit_s = min(row.request.targets.tpot_s for row in rows)
         most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
         for number, (chance, _, _) in enumerate(likely[:most], start=1):
             tokens += chance
-            step_s = self._step_s(_with_drafts(shape, number))
+            step_s = self._step_s(_larger(shape, number))
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:
                 break
             if tokens / step_s > best:
@@ -111,12 +130,7 @@ class Speculation:
         return min(num_drafts, pool.tokens_in(len(table)) - request.num_tokens), 0
 
 
-def _is_plain(request: Request) -> bool:
-    """Whether a draw needs of the tokens before it no more than how many they are."""
-    return request.leg_token_limit is None and request.grammar is None
-
-
-def _with_drafts(shape: StepShape, number: int) -> StepShape:
+def _larger(shape: StepShape, number: int) -> StepShape:
     return replace(
         shape,
         num_tokens=shape.num_tokens + number,

@@ -12,13 +12,13 @@ texts = st.lists(st.integers(0, 3), max_size=60)
 
 def index_of(text: list[int]) -> TextIndex:
     index = TextIndex()
-    index.append(text)
+    index.propose(text, [], 0)
     return index
 
 
 @given(texts, st.integers(1, 8))
 def test_a_proposal_is_how_the_longest_match_went_on(text: list[int], most: int) -> None:
-    tokens, matched = index_of(text).propose(most)
+    tokens, matched = TextIndex().propose(text, [], most)
     matches = [
         max(
             (n for n in range(min(place, 32) + 1) if text[place - n : place] == text[-n:]),
@@ -43,20 +43,21 @@ def test_a_proposal_is_how_the_longest_match_went_on(text: list[int], most: int)
 @given(texts, st.lists(st.integers(1, 9), max_size=9))
 def test_it_does_not_matter_how_the_text_came(text: list[int], sizes: list[int]) -> None:
     index, begin = TextIndex(), 0
+    num_prompt = sizes[0] if sizes else 0
     for size in [*sizes, len(text)]:
-        index.append(text[begin : begin + size])
         begin += size
+        index.propose(text[:num_prompt], text[num_prompt:begin], 3)
     assert len(index) == len(text)
-    assert index.propose(5) == index_of(text).propose(5)
+    assert index.propose(text, [], 5) == TextIndex().propose(text, [], 5)
 
 
 def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
-    assert index_of([1, 2, 3] * 4).propose(7) == ([1, 2, 3, 1, 2, 3, 1], 9)
+    assert TextIndex().propose([1, 2, 3], [1, 2, 3] * 3, 7) == ([1, 2, 3, 1, 2, 3, 1], 9)
 
 
 def test_what_followed_most_often_is_proposed() -> None:
     text = [*[1, 2, 3, 7, 0], *[1, 2, 3, 8, 0] * 2, 5, 1, 2, 3]
-    assert index_of(text).propose(1) == ([8], 3)
+    assert TextIndex().propose(text, [], 1) == ([8], 3)
 
 
 def test_memory_is_a_few_bytes_a_token() -> None:

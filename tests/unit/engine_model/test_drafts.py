@@ -44,10 +44,13 @@ class Told:
         self._random = random.Random(seed)
         self.num_right = 0
 
-    def propose(self, request: Request, most: int) -> tuple[list[int], float]:
-        begin = len(request.output_token_ids)
+    def propose(self, prompt: list[int], output: list[int], most: int) -> tuple[list[int], int]:
+        begin = len(output)
         known = self._answer[begin : begin + min(most, self._random.randint(0, 7))]
-        return [t if self._random.random() < 0.8 else 1 for t in known], 0.9
+        return [t if self._random.random() < 0.8 else 1 for t in known], 3
+
+    def likely(self, matched: int) -> float:
+        return 0.9
 
     def untried(self) -> None:
         """Nothing is learnt."""
