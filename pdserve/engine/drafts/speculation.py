@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from pdserve.engine.drafts.guesses import DraftCounts, Guesses
+from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
-from pdserve.engine.interface import shape_of
 from pdserve.measured.perf_model import StepShape
 
 StepTime = Callable[[StepShape], float]  # in seconds, as predicted
