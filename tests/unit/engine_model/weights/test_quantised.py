@@ -75,7 +75,8 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
     [
         ("awq", "awq, 4 bits by 16 as 4 bits by 16 (4, 0.0 MiB, exact)"),
         ("gptq", "gptq, 4 bits by 32 as bfloat16 (4, 0.1 MiB, off by up to 0.2 %)"),  # desc_act
-        ("gptq_v2", "gptq, 8 bits by row as 8 bits by 64 (3, 0.0 MiB, exact)"),
+        ("gptq-v2", "gptq, 8 bits as 8 bits by 64 (3, 0.0 MiB, exact)"),
+        ("packed", "compressed-tensors, 4 bits by 32 as 4 bits by 32 (4, 0.0 MiB, exact)"),
     ],
 )
 def test_codes_are_packed_as_they_are_where_that_is_exact(
