@@ -141,6 +141,7 @@ def random_call(random: Random, number: int, at_s: float, shared: list[list[int]
                 sampling=replace(sampling, seed=random.randrange(1 << 32)),
                 slo=slo,
                 deadline_s=deadline_s,
+                wait_s=60.0,  # longer than any node stays away: no call is refused for that
             )
         )
         for i in range(num_answers)

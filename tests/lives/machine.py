@@ -106,6 +106,7 @@ class _Row:
     begin: int
     end: int
     num_output: int
+    num_drafts: int
     samples: bool
 
 
@@ -189,11 +190,19 @@ class LifeRunner:
         return [self._sampled(row) if row.samples else None for row in rows]
 
     def _sampled(self, row: _Row) -> SampledToken:
-        request = row.request
-        kv = self._numbers.read(row.table, row.end)
+        request, last = row.request, row.end - row.num_drafts
+        kv = self._numbers.read(row.table, last)
         token = sampled(kv, request.sampling, row.num_output)
         others = tuple(sampled(kv, s.sampling, 0) for s in request.siblings)
-        return replace(token, siblings=others) if others else token
+        after = tuple(
+            sampled(
+                self._numbers.read(row.table, last + ahead),
+                request.sampling,
+                row.num_output + ahead,
+            )
+            for ahead in range(1, row.num_drafts + 1)
+        )
+        return replace(token, siblings=others, after=after) if others or after else token
 
 
 def _laid_out(row: Scheduled) -> _Row:
@@ -204,9 +213,10 @@ def _laid_out(row: Scheduled) -> _Row:
     return _Row(
         request,
         table,
-        request.token_slice(0, end),
+        [*request.token_slice(0, end), *request.draft],
         begin,
         end,
         len(request.output_token_ids),
+        len(request.draft),
         row.samples,
     )
