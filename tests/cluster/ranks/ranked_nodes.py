@@ -183,6 +183,7 @@ async def check_ranks_end(fleet: Fleet, name: str) -> None:
     assert len(ranks) == 1
     os.kill(node, signal.SIGKILL)
     await until_gone(ranks)
+    await fleet.wait_gone(name)  # nobody is asked for its metrics any more
 
 
 async def until_gone(pids: Sequence[int]) -> None:
