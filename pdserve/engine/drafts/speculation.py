@@ -23,6 +23,7 @@ MOST_OF_STREAM: Final = 16  # drafts; more are hardly ever right
 MOST_OF_STEP: Final = 128  # to be considered
 _WORTH: Final = 1.03  # times as many tokens a second as without drafts, or there are none
 _GIVEN_UP: Final = 0.9  # of the best rate: further drafts are less likely still
+_SHARED: Final = 1.2  # times as long a step may take for drafts of others than all its streams
 
 
 class Speculation:
@@ -106,8 +107,11 @@ class Speculation:
         ]
         likely.sort(key=lambda one: (-one[0], one[1]))
         tokens = float(len(rows))
-        best, num_taken = tokens / self._step_s(shape) * _WORTH, 0
+        plain_s = self._step_s(shape)
+        best, num_taken = tokens / plain_s * _WORTH, 0
         limit_s = min(row.request.targets.tpot_s for row in rows)
+        if len(drafts) < len(rows):  # who gains nothing does not pay for who does
+            limit_s = min(limit_s, _SHARED * plain_s)
         most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
         for number, (chance, _, _) in enumerate(likely[:most], start=1):
             tokens += chance

@@ -16,7 +16,8 @@ from pdserve.engine.plan.layer import LayerPlan, Matrices
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_codes, check_finite
-from pdserve.engine.weights.stored import CodedTensor, StoredTensor, open_tensors
+from pdserve.engine.weights.opening import open_tensors
+from pdserve.engine.weights.stored import CodedTensor, StoredTensor
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1

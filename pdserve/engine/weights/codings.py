@@ -29,7 +29,8 @@ def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, 
 
 
 def _opened_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
-    from pdserve.engine.weights.stored import CodedTensor, open_tensors  # has torch
+    from pdserve.engine.weights.opening import open_tensors  # has torch
+    from pdserve.engine.weights.stored import CodedTensor
 
     plan, ties = ModelPlan.of(config), config.ties_embeddings
     tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=ties, within=plan.within())

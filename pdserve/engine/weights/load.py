@@ -25,7 +25,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.finite import check_finite
-from pdserve.engine.weights.stored import open_tensors
+from pdserve.engine.weights.opening import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1

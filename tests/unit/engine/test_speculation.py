@@ -157,6 +157,17 @@ def test_a_promise_bounds_the_step() -> None:
     assert len(request.draft) == 5
 
 
+def test_who_has_nothing_to_guess_is_held_up_little() -> None:
+    core = core_of(lambda shape: 1.0 + 0.1 * shape.num_tokens)
+    request = adopted(core, REPEATED, [1])
+    core.begin_step()
+    alone = len(request.draft)
+    core.abandon_step([Scheduled(request, 1)], [])
+    adopted(core, list(range(20, 40)), [50])
+    core.begin_step()
+    assert len(request.draft) == 2 < alone  # 1.2 s of two tokens become 1.4 s, not 1.5 s
+
+
 def test_who_guesses_wrong_is_asked_less_and_less() -> None:
     core = core_of(lambda shape: 1.0 + 0.1 * shape.num_tokens)
     request = adopted(core, REPEATED, [1])

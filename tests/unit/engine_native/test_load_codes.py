@@ -24,8 +24,8 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.codings import native_plan, stored_as
+from pdserve.engine.weights.opening import open_tensors
 from pdserve.engine.weights.packing import packing
-from pdserve.engine.weights.stored import open_tensors
 from pdserve.kv import KvDtype
 from pdserve.measured.perf_model import StepRow
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint

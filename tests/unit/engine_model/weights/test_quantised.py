@@ -12,8 +12,9 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.forms import BFLOAT16
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.codings import native_plan, stored_as
+from pdserve.engine.weights.opening import open_tensors
 from pdserve.engine.weights.packing import packing
-from pdserve.engine.weights.stored import StoredTensor, open_tensors
+from pdserve.engine.weights.stored import StoredTensor
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.quantised_files import FORMATS, quantised

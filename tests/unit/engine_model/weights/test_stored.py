@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdserve.engine.models.rope_config import RopeConfig, RopeType
 from pdserve.engine.plan.matrix import TensorRows
-from pdserve.engine.weights.stored import SomeRows
+from pdserve.engine.weights.opening import SomeRows
 
 HEAD_DIM, NUM_HEADS, FIRST = 12, 3, 5
 

@@ -1,0 +1,129 @@
+"""Opens the tensors of a checkpoint, whatever its format, as the model has them.
+
+All are checked before any is read: a missing, misshapen or unknown tensor is an error, because the
+model would run but give wrong answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pdserve.engine.plan.matrix import TensorRows
+from pdserve.engine.weights.stored import (
+    CodedTensor,
+    Part,
+    Reader,
+    Shapes,
+    StoredTensor,
+    listed,
+)
+from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.model_files.coding import Codes, Coding
+from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class SomeRows:
+    """A tensor of the model that is some rows of a stored one, or has them in another order."""
+
+    tensor: StoredTensor
+    place: TensorRows
+    shape: tuple[int, ...]
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        stored, order = self._stored(part)
+        return self.tensor[stored][order]
+
+    @property
+    def coding(self) -> Coding | None:
+        """See `CodedTensor`."""
+        return self.tensor.coding if isinstance(self.tensor, CodedTensor) else None
+
+    def coded(self, part: Part) -> Codes:
+        """See `CodedTensor`."""
+        assert isinstance(self.tensor, CodedTensor), "it has a coding"
+        stored, order = self._stored(part)
+        return self.tensor.coded(stored).rows(np.array(order))
+
+    def _stored(self, part: Part) -> tuple[tuple[slice, ...], list[int]]:
+        """Return the part of the stored tensor, whole heads, and which rows of it are meant."""
+        rows, *columns = (part if isinstance(part, tuple) else (part,)) or (slice(None),)
+        own, order = range(*rows.indices(self.shape[0])), self.place.head_order or (0,)
+        size = len(order)
+        first, end = own.start // size * size, -(-own.stop // size) * size
+        start = self.place.first_row
+        meant = [row // size * size + order[row % size] - first for row in own]
+        return (slice(start + first, start + end), *columns), meant
+
+
+def open_tensors(
+    checkpoint: Checkpoint,
+    expected: Shapes,
+    *,
+    ties_embeddings: bool,
+    within: Mapping[str, TensorRows] | None = None,
+) -> dict[str, StoredTensor]:
+    """Return name |-> tensor, in the order of the files.
+
+    Args:
+        checkpoint: whose files are read.
+        expected: the tensors that the model has.
+        ties_embeddings: ignore a copy of the embedding that is stored as the output head.
+        within: where the files have those that are not tensors of their own there.
+
+    Raises:
+        MissingTensor: the files lack a tensor.
+        MisshapedTensor: a tensor's shape contradicts the config.
+        ModelError: a file is damaged, or holds tensors that the model does not have.
+    """
+    places = {name: TensorRows(name) for name in expected} | dict(within or {})
+    stored = _stored_shapes(expected, places)
+    found = _reader(checkpoint)(checkpoint, stored)
+    for name, tensor in found.tensors.items():
+        if tuple(tensor.shape) != stored[name]:
+            raise MisshapedTensor(
+                f"{found.file_of[name]}: {found.called(name)} has the shape "
+                f"{list(tensor.shape)}, but the config makes it {list(stored[name])}"
+            )
+    if missing := stored.keys() - found.tensors.keys():
+        raise MissingTensor(f"{checkpoint.path} lacks {listed(map(found.called, missing))}")
+    unknown = [name for name in found.others if not (ties_embeddings and name == "lm_head.weight")]
+    if unknown:
+        raise ModelError(
+            f"{checkpoint.path} holds {listed(unknown)}, which the config does not account for"
+        )
+    in_files = {name: number for number, name in enumerate(found.tensors)}
+    names = sorted(expected, key=lambda name: in_files[places[name].name])
+    return {name: _part_of(found.tensors, places[name], expected[name]) for name in names}
+
+
+def _stored_shapes(expected: Shapes, places: Mapping[str, TensorRows]) -> Shapes:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (num_rows, *columns) in expected.items():
+        place = places[name]
+        before = shapes.get(place.name, (0,))[0]
+        shapes[place.name] = (max(before, place.first_row + num_rows), *columns)
+    return shapes
+
+
+def _part_of(
+    tensors: Mapping[str, StoredTensor], place: TensorRows, shape: tuple[int, ...]
+) -> StoredTensor:
+    tensor = tensors[place.name]
+    if place == TensorRows(place.name) and tensor.shape == shape:
+        return tensor
+    if isinstance(tensor, Tensor) and not place.head_order:  # stays mapped
+        return tensor[place.first_row : place.first_row + shape[0]]
+    return SomeRows(tensor, place, shape)
+
+
+def _reader(checkpoint: Checkpoint) -> Reader:
+    from pdserve.engine.weights.stored_gguf import gguf_tensors
+    from pdserve.engine.weights.stored_safetensors import safetensors
+
+    return safetensors if checkpoint.gguf is None else gguf_tensors
