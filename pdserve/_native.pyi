@@ -526,11 +526,19 @@ class _Calendar(Protocol):
     @property
     def bucket_s(self) -> float: ...
 
+class _Texts(Protocol):
+    """The attributes of pdserve.engine.request.Request that drafts read."""
+
+    @property
+    def prompt_token_ids(self) -> list[int]: ...
+    @property
+    def output_token_ids(self) -> list[int]: ...
+
 class TextIndex:
     """Earlier places of a text that read as its end does, and how it went on there."""
 
     def __init__(self) -> None: ...
-    def propose(self, prompt: list[int], output: list[int], most: int) -> tuple[list[int], int]:
+    def propose(self, request: _Texts, most: int) -> tuple[list[int], int]:
         """Return at most so many tokens that may come next, and how many before them match.
 
         The text is the prompt and the output so far; what is new of it is added.

@@ -27,7 +27,12 @@ from prometheus_client.registry import Collector
 import pdserve
 from pdserve.protocol import NodeRole, PhaseTimes, Sickness
 from pdserve.shared.process.loop_watch import LoopWatch
-from pdserve.shared.prometheus.collectors import ReadCounter, ReadGauges, TokenHistogram
+from pdserve.shared.prometheus.collectors import (
+    ReadCounter,
+    ReadCounters,
+    ReadGauges,
+    TokenHistogram,
+)
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -114,6 +119,14 @@ class _Registry:
     def count(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a counter that is kept elsewhere and read at each scrape."""
         self.registry.register(ReadCounter(self._named(name, (), "_total"), text, read))
+
+    def count_each(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """As `watch_each`, of counters."""
+        self.registry.register(
+            ReadCounters(self._named(name, (label,), "_total"), text, label, read)
+        )
 
 
 class _One(Collector):

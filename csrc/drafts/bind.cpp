@@ -18,7 +18,9 @@ void bind_drafts(nb::module_& m) {
         .def(nb::init<>())
         .def(
             "propose",
-            [](TextIndex& index, const nb::list& prompt, const nb::list& output, int most) {
+            [](TextIndex& index, nb::handle request, int most) {
+                const nb::list prompt(request.attr("prompt_token_ids"));
+                const nb::list output(request.attr("output_token_ids"));
                 const size_t num_prompt = prompt.size(), end = num_prompt + output.size();
                 for (size_t i = index.size(); i < end; ++i) {
                     index.append(nb::cast<int32_t>(
@@ -27,7 +29,7 @@ void bind_drafts(nb::module_& m) {
                 Proposal found = index.propose(most);
                 return std::pair(std::move(found.tokens), found.matched);
             },
-            nb::arg("prompt"), nb::arg("output"), nb::arg("most"))
+            nb::arg("request"), nb::arg("most"))
         .def("__len__", &TextIndex::size)
         .def_prop_ro("num_bytes", &TextIndex::num_bytes);
 }

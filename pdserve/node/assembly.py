@@ -16,6 +16,7 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.engine.drafts.own_text import OwnText
 from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
@@ -118,7 +119,7 @@ def make_parts(
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size)
+    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, [OwnText()])
     watch_drafts(metrics, speculation.counts)
     if config.engine.speculation == "auto":
         engine.speculate = speculation

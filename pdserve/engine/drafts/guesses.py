@@ -1,13 +1,15 @@
-"""What one stream may say next, and how often that was right."""
+"""What one stream may say next, from all sources, and how often that was right."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pdserve._native import TextIndex
+from pdserve.engine.drafts.source import Drafter, Source
+from pdserve.engine.request import Request
 
-# By how many tokens a place of the text reads as its end does: the longer, the surer.
-_LONGER: Final = (6, 12)
+# By how many tokens speak for a draft: the more, the surer.
+_MORE: Final = (6, 12)
 _FIRST: Final = (0.55, 0.75, 0.9)  # shares of right drafts, before any was tried
 _TRUST: Final = 4.0  # drafts for which the share before counts
 _KEPT: Final = 0.9  # weight of what was known, with each step that tries drafts
@@ -15,7 +17,7 @@ _FORGOTTEN: Final = 0.99  # the same, with each step whose drafts are not worth 
 
 
 class Shares:
-    """Shares of right drafts by the length of the match, of late."""
+    """Shares of right drafts by how sure they were, of late."""
 
     def __init__(self, before: Shares | None = None) -> None:
         """`before`: of others, for what is not known yet."""
@@ -23,27 +25,27 @@ class Shares:
         self._tried = [0.0] * len(_FIRST)
         self._right = [0.0] * len(_FIRST)
 
-    def of(self, matched: int) -> float:
-        """The share of right drafts behind a match of so many tokens."""
-        kind = _kind(matched)
-        before = _FIRST[kind] if self._before is None else self._before.of(matched)
+    def of(self, sureness: int) -> float:
+        """The share of right drafts for which so many tokens spoke."""
+        kind = _kind(sureness)
+        before = _FIRST[kind] if self._before is None else self._before.of(sureness)
         return (self._right[kind] + _TRUST * before) / (self._tried[kind] + _TRUST)
 
-    def add(self, matched: int, tried: int, right: int) -> None:
+    def add(self, sureness: int, tried: int, right: int) -> None:
         """Learn from drafts that were compared."""
-        kind = _kind(matched)
+        kind = _kind(sureness)
         self._tried[kind] = _KEPT * self._tried[kind] + tried
         self._right[kind] = _KEPT * self._right[kind] + right
 
-    def forget(self, matched: int) -> None:
+    def forget(self, sureness: int) -> None:
         """Trust a little less in what is known: nothing is learnt while nothing is tried."""
-        kind = _kind(matched)
+        kind = _kind(sureness)
         self._tried[kind] *= _FORGOTTEN
         self._right[kind] *= _FORGOTTEN
 
 
-class DraftCounts:
-    """What has come of all drafts of a node."""
+class SourceCounts:
+    """What has come of one source's drafts, on a node."""
 
     def __init__(self) -> None:
         self.drafted = 0  # tokens
@@ -51,32 +53,61 @@ class DraftCounts:
         self.shares = Shares()
 
 
+class _Asked:
+    """A source, as one stream asks it."""
+
+    __slots__ = ("counts", "propose", "shares")
+
+    def __init__(self, drafter: Drafter, counts: SourceCounts) -> None:
+        self.propose = drafter.propose
+        self.counts = counts
+        self.shares = Shares(counts.shares)
+
+
 class Guesses:
-    """The drafts of one stream, from its own text."""
+    """The drafts of one stream: of each proposal, the one of which most is expected to be right."""
 
-    def __init__(self, counts: DraftCounts) -> None:
-        self._counts = counts
-        self._shares = Shares(counts.shares)
-        self._matched = 0  # by the last proposal that was taken up
-        self.propose = TextIndex().propose  # no call of Python's: it is asked at each step
+    def __init__(
+        self, request: Request, sources: Iterable[Source], counts: dict[str, SourceCounts]
+    ) -> None:
+        """`counts`: of each source, by name."""
+        self._asked = [
+            _Asked(drafter, counts[source.name])
+            for source in sources
+            if (drafter := source.drafter(request)) is not None
+        ]
+        self._taken: _Asked | None = None  # whose the last proposal is
+        self._sureness = 0  # of that
 
-    def likely(self, matched: int) -> float:
-        """How likely each token of a proposal is right, if those before it are."""
-        self._matched = matched
-        return self._shares.of(matched)
+    def propose(self, request: Request, most: int) -> tuple[Sequence[int], float]:
+        """Return drafts, and how likely each of them is right, if those before it are."""
+        best: tuple[Sequence[int], float] = (), 0.0
+        most_right = 0.0
+        for asked in self._asked:
+            tokens, sureness = asked.propose(request, most)
+            if tokens:
+                likely = asked.shares.of(sureness)
+                right = sum(likely**place for place in range(1, len(tokens) + 1))
+                if right > most_right:
+                    most_right, best = right, (tokens, likely)
+                    self._taken, self._sureness = asked, sureness
+        return best
 
     def untried(self) -> None:
         """Note that the last proposal was not worth a try."""
-        self._shares.forget(self._matched)
+        if self._taken is not None:
+            self._taken.shares.forget(self._sureness)
 
     def compared(self, num_drafts: int, num_right: int) -> None:
         """Note what came of the last proposal: of its first tokens, so many were right."""
-        num_compared = min(num_drafts, num_right + 1)
-        self._shares.add(self._matched, num_compared, num_right)
-        self._counts.shares.add(self._matched, num_compared, num_right)
-        self._counts.drafted += num_drafts
-        self._counts.accepted += num_right
+        if self._taken is None:
+            return
+        num_compared, counts = min(num_drafts, num_right + 1), self._taken.counts
+        self._taken.shares.add(self._sureness, num_compared, num_right)
+        counts.shares.add(self._sureness, num_compared, num_right)
+        counts.drafted += num_drafts
+        counts.accepted += num_right
 
 
-def _kind(matched: int) -> int:
-    return sum(matched >= longer for longer in _LONGER)
+def _kind(sureness: int) -> int:
+    return sum(sureness >= more for more in _MORE)

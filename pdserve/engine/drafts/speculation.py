@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pdserve.engine.drafts.guesses import DraftCounts, Guesses
+from pdserve.engine.drafts.guesses import Guesses, SourceCounts
+from pdserve.engine.drafts.source import Source
 from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
@@ -29,9 +30,12 @@ _SHARED: Final = 1.2  # times as long a step may take for drafts of others than 
 class Speculation:
     """Implements `core.Speculate`, for the engine that decodes."""
 
-    def __init__(self, pool: BlockPool, step_s: StepTime, most_rows: int) -> None:
+    def __init__(
+        self, pool: BlockPool, step_s: StepTime, most_rows: int, sources: Sequence[Source]
+    ) -> None:
         """`most_rows`: for whose logits a step has memory."""
-        self.counts = DraftCounts()
+        self.counts = {source.name: SourceCounts() for source in sources}
+        self._sources = sources
         self._pool = pool
         self._step_s = step_s
         self._most_rows = most_rows
@@ -45,7 +49,7 @@ class Speculation:
         if not shape.is_decode:
             return rows
         for request in [r for r, _ in rows if r.guesses is None and r.grammar is None]:
-            request.guesses = Guesses(self.counts)
+            request.guesses = Guesses(request, self._sources, self.counts)
         # Each draft is followed by a token, so the last one that is allowed is none.
         proposals = [
             (request, *proposal)
@@ -54,9 +58,11 @@ class Speculation:
             and request.leg_token_limit is None
             and (
                 proposal := guesses.propose(
-                    request.prompt_token_ids,
-                    (output := request.output_token_ids),
-                    min(MOST_OF_STREAM, request.sampling.max_tokens - len(output) - 1),
+                    request,
+                    min(
+                        MOST_OF_STREAM,
+                        request.sampling.max_tokens - len(request.output_token_ids) - 1,
+                    ),
                 )
             )[0]
         ]
@@ -66,13 +72,9 @@ class Speculation:
         self,
         rows: list[Scheduled],
         shape: StepShape,
-        proposals: Sequence[tuple[Request, list[int], int]],
+        proposals: Sequence[tuple[Request, Sequence[int], float]],
     ) -> list[Scheduled]:
-        drafts = [
-            (len(tokens), guesses.likely(matched))
-            for request, tokens, matched in proposals
-            if (guesses := request.guesses) is not None
-        ]
+        drafts = [(len(tokens), likely) for _, tokens, likely in proposals]
         taken = self._worth(rows, shape, drafts)
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
         for (request, tokens, _), num_taken in zip(proposals, taken, strict=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import exp
 from typing import Final
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
-from pdserve.engine.drafts.guesses import DraftCounts
+from pdserve.engine.drafts.guesses import SourceCounts
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import PreemptionStatistics
@@ -129,10 +129,14 @@ def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> 
     count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
 
 
-def watch_drafts(metrics: NodeMetrics, drafts: DraftCounts) -> None:
+def watch_drafts(metrics: NodeMetrics, drafts: Mapping[str, SourceCounts]) -> None:
     """Tokens that were guessed, and those of them that were right: each saves a step's turn."""
-    metrics.count("draft_tokens", "Tokens guessed and computed", lambda: drafts.drafted)
-    metrics.count("accepted_draft_tokens", "Of these, right", lambda: drafts.accepted)
+    count, text = metrics.count_each, "Tokens guessed and computed"
+    count("draft_tokens", text, "source", lambda: {n: s.drafted for n, s in drafts.items()})
+    text = "Of these, right"
+    count(
+        "accepted_draft_tokens", text, "source", lambda: {n: s.accepted for n, s in drafts.items()}
+    )
 
 
 def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:

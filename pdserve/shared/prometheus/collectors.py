@@ -10,6 +10,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -53,11 +54,13 @@ class TokenHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
 
 
-class ReadGauges(Collector):
-    """A gauge per label value that exists at the moment of the scrape.
+class _ReadEach(Collector):
+    """A metric per label value that exists at the moment of the scrape.
 
-    prometheus-client's Gauge keeps every label value that it has ever seen.
+    prometheus-client's metrics keep every label value that they have ever seen.
     """
+
+    family: type[GaugeMetricFamily | CounterMetricFamily]
 
     def __init__(
         self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
@@ -67,9 +70,21 @@ class ReadGauges(Collector):
         self._label = label
         self._read = read
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """As Collector.collect."""
-        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        family = self.family(self._name, self._text, labels=[self._label])
         for value, level in self._read().items():
             family.add_metric([value], level)
         yield family
+
+
+class ReadGauges(_ReadEach):
+    """Gauges."""
+
+    family = GaugeMetricFamily
+
+
+class ReadCounters(_ReadEach):
+    """Counters that are kept elsewhere."""
+
+    family = CounterMetricFamily

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.drafts.own_text import OwnText
 from pdserve.engine.drafts.speculation import MOST_OF_STREAM, Speculation
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
@@ -41,7 +42,7 @@ def by_tokens(shape: StepShape) -> float:
 def core_of(step_s=flat, num_blocks: int = 100, block_size: int = 4) -> EngineCore:
     pool = BlockPool(num_blocks, block_size)
     core = EngineCore(Queues(pool, ManualClock()), Decodes(), EOS)
-    core.speculate = Speculation(pool, step_s, 256)
+    core.speculate = Speculation(pool, step_s, 256, [OwnText()])
     return core
 
 

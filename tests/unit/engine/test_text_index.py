@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,15 +12,23 @@ from pdserve._native import TextIndex
 texts = st.lists(st.integers(0, 3), max_size=60)
 
 
+@dataclass
+class Text:
+    """What an index reads of a request."""
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int] = field(default_factory=list)
+
+
 def index_of(text: list[int]) -> TextIndex:
     index = TextIndex()
-    index.propose(text, [], 0)
+    index.propose(Text(text), 0)
     return index
 
 
 @given(texts, st.integers(1, 8))
 def test_a_proposal_is_how_the_longest_match_went_on(text: list[int], most: int) -> None:
-    tokens, matched = TextIndex().propose(text, [], most)
+    tokens, matched = TextIndex().propose(Text(text), most)
     matches = [
         max(
             (n for n in range(min(place, 32) + 1) if text[place - n : place] == text[-n:]),
@@ -46,18 +56,18 @@ def test_it_does_not_matter_how_the_text_came(text: list[int], sizes: list[int])
     num_prompt = sizes[0] if sizes else 0
     for size in [*sizes, len(text)]:
         begin += size
-        index.propose(text[:num_prompt], text[num_prompt:begin], 3)
+        index.propose(Text(text[:num_prompt], text[num_prompt:begin]), 3)
     assert len(index) == len(text)
-    assert index.propose(text, [], 5) == TextIndex().propose(text, [], 5)
+    assert index.propose(Text(text), 5) == TextIndex().propose(Text(text), 5)
 
 
 def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
-    assert TextIndex().propose([1, 2, 3], [1, 2, 3] * 3, 7) == ([1, 2, 3, 1, 2, 3, 1], 9)
+    assert TextIndex().propose(Text([1, 2, 3], [1, 2, 3] * 3), 7) == ([1, 2, 3, 1, 2, 3, 1], 9)
 
 
 def test_what_followed_most_often_is_proposed() -> None:
     text = [*[1, 2, 3, 7, 0], *[1, 2, 3, 8, 0] * 2, 5, 1, 2, 3]
-    assert TextIndex().propose(text, [], 1) == ([8], 3)
+    assert TextIndex().propose(Text(text), 1) == ([8], 3)
 
 
 def test_memory_is_a_few_bytes_a_token() -> None:

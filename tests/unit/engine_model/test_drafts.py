@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.drafts.source import Source
 from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
@@ -37,26 +39,22 @@ NUM_TOKENS = 40
 
 
 class Told:
-    """Guesses of somebody who knows the answer, and is wrong now and then."""
+    """A source that knows the answer of each prompt, and is wrong now and then."""
 
-    def __init__(self, answer: list[int], seed: int) -> None:
-        self._answer = answer
+    name = "told"
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], seed: int) -> None:
+        self._answers = answers
         self._random = random.Random(seed)
-        self.num_right = 0
 
-    def propose(self, prompt: list[int], output: list[int], most: int) -> tuple[list[int], int]:
-        begin = len(output)
-        known = self._answer[begin : begin + min(most, self._random.randint(0, 7))]
+    def drafter(self, request: Request) -> Told:
+        return self
+
+    def propose(self, request: Request, most: int) -> tuple[list[int], int]:
+        begin = len(request.output_token_ids)
+        answer = self._answers[tuple(request.prompt_token_ids)]
+        known = answer[begin : begin + min(most, self._random.randint(0, 7))]
         return [t if self._random.random() < 0.8 else 1 for t in known], 3
-
-    def likely(self, matched: int) -> float:
-        return 0.9
-
-    def untried(self) -> None:
-        """Nothing is learnt."""
-
-    def compared(self, num_drafts: int, num_right: int) -> None:
-        self.num_right += num_right
 
 
 class Decodes:
@@ -107,19 +105,31 @@ def node(checkpoint_of: Callable[..., Path], kind: DecoderKind) -> Node:
     return Node.load(checkpoint_of("llama"), kind)
 
 
+def always(pool: BlockPool, *sources: Source) -> Speculation:
+    return Speculation(pool, lambda shape: 1.0, 256, sources)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_right_and_wrong_drafts_change_nothing(node: Node, seed: int) -> None:
     expected = answers(node, requests(), None)
+    told = Told(
+        {
+            tuple(request.prompt_token_ids): [first, *(token.token_id for token in tokens)]
+            for request, first, tokens in zip(requests(), firsts(node), expected, strict=True)
+        },
+        seed,
+    )
+    speculations = []
+
+    def speculate(pool: BlockPool) -> Speculation:
+        speculations.append(always(pool, told))
+        return speculations[0]
+
     asked = requests()
-    told = [
-        Told([request_first, *(token.token_id for token in tokens)], seed)
-        for request_first, tokens in zip(firsts(node), expected, strict=True)
-    ]
-    for request, guesses in zip(asked, told, strict=True):
-        request.guesses = guesses  # type: ignore[assignment]
-    found = answers(node, asked, lambda pool: Speculation(pool, lambda shape: 1.0, 256))
+    found = answers(node, asked, speculate)
     assert plain(found) == plain(expected)
-    assert all(guesses.num_right > 0 for guesses in told)
+    counts = speculations[0].counts["told"]
+    assert 0.2 * counts.drafted < counts.accepted < 0.9 * counts.drafted
 
 
 def test_drafts_from_a_streams_own_text_change_nothing(node: Node) -> None:
@@ -127,13 +137,13 @@ def test_drafts_from_a_streams_own_text_change_nothing(node: Node) -> None:
     speculations = []
 
     def speculate(pool: BlockPool) -> Speculation:
-        speculations.append(Speculation(pool, lambda shape: 1.0, 256))
+        speculations.append(always(pool, OwnText()))
         return speculations[0]
 
     (expected,) = answers(node, [make_request(make_prompt(9), **few)], None)
     (found,) = answers(node, [make_request(make_prompt(9), **few)], speculate)
     assert plain([found]) == plain([expected])
-    assert speculations[0].counts.accepted > 0
+    assert speculations[0].counts["text"].accepted > 0
 
 
 def firsts(node: Node) -> list[int]:
