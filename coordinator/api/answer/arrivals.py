@@ -8,7 +8,8 @@ bounded by the requests' max_tokens.
 
 Waking a reader costs far more than one more token for a reader that is woken anyway: it encodes an
 event and writes to a socket. So readers are woken in turns of a few, and between turns is a rest
-that lasts as long as the turns took. Where little is to be written the rest is too short to be
+that lasts as long as the turns took. Most events of streams are taken without waking the reader's
+task at all (`Arrivals.at_once`). Where little is to be written the rest is too short to be
 noticed. Under load, streams are written less often and more at a time, and requests do not wait
 behind them.
 """
@@ -46,10 +47,11 @@ class WriteTurns:
         self._due: deque[Callable[[], None]] = deque()
         self._is_set = False  # whether the next turn, or the end of this one, is scheduled
         self._begun_s = 0.0  # when this turn's readers began
+        self._at_once_s = 0.0  # how long those took that needed no task
         self._next_s = 0.0  # when the next turn may come
 
     def wake(self, reader: Callable[[], None]) -> None:
-        """Call `reader`, which makes a task ready to run, when it is its turn."""
+        """Call `reader` when it is its turn: it does its work, or makes a task ready to do it."""
         self._due.append(reader)
         if not self._is_set:
             self._set()
@@ -69,15 +71,16 @@ class WriteTurns:
             loop.call_later(rest_s, self._turn)
 
     def _turn(self) -> None:
-        """Make a few readers ready to run. They run between `_begin` and `_end`."""
-        loop = asyncio.get_running_loop()
+        """Call a few readers. Tasks that they make ready run between `_begin` and `_end`."""
+        loop, begun_s = asyncio.get_running_loop(), self._clock.now()
         loop.call_soon(self._begin)
         for _ in range(min(self._num_per_turn, len(self._due))):
             self._due.popleft()()
+        self._at_once_s = self._clock.now() - begun_s
         loop.call_soon(self._end)
 
     def _begin(self) -> None:
-        self._begun_s = self._clock.now()
+        self._begun_s = self._clock.now() - self._at_once_s
 
     def _end(self) -> None:
         now_s = self._clock.now()
@@ -139,10 +142,19 @@ def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
         yield ArrivedEvent(arrival.index, single, arrival.at_s)
 
 
+AtOnce = Callable[[list[ArrivedEvent]], bool]
+
+
 class Arrivals:
-    """The merged events of several generations. Has one reader, which must close it."""
+    """The merged events of several generations. Has one reader, which must close it.
+
+    `at_once`, if it is set, is given the pending events while the reader waits. It removes those
+    that it takes, and returns whether the reader may go on waiting. What it raises, the reader
+    raises.
+    """
 
     def __init__(self, generations: Sequence[Generation], clock: Clock, turns: WriteTurns) -> None:
+        self.at_once: AtOnce | None = None
         self._clock = clock
         self._turns = turns
         self._ready: list[ArrivedEvent] = []
@@ -182,6 +194,7 @@ class Arrivals:
 
     def close(self) -> None:
         """Ignore further events of all generations."""
+        self.at_once = None
         self._heeded.clear()
         if self._alarm is not None:
             self._alarm.cancel()
@@ -228,8 +241,19 @@ class Arrivals:
 
     def _take_turn(self) -> None:
         self._is_due = False
-        if self._ready:  # it may have been woken since
+        if self._ready and not self._is_taken_at_once():  # it may have been woken since
             self._wake()
+
+    def _is_taken_at_once(self) -> bool:
+        if self.at_once is None or self._error is not None or not self._heeded:
+            return False
+        if self._waiter is None or self._waiter.done():
+            return False
+        try:
+            return self.at_once(self._ready)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+            self._error = error
+            return False
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -7,8 +7,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Final
 
-from coordinator.api.answer.arrivals import PIECE, Arrivals, ArrivedEvent, LongWork, one_by_one
+from coordinator.api.answer.arrivals import (
+    PIECE,
+    Arrivals,
+    ArrivedEvent,
+    AtOnce,
+    LongWork,
+    one_by_one,
+)
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
@@ -19,6 +27,8 @@ from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
 from coordinator.models.model import Model
 from pdserve.protocol import PromptLogprobs
+
+_FEW: Final = 64  # tokens, which no other call notices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +186,27 @@ class Call:
             await self._take_in(arrival)
         return bool(arrivals)
 
+    def take_at_once(self, ready: list[ArrivedEvent]) -> bool:
+        """Process pending events if none needs more than its text, and return whether it did."""
+        num_tokens = 0
+        for arrival in ready:
+            event = arrival.event
+            if event.index == 0 or event.finish_reason is not None:
+                return False
+            num_tokens += len(event.token_ids)
+        if num_tokens > _FEW or self._unscored:
+            return False
+        for arrival in ready:
+            choice = self._choices[arrival.index]
+            if not choice.is_finished:
+                self._push(choice, arrival)
+        ready.clear()
+        return True
+
+    def at_once(self, take: AtOnce | None) -> None:
+        """Have `take` called with pending events while `wait` waits. See Arrivals."""
+        self._arrivals.at_once = take
+
     async def _next(self, timeout_s: float | None) -> Sequence[ArrivedEvent]:
         """Return what has arrived. Of a keyed stream only the next token: its events are to be the
         same whenever it is made, and whatever arrives together then.
@@ -224,7 +255,7 @@ class Call:
         return shown
 
     async def _take_in(self, arrival: ArrivedEvent) -> None:
-        choice, trace = self._choices[arrival.index], self._trace
+        choice = self._choices[arrival.index]
         if choice.is_finished:
             return
         first = arrival.index - arrival.index % self._plan.num_per_prompt
@@ -235,15 +266,20 @@ class Call:
             return
         while choice.echo(PIECE):
             await self.long_work.did(PIECE)
-        num_tokens = choice.num_tokens
+        await self.long_work.did(self._push(choice, arrival))
+
+    def _push(self, choice: Choice, arrival: ArrivedEvent) -> int:
+        """Have a choice take in an event; return the number of its new tokens."""
+        trace, before = self._trace, choice.num_tokens
         choice.push(arrival.event)
-        self._measure(arrival, choice.num_tokens - num_tokens)
+        num_new = choice.num_tokens - before
+        self._measure(arrival, num_new)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
             self._context.observer.first_token(arrival.at_s - trace.received_s)
         if choice.is_finished:
             self._finished(choice, arrival.index)
-        await self.long_work.did(choice.num_tokens - num_tokens)
+        return num_new
 
     async def _take_prompt(self, arrival: ArrivedEvent) -> None:
         """Process a prompt's cached tokens and scores, once its prefill is done.

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from coordinator.api.answer.arrivals import PIECE, SCORED
+from coordinator.api.answer.arrivals import PIECE, SCORED, ArrivedEvent
 from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.sse import EventIds, SseStream
-from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace, outbox_of
+from coordinator.api.context import TRACE, ApiContext, RequestTrace, outbox_of
+from pdserve.shared.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     with Call(context, trace, plan) as call:
         trace.stream = SseStream(outbox_of(request))
         trace.format = plan.format
-        return await _streamed(request, call, plan, trace.stream, ids)
+        streaming = _Streaming(call, plan, trace.stream, ids, context.clock)
+        await streaming.run(request, context.config.keep_alive_s)
+        return trace.stream.response
 
 
 async def whole_answer(context: ApiContext, trace: RequestTrace, plan: CallPlan) -> WholeAnswer:
@@ -64,31 +67,53 @@ async def _whole(call: Call, plan: CallPlan) -> WholeAnswer:
     return WholeAnswer(body, call.headers)
 
 
-async def _streamed(
-    request: web.Request, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None
-) -> web.StreamResponse:
-    context = request.app[CONTEXT]
-    clock, sent_s = context.clock, context.clock.now()
-    keep_alive_s = context.config.keep_alive_s
-    while not call.is_finished:
-        await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
-        if await _send(request, call, plan, stream, ids):
-            sent_s = clock.now()
-        elif clock.now() >= sent_s + keep_alive_s:  # tokens may arrive without showable text
-            await stream.keep_alive()
-            sent_s = clock.now()
-    await stream.close()
-    return stream.response
+class _Streaming:
+    """Sends the output of one call as events, most of them without waking the call's task."""
 
+    def __init__(
+        self, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None, clock: Clock
+    ) -> None:
+        self._call = call
+        self._plan = plan
+        self._stream = stream
+        self._ids = ids
+        self._clock = clock
+        self._made: list[bytes] = []  # at once, but too long to be sent at once
+        self._sent_s = clock.now()
 
-async def _send(
-    request: web.Request, call: Call, plan: CallPlan, stream: SseStream, ids: EventIds | None
-) -> bool:
-    """Send all new events, few in one write; return whether there were any."""
-    is_first = not stream.is_open
-    if is_first:
-        await stream.open(request, call.headers)
-    return await send_new(call, plan, stream.send, ids, is_first=is_first)
+    async def run(self, request: web.Request, keep_alive_s: float) -> None:
+        """Send everything to the end. Raises what the generations raise."""
+        call, clock, stream = self._call, self._clock, self._stream
+        if self._ids is None:  # events with ids are made token by token
+            call.at_once(self._send_at_once)
+        while not call.is_finished:
+            await call.wait(max(0.0, self._sent_s + keep_alive_s - clock.now()))
+            if is_first := not stream.is_open:
+                await stream.open(request, call.headers)
+            made, self._made = self._made, []
+            if await send_new(
+                call, self._plan, stream.send, self._ids, is_first=is_first, made=made
+            ):
+                self._sent_s = clock.now()
+            elif clock.now() >= self._sent_s + keep_alive_s:  # tokens may come without any text
+                await stream.keep_alive()
+                self._sent_s = clock.now()
+        await stream.close()
+
+    def _send_at_once(self, ready: list[ArrivedEvent]) -> bool:
+        """See Arrivals: what a client that reads is to see of tokens that end nothing."""
+        call, plan = self._call, self._plan
+        if not (self._stream.is_read and call.take_at_once(ready)) or call.is_finished:
+            return False
+        usage = call.usage if plan.counts_along else None
+        made = [event for delta in call.take() for event in plan.format.chunk(delta, usage)]
+        if not made:
+            return True
+        if not self._stream.send_at_once(made):
+            self._made = made
+            return False
+        self._sent_s = self._clock.now()
+        return True
 
 
 async def send_new(
@@ -98,18 +123,20 @@ async def send_new(
     ids: EventIds | None = None,
     *,
     is_first: bool,
+    made: Sequence[bytes] = (),
 ) -> bool:
     """Send the events that were not sent before, and return whether there were any.
 
-    `is_first` adds the opening events. Events of many tokens are sent while they are made. With
-    `ids` they get ids, and those that the client has are left out.
+    `is_first` adds the opening events; those `made` already come before all others. Events of many
+    tokens are sent while they are made. With `ids` they get ids, and those that the client has are
+    left out.
     """
-    events: list[bytes] = []
+    events = [*made]
     sent = num_made = 0
     call.name_revision()
 
-    def add(choice: int, made: Sequence[bytes]) -> None:
-        events.extend(made if ids is None else ids.unseen(choice, made))
+    def add(choice: int, more: Sequence[bytes]) -> None:
+        events.extend(more if ids is None else ids.unseen(choice, more))
 
     if is_first:
         usage = call.prompt_usage if plan.counts_along else None

@@ -74,6 +74,8 @@ class SseStream:
         # everything that the call holds to the garbage collector.
         self._outbox = outbox
         self._response = web.StreamResponse(headers=_HEADERS)
+        self._is_begun = False  # the status line is sent with what is written first
+        self._is_chunked = False  # by HTTP/1.1
 
     @property
     def response(self) -> web.StreamResponse:
@@ -85,10 +87,27 @@ class SseStream:
         """Whether the status line has been sent, so that only events can follow."""
         return self._response.prepared
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the client reads, as far as is known, so that an event may be sent at once."""
+        return self._is_begun and self._outbox.is_short(0)
+
     async def open(self, request: web.Request, headers: Mapping[str, str]) -> None:
         """Send the status line and headers; `headers` are added to those of every stream."""
         self._response.headers.update(headers)
         await self._response.prepare(request)
+        self._is_chunked = "Transfer-Encoding" in self._response.headers
+
+    def send_at_once(self, events: Sequence[bytes]) -> bool:
+        """Send framed events in one write if they are short; return whether they were.
+
+        Only when the stream `is_read`.
+        """
+        text = b"".join(events)
+        if not self._outbox.is_short(len(text)):
+            return False
+        self._outbox.write(_chunk(text) if self._is_chunked else text)
+        return True
 
     async def send(self, events: Sequence[bytes]) -> None:
         """Send framed events in one write."""
@@ -107,6 +126,12 @@ class SseStream:
             await self._response.write(text)
         else:
             await self._outbox.send(self._response.write, text)
+        self._is_begun = True
+
+
+def _chunk(text: bytes) -> bytes:
+    """Return a chunk of a body in HTTP/1.1's chunked coding."""
+    return b"%x\r\n%b\r\n" % (len(text), text)
 
 
 class TextTemplate:

@@ -67,6 +67,10 @@ class HttpOutbox:
             and transport.get_write_buffer_size() + num_bytes < SHORT_BYTES
         )
 
+    def write(self, made: bytes) -> None:
+        """Write what is short, as it is."""
+        self._transport.write(made)
+
     async def reserve(self, num_bytes: int) -> None:
         """Wait for space for a body that is to be made. Raises BuffersFull."""
         more = num_bytes - self._num_made
