@@ -155,6 +155,7 @@ def make_parts(
         perf=perf,
         pull_costs=fetch_parts.pull_costs,
         headroom=fetch_parts.headroom,
+        speculation=speculation,
         tier=tier,
         prompt_engine=_engine_beside(engine) if config.multiplexed else None,
     )

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Puller
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
@@ -55,6 +56,7 @@ class NodeParts:
     perf: PerfModel  # of steps; a guess until the node has profiled itself
     pull_costs: PullCosts  # compared with those of computing
     headroom: Headroom  # of the pool, for prefixes
+    speculation: Speculation
     tier: NodeTier | None = None  # None: evicted prefixes are lost
     prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
 

@@ -254,6 +254,7 @@ class Node:
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs
         self._services.engine.hold = partial(runner.grammars.hold, wake=self._services.engine.wake)
+        self._parts.speculation.follow(runner.grammars)
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote

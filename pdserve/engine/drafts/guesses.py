@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from pdserve.engine.drafts.grammars import DraftMasks
 from pdserve.engine.drafts.source import Drafter, Source
 from pdserve.engine.request import Request
 
@@ -68,30 +69,45 @@ class Guesses:
     """The drafts of one stream: of each proposal, the one of which most is expected to be right."""
 
     def __init__(
-        self, request: Request, sources: Iterable[Source], counts: dict[str, SourceCounts]
+        self,
+        request: Request,
+        sources: Iterable[Source],
+        counts: dict[str, SourceCounts],
+        masks: DraftMasks | None,
     ) -> None:
-        """`counts`: of each source, by name."""
+        """
+        Args:
+            request: the stream.
+            sources: to be asked.
+            counts: of each source, by name.
+            masks: of grammars; None: a stream that has one has no drafts.
+        """
+        self._masks = None if request.grammar is None else masks
+        is_free = request.grammar is None or masks is not None
         self._asked = [
             _Asked(drafter, counts[source.name])
             for source in sources
-            if (drafter := source.drafter(request)) is not None
+            if is_free and (drafter := source.drafter(request)) is not None
         ]
         self._taken: _Asked | None = None  # whose the last proposal is
         self._sureness = 0  # of that
 
-    def propose(self, request: Request, most: int) -> tuple[Sequence[int], float]:
-        """Return drafts, and how likely each of them is right, if those before it are."""
-        best: tuple[Sequence[int], float] = (), 0.0
-        most_right = 0.0
+    def propose(self, request: Request, most: int) -> tuple[Sequence[int], float, float]:
+        """Return drafts, how likely each is right if those before it are, and its mask's time."""
+        best: Sequence[int] = ()
+        best_likely = most_right = 0.0
+        masks = self._masks
         for asked in self._asked:
             tokens, sureness = asked.propose(request, most)
+            if tokens and masks is not None:
+                tokens = masks.allowed(request, tokens)
             if tokens:
                 likely = asked.shares.of(sureness)
                 right = sum(likely**place for place in range(1, len(tokens) + 1))
                 if right > most_right:
-                    most_right, best = right, (tokens, likely)
+                    best, best_likely, most_right = tokens, likely, right
                     self._taken, self._sureness = asked, sureness
-        return best
+        return best, best_likely, masks.mask_s(request) if best and masks is not None else 0.0
 
     def untried(self) -> None:
         """Note that the last proposal was not worth a try."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
+from pdserve.engine.drafts.grammars import DraftMasks, ForcedTokens
 from pdserve.engine.drafts.guesses import Guesses, SourceCounts
 from pdserve.engine.drafts.source import Source
 from pdserve.engine.interface import shape_of
@@ -27,18 +28,40 @@ _GIVEN_UP: Final = 0.9  # of the best rate: further drafts are less likely still
 _SHARED: Final = 1.2  # times as long a step may take for drafts of others than all its streams
 
 
+class Proposal(NamedTuple):
+    """The drafts that a stream could have."""
+
+    request: Request
+    tokens: Sequence[int]
+    likely: float  # that one of them is right, if those before it are
+    mask_s: float  # time of the mask that each of them needs
+
+
 class Speculation:
     """Implements `core.Speculate`, for the engine that decodes."""
 
     def __init__(
-        self, pool: BlockPool, step_s: StepTime, most_rows: int, sources: Sequence[Source]
+        self, pool: BlockPool, step_s: StepTime, most_rows: int, sources: Sequence[Source] = ()
     ) -> None:
         """`most_rows`: for whose logits a step has memory."""
-        self.counts = {source.name: SourceCounts() for source in sources}
-        self._sources = sources
+        self.counts: dict[str, SourceCounts] = {}
+        self._sources: list[Source] = []
+        for source in sources:
+            self.add(source)
+        self._masks: DraftMasks | None = None
         self._pool = pool
         self._step_s = step_s
         self._most_rows = most_rows
+
+    def add(self, source: Source) -> None:
+        """Have further drafts for the streams to come."""
+        self._sources.append(source)
+        self.counts[source.name] = SourceCounts()
+
+    def follow(self, masks: DraftMasks) -> None:
+        """Have drafts for answers with a grammar, too; before, they have none."""
+        self._masks = masks
+        self.add(ForcedTokens(masks))
 
     def __call__(self, rows: list[Scheduled]) -> list[Scheduled]:
         """Return the rows of a plan with drafts, which their requests have then.
@@ -48,38 +71,27 @@ class Speculation:
         shape = shape_of(rows)
         if not shape.is_decode:
             return rows
-        for request in [r for r, _ in rows if r.guesses is None and r.grammar is None]:
-            request.guesses = Guesses(request, self._sources, self.counts)
-        # Each draft is followed by a token, so the last one that is allowed is none.
+        for request in [row.request for row in rows if row.request.guesses is None]:
+            request.guesses = Guesses(request, self._sources, self.counts, self._masks)
         proposals = [
-            (request, *proposal)
+            Proposal(request, tokens, likely, mask_s)
             for request, _ in rows
-            if (guesses := request.guesses) is not None
-            and request.leg_token_limit is None
-            and (
-                proposal := guesses.propose(
-                    request,
-                    min(
-                        MOST_OF_STREAM,
-                        request.sampling.max_tokens - len(request.output_token_ids) - 1,
-                    ),
-                )
-            )[0]
+            if (most := _most_drafts(request)) > 0 and request.guesses is not None
+            for tokens, likely, mask_s in [request.guesses.propose(request, most)]
+            if tokens
         ]
         return self._with_drafts(rows, shape, proposals) if proposals else rows
 
     def _with_drafts(
-        self,
-        rows: list[Scheduled],
-        shape: StepShape,
-        proposals: Sequence[tuple[Request, Sequence[int], float]],
+        self, rows: list[Scheduled], shape: StepShape, proposals: Sequence[Proposal]
     ) -> list[Scheduled]:
-        drafts = [(len(tokens), likely) for _, tokens, likely in proposals]
-        taken = self._worth(rows, shape, drafts)
+        taken = self._worth(rows, shape, proposals)
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
-        for (request, tokens, _), num_taken in zip(proposals, taken, strict=True):
+        for (request, tokens, _, mask_s), num_taken in zip(proposals, taken, strict=True):
             assert request.guesses is not None, "it has proposed something"
             num_drafts, num_blocks = self._with_room(request, num_taken, num_spare)
+            if mask_s and self._masks is not None:
+                num_drafts = self._masks.afford(request, num_drafts)
             if not num_drafts:
                 request.guesses.untried()
                 continue
@@ -93,36 +105,38 @@ class Speculation:
         ]
 
     def _worth(
-        self, rows: Sequence[Scheduled], shape: StepShape, drafts: Sequence[tuple[int, float]]
+        self, rows: Sequence[Scheduled], shape: StepShape, proposals: Sequence[Proposal]
     ) -> list[int]:
-        """Return how many drafts of each stream are worth their time.
+        """Return how many drafts of each proposal are worth their time.
 
         Args:
             rows: of the step without drafts.
             shape: of these.
-            drafts: number of each stream's, and how likely each of them is right.
+            proposals: of at most one for each row.
         """
         likely = [
-            (right**place, place, stream)  # that this draft is right, and so are those before it
-            for stream, (number, right) in enumerate(drafts)
-            for place in range(1, number + 1)
+            (one.likely**place, place, stream)  # that this is right, and so are those before it
+            for stream, one in enumerate(proposals)
+            for place in range(1, len(one.tokens) + 1)
         ]
         likely.sort(key=lambda one: (-one[0], one[1]))
         tokens = float(len(rows))
         plain_s = self._step_s(shape)
         best, num_taken = tokens / plain_s * _WORTH, 0
         limit_s = min(row.request.targets.tpot_s for row in rows)
-        if len(drafts) < len(rows):  # who gains nothing does not pay for who does
+        if len(proposals) < len(rows):  # who gains nothing does not pay for who does
             limit_s = min(limit_s, _SHARED * plain_s)
         most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
-        for number, (chance, _, _) in enumerate(likely[:most], start=1):
+        masks_s = 0.0
+        for number, (chance, _, stream) in enumerate(likely[:most], start=1):
             tokens += chance
-            step_s = self._step_s(_larger(shape, number))
+            masks_s += proposals[stream].mask_s
+            step_s = self._step_s(_larger(shape, number)) + masks_s
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:
                 break
             if tokens / step_s > best:
                 best, num_taken = tokens / step_s, number
-        taken = [0] * len(drafts)
+        taken = [0] * len(proposals)
         for _, _, stream in likely[:num_taken]:
             taken[stream] += 1
         return taken
@@ -134,6 +148,13 @@ class Speculation:
         if missing <= max(0, num_spare):
             return num_drafts, max(0, missing)
         return min(num_drafts, pool.tokens_in(len(table)) - request.num_tokens), 0
+
+
+def _most_drafts(request: Request) -> int:
+    """Each draft is followed by a token, so the last one that is allowed is none."""
+    if request.leg_token_limit is not None:
+        return 0  # it ends here with its next token
+    return min(MOST_OF_STREAM, request.sampling.max_tokens - len(request.output_token_ids) - 1)
 
 
 def _larger(shape: StepShape, number: int) -> StepShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import llguidance
 import numpy as np
@@ -47,9 +47,51 @@ class Position:
         """
         if self.num_tokens == 0 and self._first:
             bits[:] = np.frombuffer(self._first, dtype=np.int32)
+            self._allow_ends(bits)
         else:
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            check(self._matcher)
+            self._fill(bits)
+
+    # ---- drafts: tokens that may come, from which it returns -----------------------------------
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these may come next, one after the other. Raises GrammarFailed."""
+        num_allowed: int = self._matcher.validate_tokens(list(token_ids))
+        check(self._matcher)
+        return num_allowed
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next, since no others may; often there are none."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        check(self._matcher)
+        return tokens
+
+    def fill_ahead(self, token_ids: Sequence[int], bits: npt.NDArray[np.int32]) -> None:
+        """Write the mask behind each of these tokens; none is allowed where an answer has ended.
+
+        Args:
+            token_ids: [num_tokens] that may come next.
+            bits: [num_tokens, num_words], zeros.
+
+        Raises:
+            GrammarFailed: as `fill`; it may be lost then.
+        """
+        matcher, num_consumed = self._matcher, 0
+        for token_id, mask in zip(token_ids, bits, strict=True):
+            if not matcher.consume_token(token_id):
+                break
+            num_consumed += 1
+            if matcher.is_stopped():
+                break
+            self._fill(mask)
+        if not matcher.rollback(num_consumed):
+            raise GrammarFailed("the matcher does not return from a draft")
+
+    def _fill(self, bits: npt.NDArray[np.int32]) -> None:
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        check(self._matcher)
+        self._allow_ends(bits)
+
+    def _allow_ends(self, bits: npt.NDArray[np.int32]) -> None:
         if self._end_ids and self._matcher.is_accepting():
             for token_id in self._end_ids:
                 bits.view(np.uint32)[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Final
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.engine.grammar.ahead import MaskAhead, MaskQueue
+from pdserve.engine.grammar.answer import Answer, grammar_of
 from pdserve.engine.grammar.mask_jobs import (
     MASK_S,
     MaskJob,
@@ -32,35 +32,14 @@ from pdserve.engine.grammar.mask_jobs import (
     wait_for_masks,
 )
 from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
-from pdserve.engine.grammar.position import Position
-from pdserve.engine.request import Request, Scheduled
-from pdserve.grammar import CompiledGrammar, DeepThreads
+from pdserve.engine.request import Ahead, Request, Scheduled
+from pdserve.grammar import DeepThreads
 from pdserve.grammar.budget import ALONE_CPU_S, MASK_CPU_S, STEP_CPU_S
 from pdserve.shared.errors import GrammarFailed
 
 _NAME = "grammar"
-
-
+_LEAST_S: Final = 1e-9
 _BESIDE: Final = MaskLimits(wall_s=30.0)  # where a mask waits for a core that steps have
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """A request and its position."""
-
-    request: Request
-    position: Position
-    is_light: bool  # computing its mask takes less time than waking a thread
-    cost_s: float | None = None  # CPU time of its last mask; None: none was computed here
-    spent_s: float = 0.0  # beside steps
-    ahead: MaskAhead | None = None
-
-    def has_mask(self) -> bool:
-        """Whether its next mask was computed beside the steps, or cannot be."""
-        ahead = self.ahead
-        if ahead is not None and ahead.num_tokens != len(self.request.output_token_ids):
-            ahead = self.ahead = None  # of a place that it has left
-        return ahead is not None and ahead.is_done
 
 
 class GrammarProgress:
@@ -83,8 +62,10 @@ class GrammarProgress:
         self._num_threads = num_threads
         self._limits = MaskLimits(mask_cpu_s, mask_s)
         self._threads = DeepThreads(num_threads, _NAME)
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._queue = MaskQueue(1, _BESIDE)
+        # By payer: of its share of the step that is planned.
+        self._left_s: defaultdict[str, float] = defaultdict(float)
         self._cpu_clock = cpu_clock
 
     @property
@@ -106,8 +87,15 @@ class GrammarProgress:
         if not rows:
             return None
         bits = np.zeros((len(rows), _num_words(requests[rows[0]])), dtype=np.int32)
-        answers = [self._answer(requests[row]) for row in rows]
-        self._fill(list(zip(answers, bits, strict=True)))
+        # Behind the row of a request are those of its drafts.
+        begins = [i for i, row in enumerate(rows) if not isinstance(requests[row], Ahead)]
+        ends = [*begins[1:], len(rows)]
+        self._fill(
+            [
+                (self._answer(requests[rows[begin]]), bits[begin:end])
+                for begin, end in zip(begins, ends, strict=True)
+            ]
+        )
         return TokenMasks(rows, bits)
 
     def hold(self, rows: Sequence[Scheduled], wake: Callable[[], None]) -> set[Request]:
@@ -124,23 +112,52 @@ class GrammarProgress:
         self._forget_ended()
         is_alone = len({request.targets.payer for request in requests}) == 1
         most_s = ALONE_CPU_S if is_alone else STEP_CPU_S
-        spent_s: defaultdict[str, float] = defaultdict(float)
+        left_s = self._left_s = defaultdict(lambda: most_s)
         held: set[Request] = set()
         for request in masked:
             answer, payer = self._answer(request), request.targets.payer
             if not answer.has_mask() and answer.ahead is None:
                 cost_s = inf if answer.cost_s is None else answer.cost_s
-                if spent_s[payer] + cost_s <= most_s:
-                    spent_s[payer] += cost_s
+                if cost_s <= left_s[payer]:
+                    left_s[payer] -= cost_s
                     continue
                 self._begin(answer)
             if not answer.has_mask():
                 held.add(request)
         return held
 
+    # ---- drafts --------------------------------------------------------------------------------
+
+    # Called on the event loop, for requests of a planned step that are not held.
+
+    def allowed(self, request: Request, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the first of these tokens, as far as they may come next, one after the other.
+
+        Of a grammar that may be heavy there are none: a mask that nobody needs could take long.
+        """
+        answer = self._answer(request)
+        return answer.allowed(token_ids) if answer.may_have_drafts else ()
+
+    def forced(self, request: Request, most: int) -> Sequence[int]:
+        """Return at most so many tokens that must come next; often there are none."""
+        answer = self._answer(request)
+        return answer.forced()[:most] if answer.may_have_drafts else ()
+
+    def mask_s(self, request: Request) -> float:
+        """Return what a mask is predicted to take in the step; infinity if that is not known."""
+        cost_s = self._answer(request).cost_s
+        return inf if cost_s is None else cost_s
+
+    def afford(self, request: Request, num_drafts: int) -> int:
+        """Return for how many of these its payer's share of the step is left, and spend it."""
+        cost_s, payer = self.mask_s(request), request.targets.payer
+        num_drafts = int(min(num_drafts, self._left_s[payer] / max(cost_s, _LEAST_S)))
+        self._left_s[payer] -= num_drafts * cost_s if num_drafts else 0.0
+        return num_drafts
+
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _begin(self, answer: _Answer) -> None:
+    def _begin(self, answer: Answer) -> None:
         request = answer.request
         bits = np.zeros(_num_words(request), dtype=np.int32)
         answer.ahead = MaskAhead(
@@ -154,7 +171,7 @@ class GrammarProgress:
         self._queue.begin(answer.ahead)
 
     def _take_ahead(
-        self, answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
+        self, answer: Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
     ) -> None:
         """Use a mask that was computed beside the steps."""
         ahead, answer.ahead = answer.ahead, None
@@ -165,21 +182,22 @@ class GrammarProgress:
         if ahead.failure:
             failures[answer.request.request_id] = ahead.failure
 
-    def write_mask(self, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
+    def write_mask(self, answer: Answer, bits: npt.NDArray[np.int32]) -> None:
         """Advance the answer's position by its new tokens, and write its mask; in any thread."""
-        position = answer.position
-        position.advance(answer.request.output_token_ids[position.num_tokens :])
-        position.fill(bits)
+        answer.write(bits)
 
     def _write_at_once(
-        self, answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
+        self, answer: Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
     ) -> None:
+        """Write its masks: [1 + number of drafts, num_words]."""
         began_s = self._cpu_clock()
         try:
-            self.write_mask(answer, bits)
+            self.write_mask(answer, bits[0])
+            if len(bits) > 1:
+                answer.write_ahead(bits[1:])
         except GrammarFailed as error:
             failures[answer.request.request_id] = error.message
-        answer.cost_s = self._cpu_clock() - began_s
+        answer.cost_s = (self._cpu_clock() - began_s) / len(bits)
 
     def _forget_ended(self) -> None:
         """Drop the positions of requests that are done; there is no other notification of that."""
@@ -187,30 +205,30 @@ class GrammarProgress:
         for request_id in ended:
             del self._answers[request_id]
 
-    def _answer(self, request: Request) -> _Answer:
+    def _answer(self, request: Request) -> Answer:
         """Return the request's kept position, or a new one.
 
         A position kept under the same id for another `Request` object is not used.
         """
         answer = self._answers.get(request.request_id)
         if answer is None or answer.request is not request:
-            grammar = _grammar_of(request)
-            position = Position(grammar, request.sampling.stop_token_ids)
-            answer = _Answer(request, position, grammar.is_light)
-            self._answers[request.request_id] = answer
+            answer = self._answers[request.request_id] = Answer.of(request)
         return answer
 
-    def _fill(self, rows: list[tuple[_Answer, npt.NDArray[np.int32]]]) -> None:
+    def _fill(self, rows: list[tuple[Answer, npt.NDArray[np.int32]]]) -> None:
         """Write the masks of all rows. Raises GrammarFailed."""
         failures: dict[str, str] = {}
         later = []
         for row in rows:
-            if row[0].has_mask():
-                self._take_ahead(*row, failures)
-            elif row[0].is_light:
-                self._write_at_once(*row, failures)
+            answer, bits = row
+            if answer.has_mask():
+                self._take_ahead(answer, bits[0], failures)
+                if len(bits) > 1:
+                    answer.write_ahead(bits[1:])
+            elif answer.is_light:
+                self._write_at_once(answer, bits, failures)
             else:
-                later.append(row)
+                later.append((answer, bits[0]))
         rows = later
         while rows:
             started = [MaskJob(partial(self.write_mask, *row)) for row in rows]
@@ -238,12 +256,7 @@ class GrammarProgress:
 
 
 def _num_words(request: Request) -> int:
-    return -(-_grammar_of(request).vocabulary.vocab_size // WORD_BITS)
-
-
-def _grammar_of(request: Request) -> CompiledGrammar:
-    assert request.grammar is not None, "a request is submitted with its grammar compiled"
-    return request.grammar
+    return -(-grammar_of(request).vocabulary.vocab_size // WORD_BITS)
 
 
 def _note(future: Future[None], request_id: str, failures: dict[str, str]) -> None:

@@ -25,8 +25,8 @@ class DemoModel:
         self.node = Node.load(CHECKPOINT_PATH, num_tokens=16384)
         self.tokenizer = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
         self._prompt = self.ids(PROMPT)
-        self._eos = self.node.model.config.eos_token_ids
-        self.vocabulary = load_vocabulary(CHECKPOINT_PATH, 2048, self._eos)
+        self.eos = self.node.model.config.eos_token_ids
+        self.vocabulary = load_vocabulary(CHECKPOINT_PATH, 2048, self.eos)
         self._compile = cache(partial(compile_grammar, self.vocabulary))
 
     def ids(self, text: str) -> list[int]:
@@ -46,7 +46,7 @@ class DemoModel:
     def step(self, requests: Sequence[Request]) -> None:
         self.node.step([Scheduled(r, r.num_uncomputed_tokens) for r in requests])
         for request in requests:
-            finish(request, self._eos)
+            finish(request, self.eos)
             if request.is_done:
                 self.node.free += request.block_table
                 request.block_table = []

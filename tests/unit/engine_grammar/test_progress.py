@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +18,10 @@ import torch
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress, TokenMasks
 from pdserve.engine.grammar.masks import mask_logits
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Ahead, Request, Scheduled
 from pdserve.grammar import compile_grammar, is_light, load_vocabulary
+from pdserve.grammar.budget import STEP_CPU_S
+from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
 from pdserve.shared.errors import GrammarFailed
 from tests.unit.engine_grammar.answers import DemoModel
@@ -98,6 +102,60 @@ def test_an_answer_goes_on_from_its_tokens_wherever_it_is(demo: DemoModel) -> No
             for rest in range(num_tokens, len(wanted)):
                 assert allowed(elsewhere.masks([resumed])) == wanted[rest]
                 resumed.output_token_ids.append(request.output_token_ids[rest])
+
+
+@pytest.mark.parametrize("grammar", [OBJECT, AB, 'start: /[a-z ]{1,9}/ " "? /[0-9]+/'])
+def test_an_answer_returns_from_its_drafts(demo: DemoModel, grammar: str) -> None:
+    """Right ones and wrong ones, and such as end it: each row has the mask of its own place."""
+    whole = demo.request(grammar, 3, "whole")
+    demo.run([whole])
+    request, progress, chosen = again(whole, 1), GrammarProgress(), random.Random(5)
+    for place in range(1, len(whole.output_token_ids)):
+        rest = whole.output_token_ids[place : place + 4]
+        assert list(progress.allowed(request, rest)) == rest, "it is where it was"
+        wild = [*rest[: chosen.randrange(3)], chosen.choice(sorted(END)), 300]
+        request.draft = chosen.choice([rest, rest[:-1], progress.allowed(request, wild)])
+        ahead = [Ahead.of(request, number) for number in range(1, 1 + len(request.draft))]
+        masks = progress.masks([request, *ahead])
+        for row, known in enumerate([request, *ahead]):
+            if END & set(known.output_token_ids):
+                assert not allowed(masks, row)
+                continue
+            alone = dataclasses.replace(whole, output_token_ids=known.output_token_ids)
+            alone.finish_reason = None
+            assert allowed(masks, row) == allowed(GrammarProgress().masks([alone]))
+        request.draft = ()
+        request.output_token_ids.append(whole.output_token_ids[place])
+
+
+def test_a_draft_that_breaks_the_matcher_fails_nobody(demo: DemoModel) -> None:
+    request, progress = demo.request(OBJECT, 3, "broken"), GrammarProgress()
+    request.output_token_ids += demo.ids("{")
+    before = allowed(progress.masks([request]))
+    request.draft = demo.ids("xx")
+    ahead = [Ahead.of(request, number) for number in range(1, 1 + len(request.draft))]
+    masks = progress.masks([request, *ahead])
+    assert allowed(masks) == before
+    assert not allowed(masks, 1)
+    request.draft = ()
+    assert allowed(progress.masks([request])) == before
+    assert not progress.allowed(request, demo.ids('"')), "it has no more of them"
+
+
+def test_masks_of_drafts_are_of_their_payers_share(demo: DemoModel) -> None:
+    """Each mask takes a quarter of the share, as the clock says: one is needed, three are left."""
+    ticks = itertools.count()
+    progress = GrammarProgress(cpu_clock=lambda: next(ticks) * STEP_CPU_S / 4)
+    request, other = demo.request(OBJECT, 3, "eve"), demo.request("", 0, "ann")
+    request.targets = Targets(payer="eve")
+    for one in (request, other):
+        one.output_token_ids += demo.ids("{")
+        one.num_computed_tokens = one.num_prompt_tokens
+    progress.masks([request])
+    assert not progress.hold([Scheduled(request, 1), Scheduled(other, 1)], lambda: None)
+    assert progress.afford(request, 2) == 2
+    assert progress.afford(request, 2) == 1
+    assert progress.afford(request, 2) == 0
 
 
 def test_tokens_of_a_resumed_answer_are_those_of_one_that_ran_on(demo: DemoModel) -> None:

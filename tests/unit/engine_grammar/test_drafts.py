@@ -1,0 +1,84 @@
+"""Answers with grammars and any other options say with drafts what they say without."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.request import Request
+from pdserve.protocol import BadWord
+from tests.matrix import matrix
+from tests.unit.engine_grammar.answers import DemoModel
+from tests.unit.engine_model.drafted import Streams, Told, Unhurried, answers, run, tokens_of
+
+GRAMMARS = (
+    "",
+    "start: /[a-z ]{1,40}/",
+    'start: e\ne: e " " e | "a" | "b" | "ab" | "ba" | /[a-z]+/',
+    json.dumps({"grammars": [{"json_schema": {"type": "object"}}]}),
+    json.dumps(
+        {
+            "grammars": [
+                {
+                    "json_schema": {
+                        "type": "object",
+                        "properties": {
+                            "name": {"type": "string", "maxLength": 12},
+                            "colour of it": {"enum": ["light green", "light blue", "grey"]},
+                            "sizes": {"type": "array", "items": {"type": "integer"}},
+                        },
+                        "required": ["name", "colour of it", "sizes"],
+                        "additionalProperties": False,
+                    }
+                }
+            ]
+        }
+    ),
+)
+# One of each, or none of it: each with each other comes up.
+OPTIONS: Sequence[Sequence[dict[str, Any]]] = (
+    ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}),
+    ({}, {"top_p": 0.9}, {"top_k": 30, "min_p": 0.02}),
+    ({}, {"repetition_penalty": 1.2}, {"frequency_penalty": 0.5, "presence_penalty": 0.3}),
+    ({}, {"logit_bias": {262: 2.0, 300: -4.0}}),
+    ({}, {"bad_words": [BadWord([301]), BadWord([262, 300])]}),
+    ({}, {"logprobs": 0}, {"logprobs": 3}, {"logprobs": 1, "logprob_token_ids": [7, 300]}),
+    ({}, {"stop_token_ids": [305, 280]}, {"min_tokens": 4}),
+)
+
+
+def make_requests(demo: DemoModel, seed: int) -> list[Request]:
+    """The same for the same seed."""
+    chosen = random.Random(seed)
+    made = []
+    for number in range(12):
+        options: dict[str, Any] = {"max_tokens": chosen.choice([1, 2, 17, 48])}
+        for one_of in OPTIONS:
+            options |= chosen.choice(one_of)
+        made.append(
+            demo.request(chosen.choice(GRAMMARS), chosen.randrange(100), f"r{number}", **options)
+        )
+    return made
+
+
+@pytest.mark.parametrize("seed", matrix(range(40), 2))
+def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
+    expected = answers(demo.node, make_requests(demo, seed), demo.eos)
+    masks = Unhurried()
+    streams = Streams(demo.node, [Told(tokens_of(expected), seed), OwnText()], masks, demo.eos)
+    run(streams, make_requests(demo, seed), random.Random(seed))
+    assert streams.answers() == expected
+    assert streams.speculation.counts["told"].accepted > 0
+
+
+def test_what_a_grammar_forces_is_right(demo: DemoModel) -> None:
+    masks = Unhurried()
+    streams = Streams(demo.node, [], masks, demo.eos)
+    run(streams, [demo.request(GRAMMARS[-1], seed, str(seed)) for seed in range(3)])
+    counts = streams.speculation.counts["grammar"]
+    assert counts.accepted == counts.drafted > 6
