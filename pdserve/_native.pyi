@@ -260,7 +260,8 @@ class Decoder:
         is_bfloat16: bool,  # activations, embedding and KV; else float32
         norm_eps: float,
         sliding_windows: list[int],  # tokens, of each layer that it has; 0: none
-        inverse_frequencies: Tensor,  # [number of ropes, head_dim / 2] float32, radians a position
+        inverse_frequencies: Tensor,  # [2, number of ropes, head_dim / 2] float32, a position:
+        # radians of short requests, then of long ones
         rope_scales: list[float],  # of cosines and sines
         layer_ropes: list[int],  # which of them each layer has
         activation: str,  # silu or gelu_tanh
@@ -278,6 +279,7 @@ class Decoder:
     def logits(
         self,
         token_ids: Tensor,  # [num_tokens] int64
+        positions: Tensor,  # likewise; -1 - position: the request is a long one
         query_start: Tensor,  # [num_requests + 1] int32, cumulative rows
         context_lens: Tensor,  # [num_requests] int32, KV tokens including the request's own rows
         block_tables: Tensor,  # [num_requests, max_blocks] int32

@@ -33,6 +33,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
     positions = np.arange(query_start[-1]) - query_start[owner] + computed[owner]
     block_tables = _block_tables(rows, context_lens, block_size)
     slots = block_tables[owner, positions // block_size] * block_size + positions % block_size
+    are_long = np.array([row.request.prompt.is_long for row in rows])
     samples = [index for index, row in enumerate(rows) if row.samples]
 
     def tensor(array: npt.NDArray[np.int64], dtype: type[np.signedinteger]) -> Tensor:
@@ -40,7 +41,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
 
     return Batch(
         token_ids=tensor(_token_ids(rows), np.int64),
-        positions=tensor(positions, np.int64),
+        positions=tensor(np.where(are_long[owner], -1 - positions, positions), np.int64),
         attention=AttentionBatch(
             query_start=tensor(query_start, np.int32),
             context_lens=tensor(context_lens, np.int32),

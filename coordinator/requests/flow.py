@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import structs
+
 from coordinator.admission import Admission, Refuse, Wait
 from coordinator.admission.decisions import Decision
 from coordinator.admission.slack import promise_left
@@ -48,6 +50,7 @@ from pdserve.protocol import (
     Slo,
     TokenBatch,
     TokenEvent,
+    is_long,
 )
 from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
 from pdserve.shared.clock import Clock, SystemClock
@@ -224,6 +227,10 @@ class Flow:
             requests = [replace(request, revision=revision) for request in requests]
         request = requests[0]
         self._check_length(request)
+        if self._is_long(request):
+            prompt = structs.replace(request.prompt, is_long=True)
+            requests = [replace(request, prompt=prompt) for request in requests]
+            request = requests[0]
         self._resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix
         hashes = PromptHashes(request.prompt, is_reusable=is_reusable)
@@ -368,6 +375,11 @@ class Flow:
                 f"{request.prompt.num_tokens} prompt tokens and max_tokens "
                 f"{request.sampling.max_tokens} make {wanted}; this model's limit is {limit}"
             )
+
+    def _is_long(self, request: GenerationRequest) -> bool:
+        """Whether it is a long one for the model, whose nodes all say the same."""
+        short_len = max((member.hello.short_len for member in self._registry), default=0)
+        return is_long(request.prompt.num_tokens + request.sampling.max_tokens, short_len)
 
     def _prefilled(
         self, event: TokenEvent, running: RunningRequest, dispatch: Dispatch, sender: Member

@@ -22,9 +22,10 @@ struct BatchView {
     // bounds.
     void check_values(int64_t num_tokens, const PoolView& pool) const;
 
-private:
     int32_t start(int64_t request) const { return query_start.data<int32_t>()[request]; }
     int32_t context_len(int64_t request) const { return context_lens.data<int32_t>()[request]; }
+
+private:
     void check_request(int64_t request, const PoolView& pool) const;
 };
 

@@ -35,12 +35,13 @@ public:
     Decoder(const Decoder&) = delete;
     Decoder& operator=(const Decoder&) = delete;
 
-    void logits(nb::handle token_ids, nb::handle query_start, nb::handle context_lens,
-        nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool, nb::handle out,
+    void logits(nb::handle token_ids, nb::handle positions, nb::handle query_start,
+        nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows,
+        nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
         nb::handle states_out) {
-        const StepView step(owned_.model, token_ids, query_start, context_lens, block_tables,
-            sampled_rows, kv_pool, out, state_rows, states_out);
+        const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
+            block_tables, sampled_rows, kv_pool, out, state_rows, states_out);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -156,8 +157,8 @@ void bind_decoder(nb::module_& m) {
             arg("embedding_scale"), arg("logit_scale"), arg("centres_norms"),
             arg("norms_heads_together"), arg("is_parallel"), arg("variant") = "",
             arg("group") = nb::none())
-        .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
-            arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
+        .def("logits", &Decoder::logits, arg("token_ids"), arg("positions"),
+            arg("query_start"), arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")

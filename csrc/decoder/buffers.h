@@ -21,7 +21,6 @@ struct Buffers {
     float* made;         // [num_tokens, hidden], of a sublayer with a norm behind it
     float* cos_sin;      // [num_ropes, num_tokens, head_dim]
     int64_t* slots;      // [num_tokens]
-    int32_t* positions;  // [num_tokens]
     size_t num_bytes;
 
     // With null memory, only num_bytes is valid.
@@ -45,7 +44,6 @@ struct Buffers {
             carve(sizes.has_after_norms ? sizes.hidden : 0, sizeof(float)));
         cos_sin = static_cast<float*>(carve(sizes.num_ropes * sizes.head_dim, sizeof(float)));
         slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));
-        positions = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
     }
 };
 

@@ -83,8 +83,8 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     step_ = inputs.step;
     step_.slots = buffers_.slots;
     pool_ = inputs.pool;
-    locate(step_, pool_.block_size, buffers_.positions, buffers_.slots);
-    turn(model_, buffers_.positions, num_rows_, buffers_.cos_sin);
+    locate(step_, pool_.block_size, buffers_.slots);
+    turn(model_, inputs.positions, num_rows_, buffers_.cos_sin);
     const KeptRows kept(inputs.sampled, inputs.states);
     make_plans(kept.all());
     begin(inputs.token_ids);

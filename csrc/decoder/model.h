@@ -126,7 +126,8 @@ struct Model {
     const float* final_norm;           // [hidden]; null: neither this nor lm_head
     linear::PackedMatrix lm_head;      // [num_token_ids, hidden]
     Arithmetic arithmetic;
-    const float* inverse_frequencies;  // [num_ropes, head_dim / 2], radians a position
+    // [2, num_ropes, head_dim / 2], radians a position: of short requests, then of long ones.
+    const float* inverse_frequencies;
     std::vector<double> rope_scales;   // of cosines and sines
 
     bool is_first_stage() const {

@@ -238,8 +238,8 @@ OwnedModel read_model(const ModelArguments& arguments) {
         model.lm_head = reader.read(weights.attr("lm_head"), "lm_head", shape);
     }
     model.inverse_frequencies = reader.numbers(nb::borrow(arguments.inverse_frequencies),
-        "inverse_frequencies", {model.sizes.num_ropes, model.sizes.head_dim / 2},
-        "[number of ropes, head_dim / 2]");
+        "inverse_frequencies", {2, model.sizes.num_ropes, model.sizes.head_dim / 2},
+        "[2, number of ropes, head_dim / 2]");
     return owned;
 }
 

@@ -20,26 +20,38 @@ from pdserve.engine.models.rope_config import RopeConfig, RopeType
 
 
 class Rope:
-    """A rotary embedding. A pure function of a token's position."""
+    """A rotary embedding. A pure function of a token's position, and of whether it is long."""
 
     def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
         # Computed on the CPU for any device, so that nodes that exchange KV use equal angles.
-        frequencies = inverse_frequencies(config, head_dim)
-        self.inverse_frequencies = frequencies.to(device)  # [head_dim / 2]
+        short = inverse_frequencies(config, head_dim)
+        long = short
+        if config is not None and config.short_len:
+            long = inverse_frequencies(config.of_long_requests(), head_dim)
+        # [2, head_dim / 2], of requests that are not long, and of long ones
+        self.inverse_frequencies = torch.stack([short, long]).to(device)
+        self._has_long = long is not short
         self.scale = 1.0 if config is None else config.attention_factor
-        self._scales = torch.where(frequencies == 0, 1.0, self.scale).to(device)  # of those turned
+        self._scales = torch.where(short == 0, 1.0, self.scale).to(device)  # of those turned
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for the tokens of a step.
 
         Args:
-            positions: [num_tokens] int64.
+            positions: [num_tokens] int64, as those of a `Batch`.
             dtype: of the result.
 
         Returns:
             Two tensors [num_tokens, 1, head_dim / 2]: the same for all heads.
         """
-        angles = positions[:, None, None].float() * self.inverse_frequencies
+        frequencies = self.inverse_frequencies[0]
+        if self._has_long:
+            is_long = positions < 0
+            positions = torch.where(is_long, -1 - positions, positions)
+            frequencies = torch.where(
+                is_long[:, None, None], self.inverse_frequencies[1], frequencies
+            )
+        angles = positions[:, None, None].float() * frequencies
         return (angles.cos() * self._scales).to(dtype), (angles.sin() * self._scales).to(dtype)
 
 
@@ -60,8 +72,8 @@ class LayerRopes:
 
     @property
     def inverse_frequencies(self) -> Tensor:
-        """[number of distinct ones, head_dim / 2] float32."""
-        return torch.stack([rope.inverse_frequencies for rope in self._ropes])
+        """[2, number of distinct ones, head_dim / 2] float32, as those of each."""
+        return torch.stack([rope.inverse_frequencies for rope in self._ropes], dim=1)
 
     @property
     def scales(self) -> list[float]:

@@ -58,6 +58,7 @@ class ModelFacts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     compiler: GrammarCompiler
+    short_len: int = 0  # as NodeHello
 
     @classmethod
     def of(cls, model: NodeModel) -> ModelFacts:
@@ -73,6 +74,7 @@ class ModelFacts:
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
             compiler=grammar_compiler(model),
+            short_len=model.config.short_len,
         )
 
 
@@ -146,6 +148,7 @@ def make_parts(
         sessions=sessions,
         preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
+        short_len=model.short_len,
         vocab_size=model.vocab_size,
         identity=identity,
         exporter=exporter,

@@ -373,6 +373,7 @@ class Node:
             layout=self._model.layout,
             num_blocks=self._model.num_blocks,
             max_model_len=self._model.max_model_len,
+            short_len=self._model.config.short_len,
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
             transports=self._parts.exporter.reaches,

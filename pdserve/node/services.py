@@ -32,6 +32,7 @@ from pdserve.protocol import (
     Prefetched,
     PrefillLeg,
     SamplingParams,
+    is_long,
 )
 from pdserve.shared.errors import (
     ContextLengthExceeded,
@@ -308,6 +309,12 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         raise ContextLengthExceeded(
             f"{num_tokens} prompt tokens and max_tokens {leg.sampling.max_tokens} are more than "
             f"max_model_len {max_model_len}"
+        )
+    if leg.prompt.is_long != is_long(num_tokens + leg.sampling.max_tokens, parts.short_len):
+        raise InvalidRequest(
+            f"{num_tokens} prompt tokens and max_tokens {leg.sampling.max_tokens} came as a "
+            f"{'long' if leg.prompt.is_long else 'short'} request, but the longest short one has "
+            f"{parts.short_len or 'any'} tokens here: upgrade the older of coordinator and node"
         )
     if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
         raise InvalidRequest("a request without output cannot have several answers")

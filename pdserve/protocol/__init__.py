@@ -58,6 +58,7 @@ from pdserve.protocol.requests import (
     SamplingParams,
     Slo,
     TokenLogprobs,
+    is_long,
 )
 from pdserve.protocol.scores import PromptLogprobs
 from pdserve.protocol.session import (
@@ -131,4 +132,5 @@ __all__ = [
     "TransportOffer",
     "TransportReach",
     "Welcome",
+    "is_long",
 ]

@@ -146,6 +146,7 @@ class NodeHello(Message, frozen=True):
     program_version: str = ""  # of pdserve; empty: older than this field
     protocol: int = 0  # see version.py; 0: older than this field
     late_last: bool = False  # prompts that can no longer be in time are computed after all others
+    short_len: int = 0  # tokens of the longest request that is not long (`Prompt.is_long`); 0: any
     weights: str = ""  # what they are stored, packed and computed with as, for people
 
 

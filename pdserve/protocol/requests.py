@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
+from msgspec import structs
+
 from pdserve.protocol.message import Inline, Message
 from pdserve.shared.pooling import Pooling
 
@@ -27,6 +29,9 @@ class Prompt(Inline, frozen=True):
 
     token_ids: list[int]
     cache_salt: str = ""  # prompts share cached prefixes only with prompts of the same salt
+    # The request may outgrow the model's first context length, and has the rotary embedding for
+    # that from its first token on (`engine/models/rope_config.py`). False: all requests have one.
+    is_long: bool = False
 
     @property
     def root(self) -> bytes:
@@ -35,8 +40,8 @@ class Prompt(Inline, frozen=True):
         Clients choose salts, so a salt is hashed. In plain, it could be the hash of some block, and
         the first block here would pass for one after that block, whose KV is for other positions.
         """
-        salt = self.cache_salt.encode()
-        return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=b"salt").digest()
+        salt, person = self.cache_salt.encode(), b"salt, long" if self.is_long else b"salt"
+        return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=person).digest()
 
     @property
     def num_tokens(self) -> int:
@@ -45,11 +50,12 @@ class Prompt(Inline, frozen=True):
 
     def then(self, token_ids: list[int]) -> Prompt:
         """Return the prompt that goes on with these tokens; itself if there are none."""
-        return Prompt(self.token_ids + token_ids, self.cache_salt) if token_ids else self
+        return structs.replace(self, token_ids=self.token_ids + token_ids) if token_ids else self
 
     def beginning(self, num_tokens: int) -> bytes:
         """Return bytes that are equal for prompts whose first tokens have the same KV."""
-        return array("q", self.token_ids[:num_tokens]).tobytes() + self.cache_salt.encode()
+        kind = b"long " if self.is_long else b""
+        return array("q", self.token_ids[:num_tokens]).tobytes() + kind + self.cache_salt.encode()
 
     def hashes(self, block_size: int) -> list[bytes]:
         """Return the hashes of its full blocks."""
@@ -75,6 +81,16 @@ class Prompt(Inline, frozen=True):
         if num_blocks > len(hashes):
             tokens = token_slice(len(hashes) * block_size, num_blocks * block_size)
             hashes.extend(_chain(hashes[-1] if hashes else self.root, tokens, block_size))
+
+
+def is_long(num_tokens: int, short_len: int) -> bool:
+    """Whether a request is a long one (`Prompt.is_long`).
+
+    Args:
+        num_tokens: that it may get: its prompt's and max_tokens.
+        short_len: of the model (`NodeHello`).
+    """
+    return 0 < short_len < num_tokens
 
 
 def _chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:

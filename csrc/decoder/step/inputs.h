@@ -10,6 +10,7 @@ namespace pdserve::decoder {
 // Checked arguments of a step.
 struct Inputs {
     const int64_t* token_ids;  // [step.num_tokens]
+    const int64_t* positions;  // likewise; -1 - position: the request is a long one
     attention::Step step;      // but for its slots
     attention::Pool pool;
     attention::RowChoice sampled;

@@ -35,6 +35,7 @@ Part::Part(const Inputs& whole, int64_t first, int64_t end, const Sizes& sizes)
             static_cast<int32_t>(step.context_lens[r] - (starts[r + 1] - last)));
     }
     inputs_.token_ids += first;
+    inputs_.positions += first;
     inputs_.step.num_tokens = end - first;
     inputs_.step.num_requests = static_cast<int64_t>(context_lens_.size());
     inputs_.step.query_start = query_start_.data();

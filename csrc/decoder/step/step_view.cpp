@@ -2,16 +2,20 @@
 
 #include "step_view.h"
 
+#include <string>
+
 #include "../../rows/launch.h"
 
 namespace nb = nanobind;
 
 namespace pdserve::decoder {
 
-StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_start,
-    nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool,
-    nb::handle out, nb::handle state_rows, nb::handle states_out)
+StepView::StepView(const Model& model, nb::handle token_ids, nb::handle positions,
+    nb::handle query_start, nb::handle context_lens, nb::handle block_tables,
+    nb::handle sampled_rows, nb::handle kv_pool, nb::handle out, nb::handle state_rows,
+    nb::handle states_out)
     : token_ids_(token_ids, "token_ids"),
+      positions_(positions, "positions"),
       batch_(query_start, context_lens, block_tables),
       sampled_rows_(sampled_rows, "sampled_rows"),
       pool_(kv_pool, 0, Access::kWrite),
@@ -19,6 +23,7 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_st
     check_tokens(model);
     check_pool(model);
     batch_.check_values(token_ids_.size(0), pool_);
+    check_positions();
     check_sampled(model);
     if (state_rows.is_none() && states_out.is_none()) return;
     state_rows_.emplace(state_rows, "state_rows");
@@ -32,6 +37,24 @@ void StepView::check_tokens(const Model& model) const {
     token_ids_.expect_contiguous();
     rows::check_ids(
         token_ids_.data<int64_t>(), token_ids_.size(0), model.sizes.vocab, "token_ids");
+}
+
+// The rows of a request are its newest tokens. -1 - position: it is a long one.
+void StepView::check_positions() const {
+    positions_.expect_type({ElementType::kInt64});
+    positions_.expect_shape({token_ids_.size(0)}, "[num_tokens]");
+    positions_.expect_contiguous();
+    const int64_t* const positions = positions_.data<int64_t>();
+    for (int64_t r = 0; r < batch_.num_requests; ++r) {
+        const int64_t end = batch_.start(r + 1);
+        for (int64_t t = batch_.start(r); t < end; ++t) {
+            const int64_t expected = batch_.context_len(r) - (end - t);
+            if (positions[t] == expected || positions[t] == -1 - expected) continue;
+            raise_value_error("positions[" + std::to_string(t) + "]",
+                std::to_string(expected) + " or " + std::to_string(-1 - expected),
+                std::to_string(positions[t]));
+        }
+    }
 }
 
 void StepView::check_pool(const Model& model) const {
@@ -60,6 +83,7 @@ void StepView::check_states(const Model& model) const {
 Inputs StepView::inputs(const Model& model) const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
+    inputs.positions = positions_.data<int64_t>();
     inputs.step.num_requests = batch_.num_requests;
     inputs.step.num_tokens = token_ids_.size(0);
     inputs.step.query_start = batch_.query_start.data<int32_t>();

@@ -17,8 +17,8 @@ class StepView {
 public:
     // `state_rows` and `states_out` are both None, or neither is.
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
-    StepView(const Model& model, nanobind::handle token_ids, nanobind::handle query_start,
-        nanobind::handle context_lens, nanobind::handle block_tables,
+    StepView(const Model& model, nanobind::handle token_ids, nanobind::handle positions,
+        nanobind::handle query_start, nanobind::handle context_lens, nanobind::handle block_tables,
         nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
         nanobind::handle state_rows, nanobind::handle states_out);
 
@@ -27,11 +27,13 @@ public:
 
 private:
     void check_tokens(const Model& model) const;
+    void check_positions() const;
     void check_pool(const Model& model) const;
     void check_sampled(const Model& model) const;
     void check_states(const Model& model) const;
 
     TensorView token_ids_;
+    TensorView positions_;
     attention::BatchView batch_;
     TensorView sampled_rows_;
     attention::PoolView pool_;

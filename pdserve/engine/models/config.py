@@ -62,6 +62,11 @@ class ModelConfig:
         scale = self.arithmetic.attention_scale
         return self.head_dim**-0.5 if scale is None else scale
 
+    @property
+    def short_len(self) -> int:
+        """Tokens of the longest request that is not a long one (`RopeConfig`); 0: all are alike."""
+        return max((rope.short_len for rope in self.ropes if rope), default=0)
+
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """The mixture of a layer; None: it has one MLP."""
         has_experts = self.experts is not None and layer in self.experts.layers

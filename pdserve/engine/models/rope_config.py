@@ -7,8 +7,11 @@ a RopeConfig into frequencies.
 `dynamic` stretches its frequencies as a sequence outgrows max_position_embeddings. The keys of a
 prompt's *first* tokens then depend on the prompt's length, so KV blocks could no longer be shared
 between prompts with a common prefix. Up to max_position_embeddings it is exactly plain rope, so
-such models are served up to that length only. So are those with `longrope`, which has other
-frequencies for sequences that outgrow the length of the pretraining.
+such models are served up to that length only.
+
+`longrope` has other frequencies for sequences that outgrow the length of the pretraining. Which
+ones a request has is fixed when it is admitted, by the most tokens that it may get: its prompt's
+and `max_tokens`. It has them from its first token to its last (`Prompt.is_long`).
 """
 
 from __future__ import annotations
@@ -77,8 +80,19 @@ class RopeConfig:
     truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: factor on cos and sin
     divisors: tuple[float, ...] = ()  # divided, longrope: one for each pair of rotated dimensions
+    long_divisors: tuple[float, ...] = ()  # longrope: of requests longer than the pretraining
     rotated_share: float | None = None  # of a head's dimensions; None: as the architecture has it
     is_interleaved: bool = False  # in checkpoints, the two of a pair are neighbours
+
+    @property
+    def short_len(self) -> int:
+        """Tokens of the longest request that is not a long one; 0: there are no long ones."""
+        is_stretched = self.long_divisors and self.max_model_len > self.original_max_positions
+        return self.original_max_positions if is_stretched else 0
+
+    def of_long_requests(self) -> RopeConfig:
+        """That of long ones, as if it were that of all."""
+        return replace(self, divisors=self.long_divisors or self.divisors)
 
     def rotated_dims(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated."""
@@ -209,7 +223,7 @@ def _divided(params: JsonFields, theta: float, max_positions: int, original: int
 
 
 def _longrope(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
-    """With the factors of sequences up to the length of the pretraining."""
+    """With factors of sequences up to the length of the pretraining, and of longer ones."""
     short, long = (_numbers(params, key) for key in ("short_factor", "long_factor"))
     if len(short) != len(long):
         raise params.error("long_factor", f"{len(short)} numbers, as short_factor has")
@@ -218,11 +232,12 @@ def _longrope(params: JsonFields, theta: float, max_positions: int, original: in
     return RopeConfig(
         RopeType.LONGROPE,
         theta,
-        min(max_positions, original),
+        max_positions,
         factor=factor,
         original_max_positions=original,
         attention_factor=params.number("attention_factor", default),
         divisors=short,
+        long_divisors=long,
     )
 
 

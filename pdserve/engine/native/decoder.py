@@ -143,6 +143,7 @@ class NativeDecoder:
         states = () if batch.states is None else (batch.states.rows, batch.states.out)
         self._decoder.logits(
             batch.token_ids,
+            batch.positions,
             batch.attention.query_start,
             batch.attention.context_lens,
             batch.attention.block_tables,

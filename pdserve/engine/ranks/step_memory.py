@@ -106,6 +106,7 @@ class StepMemory:
             attention.block_tables,
             batch.sampled_rows,
             states,
+            batch.positions,
         )
         places, end = self._arrays()
         for place, array in zip(places, arrays, strict=True):
@@ -115,11 +116,14 @@ class StepMemory:
 
     def read(self, hidden_size: int, vocab_size: int) -> Batch:
         """The step that is running, without what only rank 0 or other decoders need."""
-        (token_ids, query_start, context_lens, tables, sampled, states), _ = self._arrays()
+        arrays, end = self._arrays()
+        if end != self._head[_NUM_BYTES]:
+            raise ValueError(f"a step of {self._head[_NUM_BYTES]} bytes, which needs {end}")
+        token_ids, query_start, context_lens, tables, sampled, states, positions = arrays
         wanted = WantedStates(states, self.states(hidden_size, vocab_size))
         return Batch(
             token_ids=token_ids,
-            positions=_NOTHING,
+            positions=positions,
             attention=AttentionBatch(query_start, context_lens, tables, _NOTHING),
             sampled_rows=sampled,
             sampled_requests=[],
@@ -148,6 +152,7 @@ class StepMemory:
         yield torch.int32, (num_requests, num_blocks)
         yield torch.int64, (num_sampled,)
         yield torch.int64, (num_states,)
+        yield torch.int64, (num_tokens,)
 
 
 assert RESULT_BYTES % _ALIGNMENT == 0

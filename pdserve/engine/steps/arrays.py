@@ -126,7 +126,7 @@ class StepArrays:
 
     def _allocate(self, max_tokens: int, max_rows: int) -> None:
         self.token_ids = np.zeros(max_tokens, dtype=np.int64)
-        self.positions = np.zeros(max_tokens, dtype=np.int64)  # of each token in its sequence
+        self.positions = np.zeros(max_tokens, dtype=np.int64)  # as those of a Batch
         self.slots = np.zeros(max_tokens, dtype=np.int64)
         self.query_start = np.zeros(max_rows + 1, dtype=np.int32)
         self.context_lens = np.zeros(max_rows, dtype=np.int32)

@@ -42,7 +42,8 @@ class Batch:
     """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
 
     token_ids: Tensor  # [num_tokens] int64; of a step that runs ahead, -1 - i is sampled_before[i]
-    positions: Tensor  # [num_tokens] int64, of each token in its sequence
+    positions: Tensor  # [num_tokens] int64, of each token in its sequence; -1 - position: of a
+    # long request (`Prompt.is_long`), whose rotary embedding may be another
     attention: AttentionBatch
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pdserve.engine.request import Ahead, Request, Scheduled
 from pdserve.engine.steps.arrays import BlockRows, Extent, StepArrays
@@ -88,8 +89,8 @@ class StepBatches:
         num_rows, spare, size = len(rows), self._spare, self._block_size
         spare.make_room(num_rows, num_rows)
         spare.count_rows(num_rows)
-        positions = spare.positions[:num_rows]
-        positions[:] = [row.request.num_computed_tokens + row.num_tokens for row in rows]
+        positions = np.array([r.request.num_computed_tokens + r.num_tokens for r in rows])
+        spare.positions[:num_rows] = _told_apart(positions, _are_long(rows))
         spare.context_lens[:num_rows] = positions + 1
         blocks, offsets = np.divmod(positions, size)
         blocks[offsets == 0] = 0  # this block is not allocated yet: `_complete` fills it in
@@ -102,14 +103,15 @@ class StepBatches:
         num_rows, spare, arrays = len(last.requests), self._spare, self._arrays
         spare.make_room(num_rows, num_rows)
         spare.count_rows(num_rows)
-        np.add(arrays.positions[:num_rows], 1, out=spare.positions[:num_rows])
+        positions = arrays.positions[:num_rows]
+        np.add(positions, np.where(positions < 0, -1, 1), out=spare.positions[:num_rows])
         np.add(arrays.context_lens[:num_rows], 1, out=spare.context_lens[:num_rows])
         np.add(arrays.slots[:num_rows], 1, out=spare.slots[:num_rows])
         return self._next(last.requests)
 
     def _next(self, requests: list[Request]) -> _Foreseen:
         """Return the prediction whose positions are in the spare arrays."""
-        positions = self._spare.positions[: len(requests)]
+        positions = self._spare.context_lens[: len(requests)] - 1
         begins_block = np.flatnonzero(positions % self._block_size == 0)
         num_blocks = int(positions.max()) // self._block_size + 1
         return _Foreseen(requests, positions.tolist(), num_blocks, begins_block.tolist())
@@ -158,7 +160,7 @@ class StepBatches:
         arrays.token_ids[: extent.num_tokens] = token_ids
         owner = np.repeat(np.arange(len(rows)), num_tokens)  # [num_tokens] token -> row of plan
         positions = np.arange(extent.num_tokens) - query_start[owner] + computed[owner]
-        arrays.positions[: extent.num_tokens] = positions
+        arrays.positions[: extent.num_tokens] = _told_apart(positions, _are_long(rows)[owner])
         block_ids = self._block_rows.array[owner, positions // size]
         arrays.slots[: extent.num_tokens] = block_ids.astype(np.int64) * size + positions % size
         last_rows = query_start[1:][[index for index, _ in samples]] - 1
@@ -172,6 +174,17 @@ class StepBatches:
         ]
         arrays.sampled_rows[: len(drawn)] = [row for _, _, row in drawn]
         return extent, [Ahead.of(r, number) if number else r for r, number, _ in drawn]
+
+
+def _are_long(rows: Sequence[Scheduled]) -> npt.NDArray[np.bool_]:
+    return np.array([row.request.prompt.is_long for row in rows], dtype=np.bool_)
+
+
+def _told_apart(
+    positions: npt.NDArray[np.int64], are_long: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Positions as those of a Batch."""
+    return np.where(are_long, -1 - positions, positions)
 
 
 def _token_ids(rows: Sequence[Scheduled]) -> list[int]:

@@ -65,14 +65,14 @@ def follow_steps(
 
 def _compute(decoder: Decoder, kv_pool: torch.Tensor, steps: StepMemory) -> None:
     config = decoder.config
-    batch = with_places(steps.read(config.hidden_size, config.vocab_size), kv_pool.shape[4])
+    batch = with_slots(steps.read(config.hidden_size, config.vocab_size), kv_pool.shape[4])
     # So that all ranks choose alike between launching a step and replaying it.
     decoder.logits(batch, kv_pool, _NOBODY if steps.reports_layers else None)
     steps.group.end_step()
 
 
-def with_places(batch: Batch, block_size: int) -> Batch:
-    """Return a batch that was read from the step memory, with its positions and slots."""
+def with_slots(batch: Batch, block_size: int) -> Batch:
+    """Return a batch that was read from the step memory, with its slots."""
     attention = batch.attention
     starts = attention.query_start.long()
     counts, contexts = starts.diff(), attention.context_lens.long()
@@ -80,7 +80,7 @@ def with_places(batch: Batch, block_size: int) -> Batch:
     positions = torch.arange(len(batch.token_ids)) + (contexts - starts[1:])[rows]
     blocks = attention.block_tables[rows, positions // block_size].long()
     slots = blocks * block_size + positions % block_size
-    return replace(batch, positions=positions, attention=replace(attention, slot_mapping=slots))
+    return replace(batch, attention=replace(attention, slot_mapping=slots))
 
 
 def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> Decoder:

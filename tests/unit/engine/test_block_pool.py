@@ -144,6 +144,7 @@ def test_hash_chain_depends_on_every_token_before_and_on_the_salt() -> None:
     assert Prompt([1, 2, 3, 4]).hashes(2)[0] == Prompt([1, 2, 9, 9]).hashes(2)[0]
     assert Prompt([1, 2, 3, 4]).hashes(2)[1] != Prompt([9, 2, 3, 4]).hashes(2)[1]
     assert Prompt([1, 2], "a").hashes(2) != Prompt([1, 2], "b").hashes(2)
+    assert Prompt([1, 2], "a").hashes(2) != Prompt([1, 2], "a", is_long=True).hashes(2)
     grown = Prompt([1, 2]).hashes(2)
     Prompt([1, 2]).extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2)
     assert grown == Prompt([1, 2, 3, 4]).hashes(2)

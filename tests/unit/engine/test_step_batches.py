@@ -56,7 +56,9 @@ class Steps:
 
 def decoding(steps: Steps, num_requests: int, max_tokens: int = 1000) -> list[Request]:
     """So many requests that have token 1."""
-    requests = [make_request(3 + n, max_tokens=max_tokens) for n in range(num_requests)]
+    requests = [
+        make_request(3 + n, max_tokens=max_tokens, is_long=n % 2 == 1) for n in range(num_requests)
+    ]
     for request in requests:
         steps.core.submit(request)
     while not all(request.output_token_ids for request in requests):
@@ -89,7 +91,8 @@ def test_whatever_happens_between_two_steps(
         failed: list[Request] = []
         for kind, number, max_tokens in events:
             if kind == "submit":
-                core.submit(make_request(number, max_tokens=max_tokens))
+                is_long = max_tokens % 2 == 1
+                core.submit(make_request(number, max_tokens=max_tokens, is_long=is_long))
             elif kind == "cancel" and core.queues.running:
                 running = core.queues.running
                 core.cancel(running[number % len(running)].request_id)

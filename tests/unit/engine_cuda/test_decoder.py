@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.long_requests import LONG_ROPE
 from tests.matrix import matrix
 
 pytest.importorskip("triton")
@@ -42,6 +43,10 @@ NUM_PIECES = len(PIECES) * (1 + 2)  # before the layers, and for each of them
 OTHERS = ["phi3", "qwen2_moe", "granite", "olmo2", "olmo3", "smollm3", "glm4", "cohere2"]
 
 
+LONG = "longrope"  # with other rotary factors for long requests
+FAMILY_OF = {LONG: "phi3"}
+
+
 @dataclass
 class Both:
     """The same weights in both decoders."""
@@ -53,7 +58,7 @@ class Both:
 
 @pytest.fixture
 def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> Both:
-    """Of the family that the test names as its parameter."""
+    """Of the family that the test names as its parameter, or `LONG`."""
     from pdserve.engine.cuda.attention.triton_attention import TritonAttention
     from pdserve.engine.cuda.copies.staging import Staging
     from pdserve.engine.cuda.decoder import CudaDecoder
@@ -64,7 +69,10 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> B
     window: dict[str, object] = {"sliding_window": 6} if has_window else {}
     if has_window and request.param != "mistral":
         window["layer_types"] = ["sliding_attention", "full_attention"]
-    path = make_checkpoint(tmp_path, request.param, max_position_embeddings=64, **sizes, **window)
+    fields: dict[str, object] = {"max_position_embeddings": 64, **sizes, **window}
+    if request.param == LONG:
+        fields |= LONG_ROPE | {"num_attention_heads": 4}
+    path = make_checkpoint(tmp_path, FAMILY_OF.get(request.param, request.param), **fields)
     config = load_model_config(resolve_checkpoint(str(path)))
     weights = random_weights(config, torch.float32, CPU)
     recorder = Recorded()
@@ -101,6 +109,18 @@ def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     # Steps that only decode went through graphs; three rows were filled up to four.
     assert both.recorder.recordings[1].num_replays > 0
     assert [of.num_replays for of in both.recorder.recordings[2:]] == [1] * NUM_PIECES
+
+
+@pytest.mark.parametrize("both", [LONG], indirect=True)
+def test_long_requests_beside_others(both: Both) -> None:
+    """In steps that are launched, in pieces, and in graphs."""
+    outputs = []
+    for node in (both.torch, both.cuda):
+        batch = [*requests(), make_request(make_prompt(11, seed=11), is_long=True)]
+        node.generate(batch, num_tokens=6, chunk=7)
+        outputs.append([request.output_token_ids for request in batch])
+    assert outputs[0] == outputs[1]
+    assert outputs[0][-1] != outputs[0][-2], "of the same prompt"
 
 
 def test_what_gpus_lack_is_refused_by_name(tmp_path: Path) -> None:

@@ -115,9 +115,9 @@ class Node:
                 return
             self.step(rows)
 
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+    def logits(self, token_ids: Sequence[int], *, is_long: bool = False) -> torch.Tensor:
         """[num_tokens, vocab_size] of a sequence computed in one step."""
-        request = make_request(token_ids)
+        request = make_request(token_ids, is_long=is_long)
         num_blocks = self.kv_cache.layout.blocks_for(len(token_ids))
         request.block_table = [self.free.pop() for _ in range(num_blocks)]
         batch = build_batch(

@@ -182,7 +182,7 @@ def make_native(small: SmallModel, **changes: Any) -> _native.Decoder:
         "is_bfloat16": False,
         "norm_eps": config.rms_norm_eps,
         "sliding_windows": [0] * config.num_layers,
-        "inverse_frequencies": torch.ones(1, config.head_dim // 2),
+        "inverse_frequencies": torch.ones(2, 1, config.head_dim // 2),
         "rope_scales": [1.0],
         "layer_ropes": [0] * config.num_layers,
         "activation": "silu",

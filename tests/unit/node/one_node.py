@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -63,11 +64,13 @@ class Bench:
         refusal: str = "",
         engine: EngineConfig | None = None,
         orphan_s: float = 60.0,
+        short_len: int = 0,
     ) -> None:
         timeouts = NodeTimeouts(orphan_s=orphan_s)
         config = NodeConfig(engine=engine or EngineConfig(), timeouts=timeouts)
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
-        self.parts = made_parts("n", self.memory, LAYOUT, config)
+        parts = made_parts("n", self.memory, LAYOUT, config)
+        self.parts = replace(parts, short_len=short_len)
         self.num_reports = 0
         self.pulled: list[str] = []  # what is to be settled
         self.services = Services(
@@ -90,12 +93,13 @@ class Bench:
         max_tokens: int = MAX_TOKENS,
         grammar: str = "",
         prefix_sources: Sequence[PrefixSource] = (),
+        is_long: bool = False,
     ) -> None:
         """A prefill leg arrives; a decode node listens, if it `is_heard`."""
         sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar)
         leg = PrefillLeg(
             request_id=request_id,
-            prompt=Prompt(list(range(num_tokens)), request_id),
+            prompt=Prompt(list(range(num_tokens)), request_id, is_long),
             sampling=sampling,
             handoff=max_tokens > 1,
             prefix_sources=list(prefix_sources),

@@ -16,7 +16,7 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.parts import num_parts
-from pdserve.node.device_ranks.following import with_places
+from pdserve.node.device_ranks.following import with_slots
 from pdserve.node.engine_watch import unless_rank_lost
 from pdserve.node.start.model import check_devices, device_of_rank
 from pdserve.shared.errors import ConfigError, NodeSick
@@ -129,7 +129,7 @@ def test_a_request_goes_on_at_a_node_of_other_ranks(
         assert prefilled_and_decoded(source, destination, LENGTHS[-1], kind) == expected[-1]
 
 
-def test_positions_and_slots_follow_from_what_the_step_memory_has() -> None:
+def test_slots_follow_from_what_the_step_memory_has() -> None:
     """Those of chunks in the middle of their prompts, and of decodes."""
     requests = [make_request(make_prompt(length)) for length in (40, 5, 33)]
     for number, (request, computed) in enumerate(zip(requests, (16, 0, 32), strict=True)):
@@ -138,11 +138,8 @@ def test_positions_and_slots_follow_from_what_the_step_memory_has() -> None:
     rows = [Scheduled(request, count) for request, count in zip(requests, (20, 5, 1), strict=True)]
     batch = build_batch(rows, 16, torch.device("cpu"))
     nothing = torch.empty(0, dtype=torch.int64)
-    bare = replace(
-        batch, positions=nothing, attention=replace(batch.attention, slot_mapping=nothing)
-    )
-    found = with_places(bare, 16)
-    assert torch.equal(found.positions, batch.positions)
+    bare = replace(batch, attention=replace(batch.attention, slot_mapping=nothing))
+    found = with_slots(bare, 16)
     assert torch.equal(found.attention.slot_mapping, batch.attention.slot_mapping)
 
 

@@ -118,6 +118,22 @@ async def test_tokens_of_a_step_are_one_message_and_go_before_announcements(
     await bench.close()
 
 
+@pytest.mark.parametrize(("short_len", "is_long"), [(0, True), (14, False), (15, True)])
+async def test_a_request_that_came_as_the_wrong_kind_is_refused(
+    short_len: int, is_long: bool
+) -> None:
+    """It would be rotated otherwise than on the other nodes. It is of 15 tokens at most."""
+    bench = Bench(P, short_len=short_len)
+    bench.prefill("r", 9, is_heard=False, is_long=is_long)
+    (refusal,) = bench.link.sent
+    assert isinstance(refusal, LegFailed)
+    assert f"the longest short one has {short_len or 'any'} tokens" in refusal.message
+    bench.prefill("r", 9, is_long=not is_long)
+    bench.run()
+    bench.check_idle()
+    await bench.close()
+
+
 async def test_an_id_is_taken_whichever_service_has_it() -> None:
     bench = Bench(P)
     bench.prefill("r")

@@ -65,16 +65,17 @@ def test_legs_have_the_bytes_that_they_had(said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("salt", "hashes"),
+    ("salt", "is_long", "hashes"),
     [
-        ("", ["31c4eaebac57eec70db6e59e07415afd", "5966929883cbaa43cc2303901595ba83"]),
-        ("é", ["b17c8b73ab2ae3efe21106ec680cebef", "32f6ada753a58cb505e745144b6b937f"]),
+        ("", False, ["31c4eaebac57eec70db6e59e07415afd", "5966929883cbaa43cc2303901595ba83"]),
+        ("é", False, ["b17c8b73ab2ae3efe21106ec680cebef", "32f6ada753a58cb505e745144b6b937f"]),
+        ("é", True, ["063b84efdc4c59dd88ba25b820c0f734", "969679b917270436299080dec99258b7"]),
     ],
 )
-def test_blocks_have_the_hashes_that_they_had(salt: str, hashes: list[str]) -> None:
-    prompt = Prompt([1, 2, 3, 4, 5], salt)
+def test_blocks_have_the_hashes_that_they_had(salt: str, is_long: bool, hashes: list[str]) -> None:
+    prompt = Prompt([1, 2, 3, 4, 5], salt, is_long)
     assert [digest.hex() for digest in prompt.hashes(2)] == hashes
-    beginning = Prompt([1, 2], salt)
+    beginning = Prompt([1, 2], salt, is_long)
     assert beginning.then([3, 4, 5]) == prompt
     grown = beginning.hashes(2)
     beginning.extend_hashes(grown, lambda start, end: prompt.token_ids[start:end], 5, 2)

@@ -20,6 +20,7 @@ from tests.checkpoints import (
     to_transformers_4_style,
     with_plain_tensors,
 )
+from tests.long_requests import LONG_ROPE
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
@@ -63,20 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
     ),
-    "phi3 with longrope": (
-        "phi3",
-        {
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 256,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10_000.0,
-                "partial_rotary_factor": 0.75,
-                "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
-                "long_factor": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
-            },
-        },
-    ),
+    "phi3 with longrope": ("phi3", LONG_ROPE),
     "granite": ("granite", {}),
     "granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "granite4": ("granite4", {"seed": 1}),

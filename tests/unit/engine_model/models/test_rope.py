@@ -60,7 +60,7 @@ def test_cosines_are_computed_in_float32() -> None:
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
-def test_longrope_is_that_of_transformers_up_to_where_it_is_served(name: str) -> None:
+def test_longrope_is_that_of_transformers_for_both_kinds_of_requests(name: str) -> None:
     """Older checkpoints of Phi-3 call it otherwise."""
     factors = {"short_factor": [1.0, 1.5, 2.5, 4.0], "long_factor": [2.0, 4.0, 6.0, 9.0]}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
@@ -71,10 +71,19 @@ def test_longrope_is_that_of_transformers_up_to_where_it_is_served(name: str) ->
         original_max_position_embeddings=4096,
         rope_parameters=dict(rope),
     )
-    expected, scale = ROPE_INIT_FUNCTIONS["longrope"](config)
     parsed = parse(rope | {"rope_type": name}, original_max_position_embeddings=4096)
-    torch.testing.assert_close(inverse_frequencies(parsed, 8), expected, rtol=0, atol=0)
-    assert (parsed.attention_factor, parsed.max_model_len) == (scale, 4096)
+    assert (parsed.short_len, parsed.max_model_len) == (4096, 131_072)
+    found = Rope(parsed, 8, torch.device("cpu")).inverse_frequencies
+    for kind, length in enumerate((4096, 4097)):
+        expected, scale = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+        torch.testing.assert_close(found[kind], expected, rtol=0, atol=0)
+        assert parsed.attention_factor == scale
+
+
+def test_without_a_longer_context_no_request_is_long() -> None:
+    factors = {"short_factor": [1.0], "long_factor": [2.0]}
+    parsed = parse({"rope_type": "longrope", **factors}, 4096)
+    assert (parsed.short_len, parsed.max_model_len) == (0, 4096)
 
 
 def test_dynamic_is_default_up_to_where_it_is_served() -> None:

@@ -34,6 +34,8 @@ STEP_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("token_ids", int32(0, 1, 2, 3), TypeError, "token_ids: expected dtype int64, found int32"),
     ("token_ids", torch.tensor([[0, 1]]), ValueError, "token_ids: expected shape"),
     ("token_ids", torch.tensor([0, 1, 2]), ValueError, r"query_start\[2\]: expected 3"),
+    ("positions", torch.tensor([0, -2, -3, 14]), ValueError, r"positions\[3\]: expected 15 or -16"),
+    ("positions", torch.tensor([0, 1, 2]), ValueError, "positions: expected shape"),
     ("query_start", int32(0, 3, 2), ValueError, r"query_start\[2\]: expected at least 3"),
     ("context_lens", int32(2, 17), ValueError, r"context_lens\[0\]: expected at least the 3 rows"),
     ("context_lens", int32(3, 170), ValueError, "block_tables: expected at least 11 columns"),
@@ -66,6 +68,7 @@ def test_a_step_that_makes_no_sense_is_refused_before_it_begins(
 ) -> None:
     arguments = {
         "token_ids": torch.tensor([0, 1, 2, 319]),
+        "positions": torch.tensor([0, -2, -3, 15]),  # -1 - position: of a long request
         "query_start": int32(0, 3, 4),
         "context_lens": int32(3, 16),
         "block_tables": int32(0, 7).view(2, 1),
@@ -93,7 +96,7 @@ def test_a_step_that_makes_no_sense_is_refused_before_it_begins(
         ({"norm_eps": -1.0}, ValueError, "norm_eps: expected 0 or more"),
         ({"sliding_windows": [0, 0]}, ValueError, "sliding_windows: expected one for each"),
         ({"sliding_windows": [0, -1, 0]}, ValueError, "sliding_windows: .*found -1"),
-        ({"inverse_frequencies": torch.ones(1, 15)}, ValueError, "inverse_frequencies: .*found"),
+        ({"inverse_frequencies": torch.ones(2, 1, 15)}, ValueError, "inverse_frequencies: .*found"),
         ({"rope_scales": [1.0, 2.0]}, ValueError, "inverse_frequencies: .*found"),
         ({"layer_ropes": [0, 0]}, ValueError, "layer_ropes: expected 3, one for each"),
         ({"layer_ropes": [0, 1, 0]}, ValueError, "layer_ropes: expected of 1 ropes, found 1"),
