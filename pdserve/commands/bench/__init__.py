@@ -10,6 +10,7 @@ For users:
 Instruments for who changes a part of pdserve:
 
     step/         engine steps against what memory and arithmetic allow
+    drafts/       tokens a second with drafts, against without
     overhead/     what a decode step costs besides the model
     transfer/     KV between two processes, against memcpy
     handoff/      from the end of prefill to the first decode step
@@ -19,6 +20,6 @@ Instruments for who changes a part of pdserve:
 
 What several share: `load/` is what clients send and see, `checkpoints/` are models to measure,
 `output` prints. A folder has its settings in `config`, which every command loads, and everything
-else, tables included, behind `run`. Only `step` and `perf_model` compute a model themselves: the
-others know servers by their URLs, and need no torch.
+else, tables included, behind `run`. Only `step`, `drafts` and `perf_model` compute a model
+themselves: the others know servers by their URLs, and need no torch.
 """

@@ -18,6 +18,7 @@ from typing import Any
 from pdserve.commands.bench.chaos.config import ChaosConfig
 from pdserve.commands.bench.compare.config import CompareConfig
 from pdserve.commands.bench.coordinator.config import CoordinatorBenchConfig
+from pdserve.commands.bench.drafts.config import DraftsBenchConfig
 from pdserve.commands.bench.handoff.config import HandoffBenchConfig
 from pdserve.commands.bench.neighbours.config import NeighboursConfig
 from pdserve.commands.bench.overhead.config import OverheadConfig
@@ -72,6 +73,7 @@ COMPARISONS: Sequence[Bench] = (
 
 INSTRUMENTS: Sequence[Bench] = (  # measure one part of pdserve
     Bench("step", "engine step times beside the hardware's limits", StepBenchConfig),
+    Bench("drafts", "tokens a second with drafts, against without", DraftsBenchConfig),
     Bench("overhead", "cost of a decode step besides the model", OverheadConfig),
     Bench("transfer", "KV transfer speed, per transport, beside memcpy", TransferConfig),
     Bench(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pdserve._native import TextIndex
-from pdserve.engine.drafts.source import Drafter
 from pdserve.engine.request import Request
 
 
@@ -12,6 +11,6 @@ class OwnText:
 
     name = "text"
 
-    def drafter(self, request: Request) -> Drafter:
+    def drafter(self, request: Request) -> TextIndex:
         """As Source.drafter."""
         return TextIndex()

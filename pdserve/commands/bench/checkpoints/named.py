@@ -29,15 +29,15 @@ def gguf_of(checkpoint: str) -> str:
 
 
 def checkpoint_of(shape: str) -> str:
-    """Return a checkpoint directory; that of a named shape is kept in the user's cache.
+    """Return a checkpoint; that of a named shape is kept in the user's cache.
 
     Raises:
-        ConfigError: there is no such shape or directory, or it cannot be written.
+        ConfigError: there is no such shape, directory or GGUF file, or it cannot be written.
     """
     if shape not in SHAPES:
-        if not Path(shape).is_dir():
+        if not Path(shape).exists():
             raise ConfigError(
-                f'--shape "{shape}" is neither a directory nor one of {", ".join(SHAPES)}'
+                f'--shape "{shape}" is no directory, no GGUF file and none of {", ".join(SHAPES)}'
             )
         return shape
     folder = cache_folder("checkpoints") or Path(tempfile.gettempdir()) / "pdserve-checkpoints"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve import _native
 from pdserve.commands.bench.checkpoints.random_checkpoint import (
     kept_checkpoint,
     write_random_checkpoint,
@@ -31,16 +29,6 @@ from pdserve.node.start.model import NodeModel
 from pdserve.shared.errors import ConfigError
 from tests.unit.commands.bench.checkpoints.test_random_checkpoint import TINY
 from tests.unit.node.device_ranked import forked_rank, model_of
-
-
-@pytest.fixture
-def cores() -> Iterator[None]:
-    """What a run changes for the whole process is as it was."""
-    cpus, threads, native = os.sched_getaffinity(0), torch.get_num_threads(), _native.num_threads()
-    yield
-    os.sched_setaffinity(0, cpus)
-    torch.set_num_threads(threads)
-    _native.set_num_threads(native)
 
 
 @pytest.fixture
@@ -159,7 +147,7 @@ def test_gpus_are_named_and_have_no_threads(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--shape=7b"], "neither a directory nor one of demo-14m"),
+        (["--shape=7b"], "no directory, no GGUF file and none of demo-14m"),
         (["--quick", "--batches=2", "--prompts=128"], "--quick measures none"),
         (["--kv-memory=much"], "is not a size"),
     ],

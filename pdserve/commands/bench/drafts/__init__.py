@@ -1,0 +1,1 @@
+"""`pdserve bench drafts`: tokens a second with drafts, against the same without."""
