@@ -28,10 +28,10 @@ import pdserve
 from pdserve.protocol import NodeRole, PhaseTimes, Sickness
 from pdserve.shared.process.loop_watch import LoopWatch
 from pdserve.shared.prometheus.collectors import (
+    QuickHistogram,
     ReadCounter,
     ReadCounters,
     ReadGauges,
-    TokenHistogram,
 )
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -78,7 +78,12 @@ class _Registry:
         for family in self.registry.collect():
             yield generate_latest(_One(family))
 
-    def _histogram(
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> QuickHistogram:
+        histogram = QuickHistogram(self._named_histogram(name, ()), text, buckets)
+        self.registry.register(histogram)
+        return histogram
+
+    def _histograms(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
         full_name = self._named_histogram(name, labels)
@@ -174,13 +179,13 @@ class CoordinatorMetrics(_Registry):
             "revision",
             "outcome",
         )
-        self.revision_ttft = self._histogram(
+        self.revision_ttft = self._histograms(
             "revision_time_to_first_token_seconds",
             "Receipt -> first token of requests that ended well, by their nodes' revision",
             LONG_BUCKETS_S,
             "revision",
         )
-        self.revision_tpot = self._histogram(
+        self.revision_tpot = self._histograms(
             "revision_time_per_output_token_seconds",
             "Mean time per token after the first of requests that ended well, by their nodes' "
             "revision",
@@ -209,12 +214,9 @@ class CoordinatorMetrics(_Registry):
             "(end to end - TTFT) / (output tokens - 1), per request",
             SHORT_BUCKETS_S,
         )
-        self.itl = TokenHistogram(
-            self._named_histogram("inter_token_latency_seconds", ()),
-            "Gap between two tokens of a request",
-            SHORT_BUCKETS_S,
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "Gap between two tokens of a request", SHORT_BUCKETS_S
         )
-        self.registry.register(self.itl)
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Receipt -> last token", LONG_BUCKETS_S
         )
@@ -313,13 +315,13 @@ class CoordinatorMetrics(_Registry):
             "slo_class",
             "slo",
         )
-        self.class_ttft = self._histogram(
+        self.class_ttft = self._histograms(
             "slo_ttft_seconds", "TTFT by class", LONG_BUCKETS_S, "slo_class"
         )
-        self.class_tpot = self._histogram(
+        self.class_tpot = self._histograms(
             "slo_tpot_seconds", "TPOT by class", SHORT_BUCKETS_S, "slo_class"
         )
-        self.class_waited = self._histogram(
+        self.class_waited = self._histograms(
             "slo_waited_seconds",
             "Time that requests waited in the coordinator's line, if they had to, by class",
             LONG_BUCKETS_S,

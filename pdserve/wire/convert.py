@@ -29,7 +29,10 @@ _Reader = Callable[[Any], Any]
 
 def fill(message: msgspec.Struct, proto: P) -> P:
     """Write `message` into the empty `proto` of the same name, and return it."""
-    for write in _codec(type(message))[0]:
+    plain, writers, _ = _codec(type(message))
+    for name in plain:
+        setattr(proto, name, getattr(message, name))
+    for write in writers:
         write(message, proto)
     return proto
 
@@ -41,7 +44,7 @@ def read(proto: ProtoMessage, struct: type[S]) -> S:
         MalformedMessage: a value that the struct does not allow, such as an unknown enum value.
     """
     try:
-        return struct(**{name: reader(proto) for name, reader in _codec(struct)[1]})
+        return struct(**{name: reader(proto) for name, reader in _codec(struct)[2]})
     except ValueError as error:
         raise MalformedMessage(f"{struct.__name__}: {error}") from error
 
@@ -115,12 +118,23 @@ def _held(proto: Any) -> Any:
 
 
 @cache
-def _codec(struct: type[msgspec.Struct]) -> tuple[list[_Writer], list[tuple[str, _Reader]]]:
+def _codec(
+    struct: type[msgspec.Struct],
+) -> tuple[list[str], list[_Writer], list[tuple[str, _Reader]]]:
+    """Return the fields that are written as they are, the writers of the others, and all readers.
+
+    Most are plain, and no function is called for them.
+    """
     hints = get_type_hints(struct)
     names = struct.__struct_fields__
-    writers = [_writer(name, hints[name]) for name in names]
+    plain = [name for name in names if _is_plain(hints[name])]
+    writers = [_writer(name, hints[name]) for name in names if name not in plain]
     readers = [(name, _reader(name, hints[name])) for name in names]
-    return writers, readers
+    return plain, writers, readers
+
+
+def _is_plain(hint: Any) -> bool:
+    return not (_without_none(hint)[1] or _is_struct(hint) or get_origin(hint) in (list, dict))
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -173,7 +187,12 @@ def _plain_writer(name: str, hint: Any) -> _Writer:
 
         return write_structs
     if origin is list:
-        return lambda message, proto: getattr(proto, name).extend(getattr(message, name))
+
+        def write_list(message: Any, proto: Any) -> None:
+            if values := getattr(message, name):
+                getattr(proto, name).extend(values)
+
+        return write_list
     if origin is dict:
         return lambda message, proto: getattr(proto, name).update(getattr(message, name))
     return lambda message, proto: setattr(proto, name, getattr(message, name))
