@@ -2,8 +2,8 @@
 
 Input items (`requests`) become conversation items (`input_items`, `items`), which `messages` turns
 into chat messages; `chat_request` makes a chat request of all. `truncation` says which items may be
-dropped; `compaction` seals a summary. Only the output differs: the answer is split into pieces
-(`answer_pieces`), which `format` and `output` encode as items and typed events (`events`).
+dropped; `compaction` seals a summary. Only the output differs: `format` and `output` encode the
+pieces of an answer (`answer/pieces.py`) as items and typed events (`events`).
 
 Nothing here outlives a call: see `coordinator/stateful`.
 """

@@ -6,8 +6,8 @@ Chat decides what is supported: what chat refuses is refused here, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from msgspec import structs
@@ -15,6 +15,7 @@ from msgspec import structs
 from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import ChatRequest, Message, checked
 from coordinator.api.read.fields import field_names
+from coordinator.api.read.words import renamed
 from coordinator.api.responses.requests import (
     LOGPROBS,
     AllowedChoice,
@@ -23,7 +24,7 @@ from coordinator.api.responses.requests import (
     ResponseRequest,
     TextConfig,
 )
-from pdserve.shared.errors import InvalidRequest, RequestError
+from pdserve.shared.errors import InvalidRequest
 
 # Same name and meaning in both; other fields are translated, or do not concern chat.
 _SAME = (field_names(ChatRequest) & field_names(ResponseRequest)) - {
@@ -68,21 +69,9 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
     return checked(convert_request(values, ChatRequest))
 
 
-@contextmanager
-def in_our_words() -> Iterator[None]:
+def in_our_words() -> AbstractContextManager[None]:
     """Translate errors raised within, so that they name parameters of the Responses API."""
-    try:
-        yield
-    except RequestError as error:
-        param = ours = error.param or ""
-        for pattern, word in _OUR_WORDS:
-            ours = pattern.sub(word, ours)
-        if ours == param:
-            raise
-        message = error.message.replace(repr(param), repr(ours))
-        if not param.isidentifier():  # a plain identifier may be an ordinary word of the message
-            message = message.replace(param, ours)
-        raise type(error)(message, ours) from error
+    return renamed(_OUR_WORDS)
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

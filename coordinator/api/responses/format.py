@@ -11,9 +11,9 @@ import msgspec
 from coordinator.api.answer import bodies
 from coordinator.api.answer.choice import ChoiceDelta, ScoredToken
 from coordinator.api.answer.logprobs import TokenNames, chat_logprobs
+from coordinator.api.answer.pieces import AnswerPieces, Piece
 from coordinator.api.plan.generations import PartsPlan
 from coordinator.api.responses import events
-from coordinator.api.responses.answer_pieces import AnswerPieces, Piece
 from coordinator.api.responses.items import Item
 from coordinator.api.responses.objects import (
     IncompleteDetails,

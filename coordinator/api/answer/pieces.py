@@ -1,6 +1,6 @@
-"""Splits an answer into pieces for items, each with the tokens of its text.
+"""Splits an answer into pieces in the order in which they were written, each with its tokens.
 
-Chat may collect the parts of a piece of text by kind; for items, their order matters.
+Chat may collect the parts of a piece of text by kind; for items and blocks, their order matters.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class AnswerPieces:
     def __init__(self, parts: AnswerParts) -> None:
         self._parts = TokenParts(parts)
         self._unshown: list[ScoredToken] = []  # tokens of text that is held back
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls so far."""
+        return self._parts.num_calls
 
     @property
     def num_reasoning_tokens(self) -> int:
