@@ -11,6 +11,7 @@ from coordinator.api.calls import CALLS, ENDPOINTS, told
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext, BeginSpan
 from coordinator.api.embeddings.places import PromptPlaces
+from coordinator.api.messages import operations as messages
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
 from coordinator.api.openapi.operations import OPERATIONS
@@ -74,7 +75,7 @@ def create_app(
     app[CALLS] = dict(ENDPOINTS)
     description = app[DESCRIPTION] = Description()
     routes = [*ROUTES, web.get("/openapi.json", told(description.get))]
-    add_routes(app, routes, OPERATIONS)
+    add_routes(app, routes, (*OPERATIONS, *messages.OPERATIONS))
     return app
 
 

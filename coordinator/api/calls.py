@@ -21,9 +21,11 @@ from coordinator.api.chat import plan_chat_call
 from coordinator.api.completions import plan_completion
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
+from coordinator.api.messages.plan import plan_message
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import read_object, read_request
 from coordinator.api.server.callers import admit, admit_keyed, begin
+from coordinator.api.server.dialects import speaks_messages
 
 _T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan
@@ -43,6 +45,7 @@ CALLS = web.AppKey("CALLS", dict[str, Endpoint])
 ENDPOINTS = {
     "/v1/chat/completions": Endpoint(plan_chat_call),
     "/v1/completions": Endpoint(plan_completion),
+    "/v1/messages": Endpoint(plan_message),
     "/v1/embeddings": Endpoint(plan_embeddings, is_keyed=False),
 }
 
@@ -69,6 +72,15 @@ def told(say: Callable[..., Awaitable[web.Response]]) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         return await say(request.app[CONTEXT], **request.match_info)
+
+    return handle
+
+
+def either(ours: Handler, theirs: Handler) -> Handler:
+    """Return the handler of a path that clients of the Messages API expect `theirs` from."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await (theirs if speaks_messages(request) else ours)(request)
 
     return handle
 

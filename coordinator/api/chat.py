@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.chat_format import ChatFormat
@@ -22,6 +22,7 @@ from coordinator.api.answer.formats import (
     usage_shown,
 )
 from coordinator.api.answer.logprobs import TokenNames
+from coordinator.api.answer.sse import KEEP_ALIVE
 from coordinator.api.context import ApiContext
 from coordinator.api.plan.generations import PartsPlan, for_prompt, generations, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
@@ -51,6 +52,7 @@ class ChatPlan:
         *,
         head: AnswerHead | None = None,
         counts_along: bool = False,
+        keep_alive: bytes = KEEP_ALIVE,
         saved: Callable[[], Awaitable[None]] | None = None,
     ) -> CallPlan:
         """Return the call whose answers are encoded by `answer_format`."""
@@ -63,8 +65,24 @@ class ChatPlan:
             head=head,
             is_streaming=self.is_streaming,
             counts_along=counts_along,
+            keep_alive=keep_alive,
             saved=saved,
         )
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of an answer."""
+        return self.requests[0].sampling.max_tokens
+
+    def at_most(self, num_tokens: int) -> ChatPlan:
+        """Return the plan of answers with no more tokens than these."""
+        if num_tokens >= self.most_tokens:
+            return self
+        limited = [
+            replace(one, sampling=structs.replace(one.sampling, max_tokens=num_tokens))
+            for one in self.requests
+        ]
+        return replace(self, requests=limited)
 
 
 async def plan_chat_call(ask: Ask) -> CallPlan:

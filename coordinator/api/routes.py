@@ -8,7 +8,9 @@ from functools import partial
 from aiohttp import web
 
 from coordinator.api import information
-from coordinator.api.calls import ENDPOINTS, call, count, told
+from coordinator.api.calls import ENDPOINTS, call, count, either, told
+from coordinator.api.messages import models
+from coordinator.api.messages.plan import count_tokens
 from coordinator.api.openapi.document import DESCRIPTION, get_page
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import expect_nothing
@@ -18,8 +20,9 @@ post = partial(web.post, expect_handler=expect_nothing)
 
 ROUTES = (
     *(post(path, call) for path in ENDPOINTS),
-    web.get("/v1/models", told(information.list_models)),
-    web.get("/v1/models/{model:.+}", told(information.get_model)),
+    post("/v1/messages/count_tokens", count(count_tokens)),
+    web.get("/v1/models", either(told(information.list_models), models.list_models)),
+    web.get("/v1/models/{model:.+}", either(told(information.get_model), models.get_model)),
     post("/tokenize", count(tokenize)),
     post("/detokenize", count(detokenize)),
     web.get("/tokenizer_info", told(information.tokenizer_info)),

@@ -20,6 +20,7 @@ from coordinator.api.answer.arrivals import (
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
+from coordinator.api.answer.sse import KEEP_ALIVE
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.plan.generations import check_amounts
 from coordinator.api.plan.sampling import TextOptions
@@ -45,6 +46,7 @@ class CallPlan:
     is_streaming: bool
     counts_along: bool = False  # each event of a stream carries the token counts so far
     echoes_prompt: bool = False
+    keep_alive: bytes = KEEP_ALIVE  # sent while a stream has no events
     saved: Callable[[], Awaitable[None]] | None = None  # waits until what its end stores is stored
 
 

@@ -37,7 +37,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     if not plan.is_streaming:
         return (await whole_answer(context, trace, plan)).response()
     with Call(context, trace, plan) as call:
-        trace.stream = SseStream(outbox_of(request))
+        trace.stream = SseStream(outbox_of(request), plan.keep_alive)
         trace.format = plan.format
         streaming = _Streaming(call, plan, trace.stream, ids, context.clock)
         await streaming.run(request, context.config.keep_alive_s)

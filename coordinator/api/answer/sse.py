@@ -49,7 +49,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
-_KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore and proxies count as traffic
 DONE_DATA = "[DONE]"  # data of the last event of most streams
 _MARK = "\0text\0"  # stands for the text of a template
 DONE = f"data: {DONE_DATA}\n\n".encode()
@@ -69,10 +69,11 @@ class SseStream:
     aborted and ConnectionResetError is raised.
     """
 
-    def __init__(self, outbox: HttpOutbox) -> None:
+    def __init__(self, outbox: HttpOutbox, keep_alive: bytes = KEEP_ALIVE) -> None:
         # Do not store the request: it refers to its stream, and a reference cycle would leave
         # everything that the call holds to the garbage collector.
         self._outbox = outbox
+        self._keep_alive = keep_alive
         self._response = web.StreamResponse(headers=_HEADERS)
         self._is_begun = False  # the status line is sent with what is written first
         self._is_chunked = False  # by HTTP/1.1
@@ -114,8 +115,8 @@ class SseStream:
         await self._write(b"".join(events))
 
     async def keep_alive(self) -> None:
-        """Send a comment, which clients ignore and proxies count as traffic."""
-        await self._write(_KEEP_ALIVE)
+        """Send what only shows that the connection is alive."""
+        await self._write(self._keep_alive)
 
     async def close(self) -> None:
         """End the response."""

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from coordinator.api.answer.bodies import ErrorBody
 from coordinator.api.answer.sse import DONE_DATA
 from coordinator.api.context import ApiContext
 from coordinator.api.openapi.operation import EVENTS, HTML, JSON, Operation, Parameter
@@ -34,8 +33,9 @@ _ERRORS = {
     502: "A node failed while it worked on the request.",
     503: "No node can serve the request now, or the server is shutting down.",
     504: "The request was not complete before its deadline.",
+    529: "The cluster is too busy, no node can serve the request, or the server is shutting down.",
 }
-_LATER = (429, 503)  # statuses with a Retry-After header
+_LATER = (429, 503, 529)  # statuses with a Retry-After header
 
 
 class Description:
@@ -109,7 +109,7 @@ def _described(operation: Operation) -> dict[str, Any]:
 def _answers(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media: {"schema": _answer_schema(operation)}}
     if operation.events is not None:
-        content[EVENTS] = {"schema": _event_schema(operation.events)}
+        content[EVENTS] = {"schema": _event_schema(operation)}
     headers = {
         "x-request-id": _header("The request's id, as in the server's log.", {"type": "string"})
     }
@@ -123,12 +123,12 @@ def _answer_schema(operation: Operation) -> dict[str, Any]:
     return {"type": "object" if operation.media == JSON else "string"}
 
 
-def _event_schema(events: Any) -> dict[str, Any]:
+def _event_schema(operation: Operation) -> dict[str, Any]:
     """Return the schema of one event of a stream, which may be an error.
 
     OpenAPI 3.1 has no dedicated place for the schemas of events.
     """
-    data = {"anyOf": [_schema(events), _schema(ErrorBody)]}
+    data = {"anyOf": [_schema(operation.events), _schema(operation.error)]}
     text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
     last = {"const": DONE_DATA, "description": "The end of the stream, unless an event marks it."}
     return {
@@ -143,7 +143,7 @@ def _errors(operation: Operation) -> dict[str, Any]:
     for status in operation.errors:
         if status in operation.also:
             continue
-        content = {JSON: {"schema": _schema(ErrorBody)}}
+        content = {JSON: {"schema": _schema(operation.error)}}
         described[str(status)] = {"description": _ERRORS[status], "content": content}
         if status in _LATER:
             when = "Seconds to wait before a retry; absent if none can succeed."
@@ -173,7 +173,7 @@ def _header(
 
 def _types(operations: Sequence[Operation]) -> list[Any]:
     """Return every type that has a schema, once."""
-    types = [ErrorBody, *(t for o in operations for t in (o.body, o.answer, o.events))]
+    types = [t for o in operations for t in (o.error, o.body, o.answer, o.events)]
     return list(dict.fromkeys(t for t in types if t is not None))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from coordinator.api.answer.bodies import ErrorBody
 from coordinator.api.read.terms import CLASS_HEADER, TIMEOUT_HEADER
 
 EVENTS = "text/event-stream"
@@ -45,6 +46,7 @@ class Operation:
     media: str = JSON
     events: Any = None  # type of the stream's events, if the answer can be streamed
     also: tuple[int, ...] = ()  # further statuses with the same kind of answer
+    error: type[Struct] = ErrorBody
     errors: tuple[int, ...] = NO_CHOICE
     parameters: tuple[Parameter, ...] = ()
 

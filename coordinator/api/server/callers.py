@@ -13,6 +13,7 @@ _CLIENTS = ("/v1/", "/tokenize", "/detokenize")
 _OPERATORS = "/admin/"
 _STATE = ("/status", "/metrics", "/metrics/targets", "/admin/live")
 _SCHEME = "bearer "
+KEY_HEADER = "x-api-key"  # in which older Anthropic clients send the key
 CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, never received
 
 
@@ -109,5 +110,5 @@ def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
 def _key_of(request: web.Request) -> str | None:
     header = request.headers.get("Authorization", "")
     if header[: len(_SCHEME)].lower() != _SCHEME:
-        return None
+        return request.headers.get(KEY_HEADER)
     return header[len(_SCHEME) :].strip() or None

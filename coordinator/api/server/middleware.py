@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.server import callers
 from coordinator.api.server.connection import Connection
+from coordinator.api.server.dialects import error_response, id_headers
 from coordinator.api.server.errors import ErrorReply, describe, describe_http
 from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.addresses import host_in, is_loopback
@@ -28,7 +29,7 @@ _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer
 _METHODS = "GET, POST, DELETE"
 _SHOWN = (
-    "openai-processing-ms, openai-version, retry-after, x-request-id, x-should-retry, "
+    "openai-processing-ms, openai-version, request-id, retry-after, x-request-id, x-should-retry, "
     "x-pdserve-decode-node, x-pdserve-prefill-node, x-ratelimit-limit-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
     "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
@@ -41,7 +42,7 @@ async def label(request: web.Request, response: web.StreamResponse) -> None:
     context, trace = request.app[CONTEXT], request[TRACE]
     headers = response.headers
     headers.update(callers.limit_headers(context, trace))
-    headers["x-request-id"] = trace.request_id
+    headers.update(id_headers(request, trace.request_id))
     headers["openai-processing-ms"] = str(_waited_ms(context, trace))
     headers["openai-version"] = _API_VERSION
     headers.update(_origin_headers(request, context.config.cors_origins))
@@ -176,7 +177,7 @@ async def _reply(
     callers.conclude(context, trace, reply.status, reply.detail.code)
     stream = trace.stream
     if stream is None or trace.format is None or not stream.is_open:
-        response = reply.response()
+        response = error_response(request, reply, trace.request_id)
         if context.tasks.is_draining or request.content.exception() is not None:
             response.force_close()
         return response

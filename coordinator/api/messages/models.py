@@ -1,0 +1,58 @@
+"""GET /v1/models as clients of the Messages API know it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import CONTEXT
+from coordinator.api.messages.objects import ModelPage, ModelShown
+from coordinator.models.model import Catalog
+from pdserve.shared.errors import InvalidRequest
+
+_DEFAULT, _MOST = 20, 1000  # names on a page
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """List the names of the served models, page by page."""
+    models = request.app[CONTEXT].models
+    limit = _limit(request.query.get("limit"))
+    names = models.names
+    before, after = request.query.get("before_id"), request.query.get("after_id")
+    if before in names:
+        names = names[: names.index(before)]
+    if after in names:
+        names = names[names.index(after) + 1 :]
+    shown = names[-limit:] if before in models.names else names[:limit]
+    page = ModelPage(
+        data=[_shown(models, name) for name in shown],
+        has_more=len(shown) < len(names),
+        first_id=shown[0] if shown else None,
+        last_id=shown[-1] if shown else None,
+    )
+    return json_answer(page)
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """Describe the model of one name."""
+    return json_answer(_shown(request.app[CONTEXT].models, request.match_info["model"]))
+
+
+def _limit(text: str | None) -> int:
+    limit = int(text) if text is not None and text.isdecimal() and len(text) < 5 else None
+    if text is None:
+        return _DEFAULT
+    if limit is None or not 1 <= limit <= _MOST:
+        raise InvalidRequest(f"'limit' must be a number from 1 to {_MOST}", "limit")
+    return limit
+
+
+def _shown(models: Catalog, name: str) -> ModelShown:
+    model = models.find(name)
+    most = model.generator.max_model_len
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return ModelShown(
+        id=name, display_name=name, created_at=created, max_input_tokens=most, max_tokens=most
+    )
