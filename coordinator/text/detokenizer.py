@@ -25,12 +25,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
-
-if TYPE_CHECKING:
-    from coordinator.text.tokenizer import Tokenizer
 
 _FALLBACK_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -46,7 +43,8 @@ def _byte_of_character() -> dict[str, int]:
 class TokenPieces:
     """token id |-> the bytes it stands for."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+        self.special_ids = special_ids
         self._backend = backend
         kinds = _decoder_kinds(backend)
         self.is_byte_level = kinds == ["ByteLevel"]
@@ -80,6 +78,10 @@ class TokenPieces:
         alone = self._backend.decode([token_id], skip_special_tokens=False)
         twice = self._backend.decode([token_id, token_id], skip_special_tokens=False)
         return twice[len(alone) :].encode()
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of several tokens."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def _find_exact(self, token_id: int) -> bytes | None:
         token = self._backend.id_to_token(token_id)
@@ -119,13 +121,13 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        pieces: TokenPieces,
         *,
         skip_special_tokens: bool = True,
         kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`kept_ids`: special tokens whose text is kept, since later parsers need it."""
-        self._tokenizer = tokenizer
+        self._pieces = pieces
         self._kept_ids = kept_ids
         self.skip_special_tokens = skip_special_tokens
         self._utf8 = _UTF8(errors="replace")
@@ -138,21 +140,21 @@ class IncrementalDetokenizer:
 
         It is often, but not always, the text of this token.
         """
-        if self.skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self.skip_special_tokens and token_id in self._pieces.special_ids:
             return self._kept(token_id) if token_id in self._kept_ids else ""
         if not self._is_inside_character:
-            whole = self._tokenizer.whole_text(token_id)
+            whole = self._pieces.whole(token_id)
             if whole is not None:
                 return whole
-        piece = self._tokenizer.exact_bytes(token_id)
+        piece = self._pieces.exact(token_id)
         if piece is None:
             return self.finish() + self._push_behind_context(token_id)
-        if self._tokenizer.is_byte_level or not piece:
+        if self._pieces.is_byte_level or not piece:
             return self._decode_bytes(piece)
         return self._push_fallback_byte(token_id, piece)
 
     def _kept(self, token_id: int) -> str:
-        return self.finish() + self._decode([token_id])
+        return self.finish() + self._pieces.decode([token_id])
 
     def finish(self) -> str:
         """End the stream; an incomplete character is returned as U+FFFD."""
@@ -165,7 +167,7 @@ class IncrementalDetokenizer:
         return text
 
     def _push_behind_context(self, token_id: int) -> str:
-        text = self._decode([*self._context, token_id])
+        text = self._pieces.decode([*self._context, token_id])
         delta = text[len(self._context_text) :]
         if delta:
             self._set_context([token_id])
@@ -183,7 +185,4 @@ class IncrementalDetokenizer:
 
     def _set_context(self, token_ids: list[int]) -> None:
         self._context = token_ids
-        self._context_text = self._decode(token_ids)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        self._context_text = self._pieces.decode(token_ids)

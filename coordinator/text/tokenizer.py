@@ -59,9 +59,9 @@ class Tokenizer:
         self.templates = templates
         self.named_special_tokens = config.named_special_tokens  # bos_token and so on
         prepare_backend(backend, config)
-        self._pieces = TokenPieces(backend)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.pieces = TokenPieces(backend, self._special_ids)
         vocab = backend.get_vocab(with_added_tokens=True)
         self._num_ids = 1 + max(vocab.values(), default=-1) if num_ids is None else num_ids
         self._longest_token = max(map(len, vocab), default=0)
@@ -111,11 +111,6 @@ class Tokenizer:
     def max_chars_per_token(self) -> int:
         """A text of n tokens has at most n times this many characters."""
         return _MAX_SHRINKAGE * self._longest_token
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether tokens are exact bytes."""
-        return self._pieces.is_byte_level
 
     def tokens_from(self, first_id: int) -> dict[int, str]:
         """Return token id |-> text of all tokens from this id on, in order."""
@@ -260,18 +255,6 @@ class Tokenizer:
             return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
         return await self._run(show, asker, len(token_ids) > LONG_TEXT_CHARS)
-
-    def exact_bytes(self, token_id: int) -> bytes | None:
-        """Return the token's bytes in any position; None if they depend on the preceding tokens."""
-        return self._pieces.exact(token_id)
-
-    def whole_text(self, token_id: int) -> str | None:
-        """Return its text if it is of whole characters, and none is incomplete before it."""
-        return self._pieces.whole(token_id)
-
-    def shown_bytes(self, token_id: int) -> bytes:
-        """Return the token's bytes inside a text; they may be a part of a character."""
-        return self._pieces.shown(token_id)
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -64,7 +64,7 @@ class Choice:
         self._num_prompt_told = 0  # of the prompt's log-probabilities
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
+            tokenizer.pieces,
             skip_special_tokens=options.skip_special_tokens,
             kept_ids=options.kept_ids,
         )

@@ -32,7 +32,7 @@ class TokenNames:
         """Return a token's name and its bytes."""
         found = self._of_chat.get(token_id)
         if found is None:
-            piece = self._tokenizer.shown_bytes(token_id)
+            piece = self._tokenizer.pieces.shown(token_id)
             name = self._id(token_id) if self._are_ids else piece.decode("utf-8", errors="replace")
             found = self._of_chat[token_id] = name, list(piece)
         return found
@@ -49,7 +49,7 @@ class TokenNames:
         return found
 
     def _text(self, token_id: int) -> str:
-        piece = self._tokenizer.shown_bytes(token_id)
+        piece = self._tokenizer.pieces.shown(token_id)
         try:
             return piece.decode("utf-8")
         except UnicodeDecodeError:

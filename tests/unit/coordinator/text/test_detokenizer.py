@@ -32,7 +32,7 @@ def load(family: str) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    detokenizer = IncrementalDetokenizer(tokenizer.pieces, skip_special_tokens=skip)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
 
 
@@ -42,7 +42,7 @@ def whole(family: str, ids: list[int], *, skip: bool = True) -> str:
     if family not in ("llama_2", "gemma"):
         return tokenizer.decode(ids, skip_special_tokens=skip)
     kept = [i for i in ids if not (skip and tokenizer.is_special(i))]
-    raw = b"".join(tokenizer.exact_bytes(i) or _ordinary(tokenizer, i) for i in kept)
+    raw = b"".join(tokenizer.pieces.exact(i) or _ordinary(tokenizer, i) for i in kept)
     text = raw.decode("utf-8", errors="replace")
     return text.removeprefix(" ") if family == "llama_2" else text
 
@@ -108,7 +108,7 @@ def test_tokens_beyond_the_vocabulary_show_nothing() -> None:
 @pytest.mark.parametrize("family", ["byte_level", "llama_2", "metaspace"])
 def test_state_does_not_grow_with_the_text(family: str) -> None:
     tokenizer = load(family)
-    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer.pieces)
     ids = [i for i in range(tokenizer.num_ids) if not tokenizer.is_special(i)]
     for token_id in ids:  # fills the table of pieces
         detokenizer.push(token_id)
@@ -126,7 +126,7 @@ def test_shown_bytes_keep_the_leading_space() -> None:
         tokenizer = load(family)
         token_id = tokenizer._backend.token_to_id(word)
         assert token_id is not None
-        assert tokenizer.shown_bytes(token_id) == b" a"
+        assert tokenizer.pieces.shown(token_id) == b" a"
     tokenizer = load("llama_2")
-    assert tokenizer.shown_bytes(tokenizer._backend.token_to_id("<0xF0>") or 0) == b"\xf0"
-    assert re.fullmatch(rb"</s>", tokenizer.shown_bytes(2))
+    assert tokenizer.pieces.shown(tokenizer._backend.token_to_id("<0xF0>") or 0) == b"\xf0"
+    assert re.fullmatch(rb"</s>", tokenizer.pieces.shown(2))
