@@ -65,7 +65,8 @@ def write(file: Path, ids: dict[str, int], kinds: dict[str, int], **values: Any)
     writer.add_token_list(texts)
     writer.add_token_types([kinds.get(text, 1) for text in texts])
     for key, value in values.items():
-        getattr(writer, f"add_{key}")(value)
+        if value is not None:
+            getattr(writer, f"add_{key}")(value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -200,7 +201,10 @@ def test_expressions_are_all_valid(tmp_path: Path) -> None:
     [
         ({"tokenizer_pre": "odd"}, "names the pre-tokenizer 'odd' .*known are .*llama-bpe"),
         ({"tokenizer_pre": ""}, "names no pre-tokenizer"),
-        ({"tokenizer_model": "rwkv"}, "tokenizer rwkv .*not supported; supported are gpt2, llama"),
+        (
+            {"tokenizer_model": "rwkv"},
+            "tokenizer rwkv .*not supported; supported are gpt2, llama, gemma4, t5",
+        ),
         ({"token_merges": ["ab"]}, "not two tokens"),
         ({"token_merges": ["a c"]}, "cannot be made"),
         ({"bos_token_id": 3}, "bos_token_id is 3; it must be one of the 3 tokens"),

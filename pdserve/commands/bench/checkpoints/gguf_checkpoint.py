@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdserve.model_files.checkpoint import SINGLE_FILE
 from pdserve.model_files.gguf.container import ALIGNMENT, MAGIC
 from pdserve.model_files.gguf.names import place_of
-from pdserve.model_files.gguf.tokenizer import CONTROL, NORMAL, UNUSED
+from pdserve.model_files.gguf.vocabulary import CONTROL, NORMAL, UNUSED
 from pdserve.model_files.tokenizer import TokenizerConfig
 from pdserve.shared.errors import ConfigError
 
