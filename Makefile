@@ -68,8 +68,9 @@ proto: $(ENV_TEST) ## regenerate the gRPC stubs
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
 		--grpc_python_out=$(PROTO_OUT) proto/pdserve/wire/*.proto
 
-demo-model: $(ENV_TEST) ## retrain the bundled demo model
+demo-model: $(ENV_TEST) ## retrain the bundled demo model, and its draft model
 	$(BIN)/python -m tools.demo_model.train
+	$(BIN)/python -m tools.demo_model.train --draft
 
 clean: ## remove build outputs and caches, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

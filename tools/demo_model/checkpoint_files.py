@@ -24,6 +24,16 @@ SHAPE: Final[dict[str, int]] = {
 }
 """1.97 million parameters with a vocabulary of 2048: 3.9 MB in bfloat16."""
 
+DRAFT_SHAPE: Final[dict[str, int]] = {
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+"""0.32 million parameters, two thirds of them the embedding; two layers, so that it can copy."""
+
 
 def model_config(tokenizer: Tokenizer, shape: dict[str, int]) -> dict[str, Any]:
     """Return the contents of config.json.

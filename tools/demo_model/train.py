@@ -3,7 +3,7 @@
 Text is generated, a tokenizer learned from it, a small Llama trained on it (float32 weights, with
 the matrix products in bfloat16 where the CPU is faster at that), its weights rounded to bfloat16
 and, so rounded, examined on questions that were held out. The same seed gives the same run on the
-same machine and number of threads.
+same machine and number of threads. `--draft` trains its draft model, of the same tokenizer.
 """
 
 import argparse
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from pdserve import _native
-from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
 from tools.demo_model import checkpoint_files, corpus, evaluate
 from tools.demo_model.batches import PackedRows
 from tools.demo_model.probes import held_out_probes
@@ -53,6 +54,9 @@ class TrainingPlan:
     """Held-out questions per skill in the final evaluation."""
     max_new_tokens: int = evaluate.MAX_NEW_TOKENS
     """Longest answer in the evaluation; longer ones count as wrong."""
+
+
+DRAFT_STEPS: Final = 6_000
 
 
 def learning_rate(plan: TrainingPlan, step: int, progress: float) -> float:
@@ -134,11 +138,16 @@ def train(
     plan: TrainingPlan,
     folder: Path,
     shape: dict[str, int] = checkpoint_files.SHAPE,
+    tokenizer: Tokenizer | None = None,
 ) -> dict[str, evaluate.Score]:
-    """Run the plan, write the checkpoint with its evaluation, and return the scores."""
+    """Run the plan, write the checkpoint with its evaluation, and return the scores.
+
+    `tokenizer`: that of another model; None: it is learned, too.
+    """
     torch.manual_seed(plan.seed)
-    sample = itertools.islice(corpus.documents(plan.seed), plan.num_tokenizer_documents)
-    tokenizer = train_tokenizer(document_texts(sample), plan.vocab_size)
+    if tokenizer is None:
+        sample = itertools.islice(corpus.documents(plan.seed), plan.num_tokenizer_documents)
+        tokenizer = train_tokenizer(document_texts(sample), plan.vocab_size)
     model = checkpoint_files.new_model(tokenizer, shape)
     _log.info("%d parameters, vocabulary %d", model.num_parameters(), tokenizer.get_vocab_size())
     started_s = time.monotonic()
@@ -174,8 +183,9 @@ def _report(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, default=CHECKPOINT_PATH, help="folder to write")
-    parser.add_argument("--steps", type=int, default=TrainingPlan.num_steps)
+    parser.add_argument("--draft", action="store_true", help="train the draft model instead")
+    parser.add_argument("--out", type=Path, help="folder to write, unless it is the bundled one")
+    parser.add_argument("--steps", type=int, help="batches to learn from")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads to use")
@@ -184,8 +194,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     _log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
     torch.set_num_threads(options.threads)
-    plan = TrainingPlan(seed=options.seed, num_steps=options.steps, limit_s=options.minutes * 60)
-    train(plan, options.out)
+    shape = checkpoint_files.DRAFT_SHAPE if options.draft else checkpoint_files.SHAPE
+    steps = options.steps or (DRAFT_STEPS if options.draft else TrainingPlan.num_steps)
+    plan = TrainingPlan(seed=options.seed, num_steps=steps, limit_s=options.minutes * 60)
+    tokenizer = None
+    if options.draft:
+        tokenizer = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
+    bundled = DRAFT_PATH if options.draft else CHECKPOINT_PATH
+    train(plan, options.out or bundled, shape, tokenizer)
 
 
 if __name__ == "__main__":
