@@ -15,6 +15,7 @@ from msgspec import Meta
 from pdserve.settings.access import AccessConfig, SecurityConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
+from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import (
     MOST_SECONDS,
     ConfigStruct,
@@ -106,13 +107,6 @@ class EngineConfig(ConfigStruct, frozen=True):
         Quantization,
         Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
     ] = "none"
-    speculation: Annotated[
-        Literal["auto", "off"],
-        Meta(
-            description="auto: several tokens a step where they can be guessed (CPU only); the "
-            "answers stay the same"
-        ),
-    ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     attention: Annotated[
         AttentionName, Meta(description="on GPUs; auto: what is measured to be the fastest")
@@ -308,6 +302,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     ] = False
     checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()

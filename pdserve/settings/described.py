@@ -33,9 +33,15 @@ class Setting:
         return ".".join(self.path)
 
     @property
+    def flag(self) -> str:
+        """What the flag is called, in words: no other setting of the struct has it."""
+        flags = [meta.extra["flag"] for meta in self.metas if meta.extra and "flag" in meta.extra]
+        return str(next(iter(flags), self.path[-1]))
+
+    @property
     def option(self) -> str:
         """As typed: `--kv-memory`; a field named `from_` is `--from`, a word of Python."""
-        return "--" + self.path[-1].rstrip("_").replace("_", "-")
+        return "--" + self.flag.rstrip("_").replace("_", "-")
 
     @property
     def kind(self) -> Any:

@@ -107,7 +107,7 @@ def add_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE.toml", help="config file; flags override it"
     )
-    settings = {setting.path[-1]: setting for setting in settings_of(struct)}
+    settings = {setting.flag: setting for setting in settings_of(struct)}
     groups = struct.flag_groups
     if groups is None:
         _add_by_section(parser, list(settings.values()))
@@ -170,7 +170,7 @@ def as_flags(config: ConfigStruct) -> list[str]:
         if value == setting.default:
             continue
         texts = value if setting.is_whole else [_text(value)]
-        if shown is not None and setting.path[-1] not in shown:
+        if shown is not None and setting.flag not in shown:
             words += [f"--set={setting.name}={text}" for text in texts]
         elif isinstance(value, bool):
             words.append(setting.option if value else setting.option.replace("--", "--no-", 1))

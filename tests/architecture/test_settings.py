@@ -59,6 +59,7 @@ OF_A_FORM = {  # of those that are texts: other policies may be installed
     "routing.revision_shares": ["4f0c=1"],
     "routing.price": ["decode=2"],
     "handoff.links": ["* * delay=1"],
+    "speculation.sources": ["text"],
     "engine.rank_hosts": ["10.0.0.2:7100"],
 }
 

@@ -93,7 +93,7 @@ def _row(setting: Setting, commands: list[str]) -> str:
 
 def _is_flag(setting: Setting, command: str) -> bool:
     groups = COMMANDS[command].flag_groups or {}
-    return any(setting.path[-1] in names for names in groups.values())
+    return any(setting.flag in names for names in groups.values())
 
 
 def _type(setting: Setting) -> str:

@@ -24,6 +24,7 @@ from pdserve.settings.config import (
     Transports,
 )
 from pdserve.settings.flag_groups import CLUSTER
+from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import ConfigStruct, Count, Port, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
@@ -74,6 +75,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = 900.0
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     answers: AnswerConfig = AnswerConfig()

@@ -164,6 +164,7 @@ def plan_node(
         multiplexed=config.mode == "multiplexed",
         checkpoint=config.checkpoint.part(WeightsConfig),
         engine=engine,
+        speculation=config.speculation,
         profile=config.profile,
         policy=config.policy,
         handoff=config.handoff,

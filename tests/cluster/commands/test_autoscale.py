@@ -21,6 +21,7 @@ from pdserve.protocol.status import (
     StateName,
 )
 from pdserve.settings.config import RoutingConfig
+from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
@@ -154,8 +155,10 @@ async def test_a_busy_pool_gets_the_node_on_standby_and_gives_it_back_with_its_s
 ) -> None:
     """What makes it busy is the KV of its streams; there is room for 36,000 tokens."""
     # Streams whose texts repeat themselves would be over too soon.
-    engine = {"kv_memory": "9MiB", "speculation": "off"}
-    config = fleet_config(tiny_checkpoint, autoscale="1:2", engine=engine)
+    engine = {"kv_memory": "9MiB"}
+    config = fleet_config(
+        tiny_checkpoint, autoscale="1:2", engine=engine, speculation=SpeculationConfig(mode="off")
+    )
     said: list[str] = []
     async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
         assert fleet.started_nodes == ["prefill-0", "decode-0"]

@@ -239,7 +239,7 @@ def test_a_command_shows_at_most_25_options_with_help(command, capsys):
 def test_every_shown_flag_is_a_setting_named_once(struct):
     shown = [name for names in (struct.flag_groups or {}).values() for name in names]
     assert len(shown) == len(set(shown))
-    assert set(shown) <= {setting.path[-1] for setting in settings_of(struct)}
+    assert set(shown) <= {setting.flag for setting in settings_of(struct)}
 
 
 def test_two_fields_of_one_name_are_refused():
