@@ -29,6 +29,11 @@ from pdserve.protocol import FinishReason
 
 Hold = Callable[[Sequence[Scheduled]], Collection[Request]]
 Speculate = Callable[[list[Scheduled]], list[Scheduled]]
+Draft = Callable[[], Callable[[], None] | None]
+
+
+def no_drafts() -> None:
+    """Draft nothing: a `Draft`."""
 
 
 class EngineCore:
@@ -49,6 +54,7 @@ class EngineCore:
         self.eos_token_ids = eos_token_ids
         self.hold: Hold = lambda rows: ()  # which requests of a plan are not ready, and sit it out
         self.speculate: Speculate = lambda rows: rows  # gives requests drafts, and rows with them
+        self.draft: Draft = no_drafts  # what is computed before a plan, while no step runs
         self._requests: dict[str, Request] = {}
         if beside is not None:
             beside._beside = self

@@ -37,6 +37,7 @@ from itertools import compress
 from math import inf
 from typing import NamedTuple, TypeVar
 
+from pdserve.engine.core import no_drafts
 from pdserve.engine.interface import Runner, Sampled, StepObserver, shape_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
@@ -128,10 +129,12 @@ class Engine(StepEnds):
         step = self._step
         if runner.launcher is not None:
             step, self.speculate = self._launched_steps, list  # what follows a draft is unforeseen
+            self.draft = no_drafts
         self._is_stopping = False
         try:
             while not self._is_stopping:
                 self._wake.clear()
+                await self._compute_drafts(loop)
                 planned_s = self._clock.now()
                 self._drop_unfit(observer)
                 self._drop_expired(planned_s, observer)
@@ -204,6 +207,21 @@ class Engine(StepEnds):
         requests, preemptions.to_recall = preemptions.to_recall, []
         for request in requests:
             observer.recall(request)
+
+    async def _compute_drafts(self, loop: _Loop) -> None:
+        """Compute drafts for the next step, while nobody is in one; its time is not the step's."""
+        drafts = self.draft()
+        if drafts is None:
+            return
+        started_s = self._clock.now()
+        computation = loop.thread.submit(drafts)
+        self.step = []  # nobody's, so that it is seen if this never ends
+        await computation.begun
+        self._report(loop.observer)
+        await computation.result
+        self.step = None
+        if self._last_end_s is not None:
+            self._last_end_s += self._clock.now() - started_s
 
     async def _step(self, rows: list[Scheduled], planned_s: float, loop: _Loop) -> None:
         """Compute a step in one go."""

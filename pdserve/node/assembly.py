@@ -16,10 +16,12 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.engine.drafts.model.draft_model import DraftModel
+from pdserve.engine.drafts.model.source import ModelSource
 from pdserve.engine.drafts.own_text import OwnText
 from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
-from pdserve.engine.grammar import GrammarCompiler
+from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import CouldFetch, Victims, make_headroom
 from pdserve.engine.request import Scheduled
@@ -44,6 +46,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
+from pdserve.settings.speculation import asks
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.simulated_link import link_between, parse_link
 from pdserve.wire.security import Security
@@ -121,9 +124,10 @@ def make_parts(
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, [OwnText()])
+    sources = [OwnText()] if asks(config.speculation, "text") else []
+    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, sources)
     watch_drafts(metrics, speculation.counts)
-    if config.engine.speculation == "auto":
+    if config.speculation.mode == "auto":
         engine.speculate = speculation
     fetch_parts = FetchParts(
         pool=pool,
@@ -162,6 +166,17 @@ def make_parts(
         tier=tier,
         prompt_engine=_engine_beside(engine) if config.multiplexed else None,
     )
+
+
+def use_loaded(parts: NodeParts, grammars: GrammarProgress, model: DraftModel | None) -> None:
+    """Have the engine wait for masks of grammars, and drafts follow them and a draft model."""
+    engine, config = parts.engine, parts.config
+    engine.hold = partial(grammars.hold, wake=engine.wake)
+    parts.speculation.follow(grammars, forces=asks(config.speculation, "grammar"))
+    if model is not None:
+        source = ModelSource(model, engine.queues, parts.perf.step_s, config.engine.token_budget)
+        parts.speculation.add(source)
+        engine.draft = source.plan
 
 
 def _make_transfer_ends(

@@ -26,7 +26,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.node.assembly import ModelFacts, make_parts
+from pdserve.node.assembly import ModelFacts, make_parts, use_loaded
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
@@ -55,9 +55,10 @@ from pdserve.node.sessions.server import SessionServer
 from pdserve.node.split_cores.phases import Phases, check_splits
 from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.node.start.draft import plan_models
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel, plan_model, set_threads, share_of
+from pdserve.node.start.model import NodeModel, set_threads, share_of
 from pdserve.node.start.other_ranks import start_other_ranks
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.protocol.version import PROTOCOL
@@ -99,7 +100,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     log.info("%s", cores.describe())
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
-    model = plan_model(config)
+    model = plan_models(config)
     check_splits(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
     uvloop.run(_live(config, role, cores, model, tier_blocks, make))
@@ -253,8 +254,7 @@ class Node:
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs
-        self._services.engine.hold = partial(runner.grammars.hold, wake=self._services.engine.wake)
-        self._parts.speculation.follow(runner.grammars)
+        use_loaded(self._parts, runner.grammars, self.loading.draft)
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote

@@ -14,8 +14,9 @@ from pdserve.commands.cluster.placement import gpus_of_node
 from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_coordinator
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.config import EngineConfig
+from pdserve.settings.speculation import draft_model
 from pdserve.shared.addresses import loopback
-from pdserve.shared.errors import ConfigError
+from pdserve.shared.errors import ConfigError, ModelError
 
 Say = Callable[[str], None]
 
@@ -64,6 +65,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.ranks.sizes import Parallelism
     from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.model_files.same_vocabulary import check_same_vocabulary
     from pdserve.model_files.tokenizer import read_tokenizer
     from pdserve.node.start.sizing import check_memory, sizes_of
 
@@ -84,4 +86,12 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     num_bytes, codings = 0, None
     if is_here:
         num_bytes, codings = checkpoint.weight_bytes(), stored_codings(checkpoint, model)
+    named_draft = draft_model(config.speculation)
+    if named_draft and Path(named_draft).expanduser().exists():
+        draft = resolve_checkpoint(named_draft, None)
+        try:
+            check_same_vocabulary(checkpoint.path, draft.path)
+        except ModelError as error:
+            raise ConfigError(f"speculation.model {named_draft}: {error}") from error
+        num_bytes += draft.weight_bytes()
     check_memory(engine, model, num_bytes, codings=codings)

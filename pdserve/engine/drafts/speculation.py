@@ -58,10 +58,11 @@ class Speculation:
         self._sources.append(source)
         self.counts[source.name] = SourceCounts()
 
-    def follow(self, masks: DraftMasks) -> None:
-        """Have drafts for answers with a grammar, too; before, they have none."""
+    def follow(self, masks: DraftMasks, *, forces: bool = True) -> None:
+        """Have drafts for answers with a grammar, too, those included that it `forces`."""
         self._masks = masks
-        self.add(ForcedTokens(masks))
+        if forces:
+            self.add(ForcedTokens(masks))
 
     def __call__(self, rows: list[Scheduled]) -> list[Scheduled]:
         """Return the rows of a plan with drafts, which their requests have then.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from kv_transfer.memory import KvPool
+from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.node.memory.kv_memory import engine_buffer
 from pdserve.node.profiling.costs import KnownCosts, step_costs, step_limits
 from pdserve.node.profiling.slowdowns import measure_slowdowns
 from pdserve.node.start.cores import CorePlan, use_compute_cores
+from pdserve.node.start.draft import load_draft
 from pdserve.node.start.model import NodeModel, RankLoader, load_runner, packed_cache
 from pdserve.rules.cores import Slowdowns
 from pdserve.settings.config import NodeConfig
@@ -32,6 +34,7 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
+        self.draft: DraftModel | None = None  # if there is to be one
         self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
 
     def abandon(self) -> None:
@@ -56,6 +59,8 @@ class Loading:
             self._ranks,
         )
         costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
+        if self._model.draft is not None:
+            self.draft = load_draft(self._model, self._model.draft, config, self._check_wanted)
         if config.multiplexed:
             self.slowdowns = self._slowdowns(runner, len(self._cores.compute))
         return runner, costs

@@ -68,6 +68,7 @@ class NodeModel:
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
     worst_step: LargestStep = ANY_STEP
+    draft: NodeModel | None = None  # a smaller model that guesses for it
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
 
     @property

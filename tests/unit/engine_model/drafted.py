@@ -102,7 +102,10 @@ class Streams:
 
     def step(self, during: Callable[[list[Scheduled]], None] = lambda rows: None) -> bool:
         """Whether there was anything to do."""
-        core, rows = self.core, self.core.begin_step()
+        core = self.core
+        if (drafts := core.draft()) is not None:
+            drafts()
+        rows = core.begin_step()
         if not rows:
             return False
         sampled = self.runner.execute(rows)

@@ -1,0 +1,108 @@
+"""The draft model of a node, beside its model: planned, compared, loaded, profiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from msgspec import structs
+
+from pdserve.engine.drafts.model.draft_model import DraftModel
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.sizes import packed_bytes
+from pdserve.measured.perf_model import GUESS, PerfModel
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.same_vocabulary import check_same_vocabulary
+from pdserve.node.profiling.costs import step_costs
+from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
+from pdserve.protocol import StepCosts
+from pdserve.settings.config import NodeConfig, WeightsConfig
+from pdserve.settings.speculation import draft_model
+from pdserve.shared.errors import ConfigError, PdserveError
+
+log = logging.getLogger(__name__)
+
+KV_SHARE: Final = 8  # the draft model has one of so many bytes of kv_memory
+
+
+def plan_models(config: NodeConfig) -> NodeModel:
+    """Plan the model, and the draft model if one is named: their KV shares `kv_memory`.
+
+    Raises:
+        ConfigError, ModelError: as plan_model; or the draft model cannot guess for the model.
+        KvBudgetTooSmall: as plan_model.
+    """
+    model = plan_model(config)
+    if not draft_model(config.speculation):
+        return model
+    num_bytes = model.num_blocks * model.layout.block_bytes
+    draft = plan_draft(config, model, num_bytes // KV_SHARE)
+    left_bytes = num_bytes - draft.num_blocks * draft.layout.block_bytes
+    num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
+    log.info("beside the draft model's KV, %d blocks are left", num_blocks)
+    return replace(model, num_blocks=num_blocks, draft=draft)
+
+
+def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel:
+    """Plan the draft model; this process computes it alone, on the cores of rank 0.
+
+    Raises:
+        ConfigError: it cannot guess for the model.
+    """
+    named = draft_model(config.speculation)
+    if model.device.type != "cpu":
+        raise ConfigError(
+            f"speculation.model {named}: drafts are computed on CPUs, and this node computes on "
+            f"{model.device}: leave it out"
+        )
+    try:
+        checkpoint = resolve_checkpoint(named, None)
+        check_same_vocabulary(model.checkpoint.path, checkpoint.path)
+        longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
+        log.info("draft model: %s", named)
+        alone = structs.replace(
+            config.engine,
+            device="cpu",
+            tensor_parallel=1,
+            pipeline_parallel=1,
+            rank_hosts=[],
+            kv_memory=str(kv_bytes),
+            max_model_len=longest,
+        )
+        weights = WeightsConfig(model=named)
+        return plan_model(structs.replace(config, checkpoint=weights, engine=alone))
+    except PdserveError as error:
+        raise ConfigError(f"speculation.model {named}: {error}") from error
+
+
+def load_draft(
+    model: NodeModel, draft: NodeModel, config: NodeConfig, check_wanted: Callable[[], None]
+) -> DraftModel:
+    """Load and profile the draft model, in the thread that will compute it.
+
+    `check_wanted` is called now and then, and may raise to abandon this.
+
+    Raises:
+        ModelError: its weights cannot be used.
+    """
+    cache = packed_cache(config.engine)
+    runner = load_runner(draft, None, lambda _: check_wanted(), cache)
+    costs = step_costs(config.profile, config.engine, draft, runner, check_wanted).costs
+    if costs is GUESS:
+        sizes = [packed_bytes(each.plan(), each.activations) for each in (draft, model)]
+        costs = _scaled(GUESS, sizes[0] / sizes[1])
+    return DraftModel(
+        runner=runner,
+        pool=BlockPool(draft.num_blocks, draft.layout.block_size, prefix_cache=False),
+        perf=PerfModel(costs),
+        vocab_size=min(model.config.vocab_size, draft.config.vocab_size),
+        max_model_len=draft.max_model_len,
+    )
+
+
+def _scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """The costs of a model that is smaller by this factor, as long as both are guesses."""
+    return structs.replace(costs, knot_s=[factor * seconds for seconds in costs.knot_s])

@@ -1,0 +1,82 @@
+"""The draft model of a node: what it may be, and what it takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
+from pdserve.engine.plan.sizes import packed_bytes
+from pdserve.node.start.draft import KV_SHARE, load_draft, plan_models
+from pdserve.node.start.model import NodeModel
+from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig
+from pdserve.settings.speculation import SpeculationConfig
+from pdserve.shared.errors import ConfigError
+
+
+def config(model: Path | str, **engine: str | int) -> NodeConfig:
+    return NodeConfig(
+        engine=EngineConfig(**({"device": "cpu", "kv_memory": "64MiB"} | engine)),
+        speculation=SpeculationConfig(model=str(model)),
+        profile=ProfileConfig(profile="off"),
+    )
+
+
+def kv_bytes(model: NodeModel) -> int:
+    return model.num_blocks * model.layout.block_bytes
+
+
+def test_the_kv_of_both_models_shares_the_memory() -> None:
+    alone, both = plan_models(config("")), plan_models(config(DRAFT_PATH))
+    assert alone.draft is None
+    assert both.draft is not None
+    assert kv_bytes(both.draft) <= kv_bytes(alone) // KV_SHARE
+    assert kv_bytes(alone) * 0.99 < kv_bytes(both) + kv_bytes(both.draft) <= kv_bytes(alone)
+    assert both.revision == alone.revision
+    assert both.layout == alone.layout
+
+
+def test_it_is_computed_alone_beside_ranks() -> None:
+    both = plan_models(config(DRAFT_PATH, tensor_parallel=2, threads=2))
+    assert both.draft is not None
+    assert both.draft.share.is_alone
+
+
+def test_it_is_loaded_and_its_costs_are_guessed_by_its_size() -> None:
+    settings = config(DRAFT_PATH)
+    both = plan_models(settings)
+    assert both.draft is not None
+    draft = load_draft(both, both.draft, settings, lambda: None)
+    sizes = [packed_bytes(model.plan(), model.activations) for model in (both.draft, both)]
+    assert draft.perf.costs.knot_s[0] == pytest.approx(0.005 * sizes[0] / sizes[1])
+    assert draft.pool.num_free == both.draft.num_blocks
+    assert draft.max_model_len == 2048
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(DRAFT_PATH, other)
+    file = other / "tokenizer.json"
+    own = json.loads(file.read_text())
+    file.write_text(json.dumps(own | {"decoder": {"type": "Fuse"}}))
+    with pytest.raises(ConfigError, match=f"speculation.model {other}: .*other bytes"):
+        plan_models(config(other))
+    file.write_text(json.dumps(own).replace("<|end|>", "<|fin|>"))
+    with pytest.raises(ConfigError, match=r'token 5 is "<\|fin\|>", there it is "<\|end\|>"'):
+        plan_models(config(other))
+
+
+def test_there_is_none_where_nobody_asks_it() -> None:
+    asked = config(CHECKPOINT_PATH)
+    off = msgspec.structs.replace(
+        asked, speculation=SpeculationConfig(mode="off", model=str(DRAFT_PATH))
+    )
+    assert plan_models(off).draft is None
+    with pytest.raises(ValueError, match="leaves model out"):
+        SpeculationConfig(sources=["text"], model="x")
+    with pytest.raises(ValueError, match=r"say which, in speculation\.model"):
+        SpeculationConfig(sources=["model"])
