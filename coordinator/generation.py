@@ -24,6 +24,7 @@ class GenerationRequest:
     prompt: Prompt  # never empty
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
+    prediction: Sequence[int] = ()  # what the client expects it to say
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if it is claimable
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`

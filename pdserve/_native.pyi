@@ -536,17 +536,33 @@ class _Texts(Protocol):
     @property
     def output_token_ids(self) -> list[int]: ...
 
-class TextIndex:
+class OwnText:
     """Earlier places of a text that read as its end does, and how it went on there."""
 
     def __init__(self) -> None: ...
     def propose(self, request: _Texts, most: int) -> tuple[list[int], int]:
         """Return at most so many tokens that may come next, and how many before them match.
 
-        The text is the prompt and the output so far; what is new of it is added.
+        The text is the prompt and the output so far. What is new of it is added, of a long text a
+        slice with each call; before all of it is, there are none.
         """
 
     def __len__(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+class OtherTexts:
+    """Places of other texts that read as the end of one does, and how they went on there."""
+
+    def __init__(self, most_tokens: int) -> None:
+        """At least so many are kept, at most twice as many: the oldest are written over."""
+
+    def add(self, text: Sequence[int]) -> None:
+        """Add a text; no proposal goes past its end."""
+
+    def propose(self, request: _Texts, most: int) -> tuple[list[int], int]:
+        """Return at most so many tokens that may come next, and how many before them match."""
+
     @property
     def num_bytes(self) -> int: ...
 

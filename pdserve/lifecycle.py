@@ -29,12 +29,14 @@ class Targets:
     held_until_s: float = -inf  # until when token 1 may be held back, while there is no place
     tpot_s: float = inf  # duration per token
     deadline_s: float = inf  # when the request expires
+    tenant: str = ""  # empty: none
 
     @classmethod
     def of(cls, slo: Slo, now_s: float) -> Targets:
         """The targets of a leg that has just arrived."""
         return cls(
             payer=slo.payer,
+            tenant=slo.tenant,
             priority=slo.priority,
             weight=slo.weight if slo.weight > 0 else 1.0,  # used as a divisor
             first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,

@@ -27,6 +27,7 @@ from coordinator.api.context import ApiContext
 from coordinator.api.plan.generations import PartsPlan, for_prompt, generations, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
 from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
+from coordinator.api.prompt.prediction import predicted
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import ChatRequest, checked
@@ -136,20 +137,17 @@ async def plan_chat(
         requested=body.requested_tokens,
         num_answers=num_choices,
     )
+    prediction = await predicted(body, model, asker)
     now_s = context.clock.now()
+    conversation = conversation_of(body.messages)
+    requests = generations(
+        answer_id, prompt.token_ids, sampling, terms, now_s, num_choices, conversation
+    )
     return ChatPlan(
         model=model,
         prompt=prompt.token_ids,
         parts=parts,
-        requests=generations(
-            answer_id,
-            prompt.token_ids,
-            sampling,
-            terms,
-            now_s,
-            num_choices,
-            conversation_of(body.messages),
-        ),
+        requests=[replace(request, prediction=prediction) for request in requests],
         text=replace(
             text_options(body), kept_ids=parts.kept_ids, content_start=parts.content_start
         ),

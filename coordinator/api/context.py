@@ -134,6 +134,8 @@ class RequestTrace:
     num_dispatched_tokens: int = 0  # of these, in prompts that were sent to nodes; known at the end
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_accepted: int = 0  # of these: they had been guessed
+    num_refused: int = 0  # guesses that were wrong
     first_token_s: float | None = None  # arrival of the first token with text
     last_token_s: float | None = None
     finish_reason: str | None = None

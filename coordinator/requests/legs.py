@@ -112,6 +112,7 @@ def _decode_leg(
         is_claimable=request.is_claimable,
         traceparent=request.traceparent,
         flows=router.flowing is not None and flows_from(decode),
+        prediction=list(request.prediction),
         output_logprobs=PromptLogprobs.of(scores) if (scores := request.output_logprobs) else None,
     )
 

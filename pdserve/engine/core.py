@@ -104,7 +104,7 @@ class EngineCore:
         for answer in request.answers:
             answer.is_cancelled = True
         if not self._is_in_step(request) and not was_done:  # else it is removed at the step's end
-            self.queues.remove(request)
+            self._remove(request)
         return True
 
     def find(self, request_id: str) -> Request | None:
@@ -260,7 +260,7 @@ class EngineCore:
             self._in_step.discard(request)
             self.pool.retain(request.block_table)
             self._kept += request.block_table
-        self.queues.remove(request)
+        self._remove(request)
         # If it was cancelled meanwhile, its id may already belong to another request.
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
@@ -271,6 +271,12 @@ class EngineCore:
         return request in self._in_step or (
             self._beside is not None and request in self._beside._in_step
         )
+
+    def _remove(self, request: Request) -> None:
+        self.queues.remove(request)
+        guesses, request.guesses = request.guesses, None
+        if guesses is not None:
+            guesses.ended(request)
 
     def _step_over(self) -> None:
         self._in_step, self._in_step_ahead = self._in_step_ahead, set()
@@ -297,7 +303,7 @@ class EngineCore:
             previous, kept = further, kept + 1
         if request.guesses is not None:
             request.guesses.compared(len(request.draft), kept)
-        return replace(token, after=token.after[:kept])
+        return replace(token, after=token.after[:kept], refused=len(request.draft) - kept)
 
     def _finish(self, request: Request, token: SampledToken) -> None:
         """Finish the request if its newest token is its last; with token 1, also its siblings."""

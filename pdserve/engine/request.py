@@ -46,6 +46,7 @@ class Request:
     allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
     edits: RowEdits | None = None  # what changes its logits; made when it is first sampled
     output_token_ids: list[int] = field(default_factory=list)
+    prediction: Sequence[int] = ()  # what its client expects it to say
     draft: Sequence[int] = ()  # tokens that may come next, computed in the step that is under way
     num_emitted_before: int = 0  # how many of these came from another node, before it was lost
     num_computed_tokens: int = 0
@@ -242,6 +243,7 @@ class SampledToken(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
     siblings: tuple[SampledToken, ...] = ()  # with token 1: the tokens of the request's siblings
     after: tuple[SampledToken, ...] = ()  # further tokens of the same step, behind right drafts
+    refused: int = 0  # drafts of the step that were not right, or came too late
 
 
 def end_after(

@@ -133,6 +133,7 @@ def request_of(
         output_token_ids=list(emitted),
         num_emitted_before=len(emitted),
         flows=isinstance(leg, DecodeLeg) and leg.flows,
+        prediction=leg.prediction if isinstance(leg, DecodeLeg) else (),
     )
 
 
@@ -157,6 +158,8 @@ def token_event(
         prompt_logprobs=None if index else _prompt_logprobs(request.prompt_work),
         embedding=request.prompt_work.embedding if request.prompt_work else b"",
         times=times,
+        accepted=max(0, len(tokens) - 1),
+        refused=0 if token is None else token.refused,
     )
 
 

@@ -99,6 +99,7 @@ class DecodeLeg(Message, frozen=True):
     flows: bool = False  # it moves on before it is late: prompts beside it need not spare it
     output_logprobs: PromptLogprobs | None = None  # of these, if it asks for them and is claimable
     takes_over: str = ""  # see above; empty: nothing
+    prediction: list[int] = []  # what its client expects it to say: drafts
 
     @property
     def prompt_id(self) -> str:
@@ -198,6 +199,8 @@ class TokenEvent(Message, frozen=True):
     embedding: bytes = b""  # mean of the pooled states, float32 little-endian; sent at the end
     times: PhaseTimes | None = None  # sent with the node's last event of this request
     is_taken_over: bool = False  # the leg ends with it, and its stream goes on at another node
+    accepted: int = 0  # of the tokens, the last: they were drafts
+    refused: int = 0  # drafts that were wrong
 
 
 class TokenBatch(Message, frozen=True):

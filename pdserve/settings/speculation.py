@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from pdserve.settings.struct import ConfigStruct
 
-SourceName = Literal["text", "grammar", "model"]
+SourceName = Literal["text", "prediction", "answers", "grammar", "model"]
 SOURCES: Final[tuple[SourceName, ...]] = get_args(SourceName)
 
 
@@ -27,8 +27,8 @@ class SpeculationConfig(ConfigStruct, frozen=True):
     sources: Annotated[
         list[SourceName],
         Meta(
-            description="who guesses: the stream's own text, what a grammar forces, a smaller "
-            "model; empty: all",
+            description="who guesses: the stream's own text, its client, former answers to its "
+            "tenant, what a grammar forces, a smaller model; empty: all",
             extra={"flag": "speculation_sources"},
         ),
     ] = msgspec.field(default_factory=list)

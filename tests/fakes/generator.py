@@ -52,6 +52,8 @@ class Tokens:
     finish: FinishReason | None = None
     stop_token_id: int | None = None
     logprob: float = -0.5  # of each, if they are asked for
+    accepted: int = 0  # of these: they were drafts
+    refused: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class FakeGeneration:
             else [_logprobs(i, num_logprobs, step.logprob) for i in ids],
             finish_reason=finish,
             stop_token_id=step.stop_token_id,
+            accepted=step.accepted,
+            refused=step.refused,
             cached_tokens=3 if index == 0 else 0,
             prompt_logprobs=None if index else self._prompt_logprobs(),
             embedding=b"" if self.request.sampling.pooling is None else self._embedding(),

@@ -138,6 +138,8 @@ def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
             stop_token_id=event.stop_token_id if i == last else None,
             cached_tokens=0 if i else event.cached_tokens,
             prompt_logprobs=None if i else event.prompt_logprobs,
+            accepted=int(i > last - event.accepted),
+            refused=0 if i else event.refused,
         )
         yield ArrivedEvent(arrival.index, single, arrival.at_s)
 

@@ -16,9 +16,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """How many of the output tokens were reasoning."""
+    """How many of the output tokens were reasoning, or had been guessed; wrong guesses are none."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET  # of chats
+    accepted_prediction_tokens: int | UnsetType = UNSET  # both: if any were guessed
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -28,7 +30,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of chats
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(Struct):

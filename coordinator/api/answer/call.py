@@ -17,7 +17,7 @@ from coordinator.api.answer.arrivals import (
     LongWork,
     one_by_one,
 )
-from coordinator.api.answer.bodies import PromptTokensDetails, Usage
+from coordinator.api.answer.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
 from coordinator.api.answer.sse import KEEP_ALIVE
@@ -162,7 +162,14 @@ class Call:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        return self._usage(self._trace.num_completion_tokens)
+        trace = self._trace
+        usage = self._usage(trace.num_completion_tokens)
+        if trace.num_accepted or trace.num_refused or self._plan.requests[0].prediction:
+            usage.completion_tokens_details = CompletionTokensDetails(
+                accepted_prediction_tokens=trace.num_accepted,
+                rejected_prediction_tokens=trace.num_refused,
+            )
+        return usage
 
     @property
     def prompt_usage(self) -> Usage:
@@ -276,6 +283,10 @@ class Call:
         choice.push(arrival.event)
         num_new = choice.num_tokens - before
         self._measure(arrival, num_new)
+        trace.num_refused += arrival.event.refused
+        if arrival.event.accepted:  # the last ones, which a stop string may have cut
+            num_drawn = len(arrival.event.token_ids) - arrival.event.accepted
+            trace.num_accepted += max(0, num_new - num_drawn)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
             self._context.observer.first_token(arrival.at_s - trace.received_s)

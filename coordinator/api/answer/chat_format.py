@@ -191,7 +191,8 @@ class ChatFormat:
     def _usage(self, usage: bodies.Usage) -> bodies.Usage:
         """Return token counts with those of the reasoning."""
         num = sum(told.parts.num_reasoning_tokens for told in self._told.values())
-        details = bodies.CompletionTokensDetails(num)
+        known = usage.completion_tokens_details or bodies.CompletionTokensDetails()
+        details = msgspec.structs.replace(known, reasoning_tokens=num)
         return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     # ---- parts ---------------------------------------------------------------------------------

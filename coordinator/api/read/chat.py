@@ -99,11 +99,19 @@ class Message(Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
+class Prediction(Struct, kw_only=True):
+    """What the client expects to be answered: drafts, which change nothing but the time."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
+
+
 class ChatRequest(GenerationFields, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None

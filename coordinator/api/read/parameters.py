@@ -21,7 +21,7 @@ IGNORED = frozenset(
         "client_metadata",
         "max_tool_calls",  # limits built-in tools, and there are none
         "metadata",
-        "prediction",  # only affects speed; predicted output is not used
+        "prediction",  # only affects speed; of chats it is used
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",

@@ -42,3 +42,6 @@ class ForcedTokens:
     def propose(self, request: Request, most: int) -> tuple[Sequence[int], int]:
         """As Drafter.propose: one for all streams."""
         return self._masks.forced(request, most), _SURE
+
+    def ended(self, request: Request) -> None:
+        """As Source.ended."""

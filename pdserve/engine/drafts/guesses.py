@@ -57,10 +57,11 @@ class SourceCounts:
 class _Asked:
     """A source, as one stream asks it."""
 
-    __slots__ = ("counts", "propose", "shares")
+    __slots__ = ("counts", "ended", "propose", "shares")
 
-    def __init__(self, drafter: Drafter, counts: SourceCounts) -> None:
+    def __init__(self, source: Source, drafter: Drafter, counts: SourceCounts) -> None:
         self.propose = drafter.propose
+        self.ended = source.ended
         self.counts = counts
         self.shares = Shares(counts.shares)
 
@@ -85,7 +86,7 @@ class Guesses:
         self._masks = None if request.grammar is None else masks
         is_free = request.grammar is None or masks is not None
         self._asked = [
-            _Asked(drafter, counts[source.name])
+            _Asked(source, drafter, counts[source.name])
             for source in sources
             if is_free and (drafter := source.drafter(request)) is not None
         ]
@@ -123,6 +124,11 @@ class Guesses:
         counts.shares.add(self._sureness, num_compared, num_right)
         counts.drafted += num_drafts
         counts.accepted += num_right
+
+    def ended(self, request: Request) -> None:
+        """Tell the sources that their stream is over."""
+        for asked in self._asked:
+            asked.ended(request)
 
 
 def _kind(sureness: int) -> int:

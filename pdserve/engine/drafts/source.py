@@ -11,7 +11,7 @@ from pdserve.engine.request import Request
 class Drafter(Protocol):
     """One source's drafts of one stream.
 
-    It sees by the request's output what came of its drafts, and by `is_done` that the stream ended.
+    It sees by the request's output what came of its drafts.
     """
 
     def propose(self, request: Request, most: int) -> tuple[Sequence[int], int]:
@@ -31,3 +31,6 @@ class Source(Protocol):
 
     def drafter(self, request: Request) -> Drafter | None:
         """Return what drafts a stream that has begun to decode here; None: nothing does."""
+
+    def ended(self, request: Request) -> None:
+        """Note that a stream that it drafts for is over here: finished, given up, or gone on."""

@@ -9,6 +9,7 @@ from typing import Final
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.drafts.guesses import SourceCounts
+from pdserve.engine.drafts.texts import FormerAnswers
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import PreemptionStatistics
@@ -129,7 +130,9 @@ def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> 
     count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
 
 
-def watch_drafts(metrics: NodeMetrics, drafts: Mapping[str, SourceCounts]) -> None:
+def watch_drafts(
+    metrics: NodeMetrics, drafts: Mapping[str, SourceCounts], former: FormerAnswers
+) -> None:
     """Tokens that were guessed, and those of them that were right: each saves a step's turn."""
     count, text = metrics.count_each, "Tokens guessed and computed"
     count("draft_tokens", text, "source", lambda: {n: s.drafted for n, s in drafts.items()})
@@ -137,6 +140,8 @@ def watch_drafts(metrics: NodeMetrics, drafts: Mapping[str, SourceCounts]) -> No
     count(
         "accepted_draft_tokens", text, "source", lambda: {n: s.accepted for n, s in drafts.items()}
     )
+    text = "Memory of former answers, in which drafts are looked for"
+    metrics.watch("draft_texts_bytes", text, lambda: former.num_bytes)
 
 
 def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import pytest
 
 from pdserve.engine.core import EngineCore
-from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.drafts.source import Source
 from pdserve.engine.drafts.speculation import MOST_OF_STREAM, Speculation
+from pdserve.engine.drafts.texts import OwnText
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
@@ -39,10 +41,12 @@ def by_tokens(shape: StepShape) -> float:
     return float(shape.num_tokens)
 
 
-def core_of(step_s=flat, num_blocks: int = 100, block_size: int = 4) -> EngineCore:
+def core_of(
+    step_s=flat, num_blocks: int = 100, block_size: int = 4, sources: Sequence[Source] = ()
+) -> EngineCore:
     pool = BlockPool(num_blocks, block_size)
     core = EngineCore(Queues(pool, ManualClock()), Decodes(), EOS)
-    core.speculate = Speculation(pool, step_s, 256, [OwnText()])
+    core.speculate = Speculation(pool, step_s, 256, sources or [OwnText()])
     return core
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.drafts.texts import OwnText
 from pdserve.engine.request import Request
 from pdserve.protocol import BadWord
 from tests.matrix import matrix

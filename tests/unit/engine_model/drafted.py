@@ -42,6 +42,9 @@ class Told:
         right = self._right
         return [t if self._random.random() < right else self._wrong(answer) for t in known], 3
 
+    def ended(self, request: Request) -> None:
+        """Nothing is kept."""
+
     def _wrong(self, answer: Sequence[int]) -> int:
         return self._random.choice([1, *answer])
 

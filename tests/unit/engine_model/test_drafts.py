@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.drafts.texts import OwnText
 from pdserve.engine.request import Request
 from pdserve.protocol import BadWord
 from tests.requests import make_request

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from pdserve.node.legs import Legs
-from pdserve.protocol import PromptLogprobs, TokenBatch, TokenEvent
+from pdserve.engine.request import SampledToken
+from pdserve.node.legs import Legs, request_of, token_event
+from pdserve.protocol import (
+    DecodeLeg,
+    Prompt,
+    PromptLogprobs,
+    SamplingParams,
+    TokenBatch,
+    TokenEvent,
+)
 from tests.fakes.outbox import RecordingOutbox
 
 
@@ -22,3 +30,15 @@ def test_scores_of_prompts_are_messages_of_their_own() -> None:
         legs.add_event(event)
     legs.flush()
     assert link.sent == [TokenBatch(events=[events[1]]), TokenBatch(events=[events[0], events[2]])]
+
+
+def test_a_leg_brings_what_is_expected_and_events_tell_what_came_of_drafts() -> None:
+    leg = DecodeLeg(
+        request_id="r", prompt=Prompt([1]), sampling=SamplingParams(), prediction=[7, 8]
+    )
+    request = request_of(leg, 0.0)
+    assert request.prediction == [7, 8]
+    request.output_token_ids += [5, 7, 8, 9]
+    token = SampledToken(7, after=(SampledToken(8), SampledToken(9)), refused=4)
+    event = token_event(request, token, None)
+    assert (event.index, event.token_ids, event.accepted, event.refused) == (1, [7, 8, 9], 2, 4)

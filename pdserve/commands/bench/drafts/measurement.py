@@ -11,8 +11,8 @@ import msgspec
 from pdserve.commands.bench.drafts.config import TextSet
 from pdserve.commands.bench.drafts.streams import Decoded, Streams, new_request
 from pdserve.commands.bench.drafts.texts import Text, random_text
-from pdserve.engine.drafts.own_text import OwnText
 from pdserve.engine.drafts.speculation import MOST_OF_STREAM, Speculation
+from pdserve.engine.drafts.texts import OwnText
 from pdserve.shared.errors import PdserveError
 
 _INTERVAL = 0.95
@@ -130,7 +130,8 @@ def lookup(history: int, timer: Callable[[], float] = time.perf_counter) -> Look
     text = random_text(0, _FEW_IDS, _NUM_LOOKS, history)
     request = new_request(Text(text.prompt, []), _NUM_LOOKS)
     index = OwnText().drafter(request)
-    index.propose(request, MOST_OF_STREAM)
+    while len(index) < history:  # a long text is added in slices
+        index.propose(request, MOST_OF_STREAM)
     taken_s = []
     for token_id in text.answer:
         request.output_token_ids.append(token_id)

@@ -15,8 +15,9 @@ from pdserve.commands.bench.drafts.measurement import Case, DraftsReport, Drafts
 from pdserve.commands.bench.drafts.streams import Streams
 from pdserve.commands.bench.drafts.texts import MOST_PROMPT, make_texts
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
-from pdserve.engine.drafts.own_text import OwnText
+from pdserve.engine.drafts.source import Source
 from pdserve.engine.drafts.speculation import Speculation
+from pdserve.engine.drafts.texts import FormerAnswers, OwnText
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.measured.perf_model import PerfModel
 from pdserve.node.profiling.costs import step_costs
@@ -61,9 +62,12 @@ def _measure(config: DraftsBenchConfig) -> list[DraftsRow]:
             count = _TEXTS_A_BATCH * max(batch, config.rounds // _TEXTS_A_BATCH)
             texts = make_texts(name, encode, num_ids, count, config.tokens)
             most_rows = node.engine.max_batch_size
-            speculation = Speculation(pool, perf.step_s, most_rows, [OwnText()])
-            case = Case(Streams(runner, pool, perf, plays=plays), texts, batch, speculation)
-            if name == "agents":
+            sources: list[Source] = [OwnText(), FormerAnswers()]
+            speculation = Speculation(pool, perf.step_s, most_rows, sources)
+            tenant = name if name == "agents" else ""
+            streams = Streams(runner, pool, perf, plays=plays, tenant=tenant)
+            case = Case(streams, texts, batch, speculation)
+            if tenant:
                 case.rehearse(config.tokens)
             for number in range(config.rounds):
                 case.round(number, config.tokens)

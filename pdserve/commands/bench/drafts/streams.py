@@ -15,7 +15,7 @@ from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.lifecycle import Lifecycle
+from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import Prompt, SamplingParams
 from pdserve.shared.clock import SystemClock
@@ -43,8 +43,15 @@ class Decoded:
 class Streams:
     """Runs batches over one pool, in which prompts are kept: the second time they cost nothing."""
 
-    def __init__(self, runner: Runner, pool: BlockPool, perf: PerfModel, *, plays: bool) -> None:
-        """`plays`: the texts' answers, instead of the model's own."""
+    def __init__(
+        self, runner: Runner, pool: BlockPool, perf: PerfModel, *, plays: bool, tenant: str = ""
+    ) -> None:
+        """
+        Args:
+            plays: the texts' answers, instead of the model's own.
+            tenant: whose former answers are drafts; empty: nobody's are.
+        """
+        self._tenant = tenant
         self._runner = runner
         self._pool = pool
         self._perf = perf
@@ -56,7 +63,7 @@ class Streams:
         Raises:
             PdserveError: a step has failed.
         """
-        requests = [new_request(text, tokens) for text in texts]
+        requests = [new_request(text, tokens, self._tenant) for text in texts]
         runner = self._runner
         if self._plays:
             ids = [request.request_id for request in requests]
@@ -118,11 +125,12 @@ class _Watch:
         """As StepObserver.recall: nothing is elsewhere."""
 
 
-def new_request(text: Text, tokens: int) -> Request:
+def new_request(text: Text, tokens: int, tenant: str = "") -> Request:
     """Return a request for an answer of so many tokens."""
     return Request(
         request_id=f"drafts-{next(_ids)}",
         prompt=Prompt(text.prompt),
         sampling=SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True),
         lifecycle=Lifecycle(received_s=0.0),
+        targets=Targets(tenant=tenant),
     )

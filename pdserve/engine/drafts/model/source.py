@@ -65,6 +65,9 @@ class ModelSource:
         self._streams[request] = stream
         return stream
 
+    def ended(self, request: Request) -> None:
+        """As Source.ended: its blocks are freed with the next plan, when nothing is computed."""
+
     def plan(self) -> DraftSteps | None:
         """Return what to compute before the next step is planned; None: nothing is worth it."""
         self._learn()

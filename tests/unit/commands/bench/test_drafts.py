@@ -15,8 +15,8 @@ from pdserve.commands.bench.drafts.measurement import lookup, median_interval
 from pdserve.commands.bench.drafts.streams import Streams
 from pdserve.commands.bench.drafts.texts import make_texts
 from pdserve.commands.cli.main import main
-from pdserve.engine.drafts.own_text import OwnText
 from pdserve.engine.drafts.speculation import Speculation
+from pdserve.engine.drafts.texts import FormerAnswers, OwnText
 from pdserve.engine.interface import Sampled
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import SampledToken, Scheduled
@@ -87,6 +87,16 @@ def test_answers_are_played_token_by_token_with_drafts_and_without() -> None:
     assert off.num_tokens == on.num_tokens == 4 * 199  # token 1 comes with the prompt
     assert on.num_steps < off.num_steps == 199
     assert speculation.counts["text"].accepted > 0
+
+
+def test_agents_that_try_again_are_helped_by_what_was_said() -> None:
+    texts = make_texts("agents", encode, 256, 2, 200)
+    pool, perf = BlockPool(2000, 16), PerfModel()
+    streams = Streams(SaysNothing(), pool, perf, plays=True, tenant="agents")
+    speculation = Speculation(pool, lambda shape: 1.0, 64, [FormerAnswers()])
+    first, again = (streams.decode(texts, 200, speculation) for _ in range(2))
+    assert first.answers == again.answers
+    assert again.num_steps < 0.3 * first.num_steps
 
 
 def test_a_look_is_timed_and_memory_is_counted() -> None:
