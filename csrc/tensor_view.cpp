@@ -20,6 +20,7 @@ ElementType element_type(nb::dlpack::dtype dtype) {
     const auto code = static_cast<Code>(dtype.code);
     if (code == Code::Float && dtype.bits == 32) return ElementType::kFloat32;
     if (code == Code::Bfloat && dtype.bits == 16) return ElementType::kBFloat16;
+    if (code == Code::Int && dtype.bits == 8) return ElementType::kInt8;
     if (code == Code::UInt && dtype.bits == 8) return ElementType::kUInt8;
     if (code == Code::Int && dtype.bits == 32) return ElementType::kInt32;
     if (code == Code::Int && dtype.bits == 64) return ElementType::kInt64;
@@ -31,6 +32,7 @@ const char* type_text(ElementType type) {
     switch (type) {
         case ElementType::kFloat32: return "float32";
         case ElementType::kBFloat16: return "bfloat16";
+        case ElementType::kInt8: return "int8";
         case ElementType::kUInt8: return "uint8";
         case ElementType::kInt32: return "int32";
         case ElementType::kInt64: return "int64";

@@ -15,7 +15,7 @@
 
 namespace pdserve {
 
-enum class ElementType { kFloat32, kBFloat16, kUInt8, kInt32, kInt64, kUInt64, kOther };
+enum class ElementType { kFloat32, kBFloat16, kInt8, kUInt8, kInt32, kInt64, kUInt64, kOther };
 
 enum class Access { kRead, kWrite };
 

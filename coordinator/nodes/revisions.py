@@ -85,8 +85,7 @@ class Revisions:
             elif self.share(hello.revision) is None:
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
-                    f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
-                    "arithmetic of their kernels (then give all of them the same engine.kernels); "
+                    f"{other.node_id} revision {other.revision!r}: {_cause(hello, other)}; "
                     "to serve both side by side, give each a share (pdserve revisions)"
                 )
 
@@ -113,6 +112,17 @@ def _point(request: GenerationRequest) -> float:
     return request.conversation / _HASHES
 
 
+def _cause(hello: NodeHello, other: NodeHello) -> str:
+    """Why two nodes have different revisions."""
+    own, others = hello.layout.dtype, other.layout.dtype
+    if own != others:
+        return f"KV is {own} and {others} (then give both the same --kv-dtype and --dtype)"
+    return (
+        "their weights differ, or the arithmetic of their kernels (then give all of them the same "
+        "engine.kernels)"
+    )
+
+
 def _check_layout(hello: NodeHello, other: NodeHello) -> None:
     if other.layout.model_shape != hello.layout.model_shape:
         raise ConfigError(
@@ -126,5 +136,5 @@ def _advice(one: KvLayout, other: KvLayout) -> str:
     pairs = zip(_MODEL_SHAPE, one.model_shape, other.model_shape, strict=True)
     differing = [name for name, a, b in pairs if a != b]
     if differing == ["dtype"]:
-        return "start both with the same --dtype"
+        return "start both with the same --dtype and --kv-dtype"
     return f"they differ in {', '.join(differing)}: start both with the same checkpoint"

@@ -36,7 +36,7 @@ void check_numbers(double scale, double cap, int64_t sliding_window) {
 }
 
 void check_query(const TensorView& query, const TensorView& out, const PoolView& pool) {
-    query.expect_type_of(pool.tensor);
+    pool.expect_fits(query);
     query.expect_shape({-1, -1, pool.head_dim}, "[num_tokens, num_heads, head_dim]");
     query.expect_contiguous_last_dim();
     if (query.size(1) < 1 || query.size(1) % pool.num_kv_heads != 0) {
@@ -45,7 +45,7 @@ void check_query(const TensorView& query, const TensorView& out, const PoolView&
                 + " KV heads",
             std::to_string(query.size(1)));
     }
-    out.expect_type_of(pool.tensor);
+    out.expect_type_of(query);
     out.expect_shape({query.size(0), query.size(1), pool.head_dim}, "that of query");
     out.expect_contiguous();
 }
@@ -76,7 +76,8 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
         .table_stride = batch.block_tables.stride(0),
         .slots = nullptr,
     };
-    const QueryRows rows{query.data<void>(), query.stride(0), query.stride(1)};
+    const QueryRows rows{query.data<void>(), query.stride(0), query.stride(1),
+        query.type() == ElementType::kBFloat16};
     const RowChoice choice =
         chosen ? RowChoice{chosen->data<int64_t>(), chosen->size(0)} : RowChoice{};
     nb::gil_scoped_release release;

@@ -10,20 +10,39 @@
 
 namespace pdserve::attention {
 
-// A KV pool [num_blocks, num_layers, 2, pool_heads, block_size, head_dim], of which a tensor-parallel
+constexpr int kScaleBytes = sizeof(float);  // behind the codes of a row
+
+inline bool is_coded(KvFormat format) {
+    return format == KvFormat::kInt8 || format == KvFormat::kFp8;
+}
+
+inline int64_t element_bytes(KvFormat format) {
+    return is_coded(format) ? 1 : format == KvFormat::kBFloat16 ? 2 : 4;
+}
+
+// Of functions for one type of queries: what a pool of this format takes.
+template <class Functions>
+const auto& of_format(const Functions& functions, KvFormat format) {
+    if (!is_coded(format)) return functions.plain;
+    return format == KvFormat::kInt8 ? functions.int8 : functions.fp8;
+}
+
+// A KV pool [num_blocks, num_layers, 2, pool_heads, block_size] of rows, of which a tensor-parallel
 // rank uses num_kv_heads consecutive heads.
 struct Pool {
     void* data;  // at the first of these heads
-    bool is_bfloat16;
+    KvFormat format;
     int num_layers;
     int pool_heads;
     int num_kv_heads;
     int block_size;
     int head_dim;
 
-    int64_t head_elements() const { return int64_t{block_size} * head_dim; }
+    int64_t row_elements() const { return head_dim + (is_coded(format) ? kScaleBytes : 0); }
+    int64_t head_elements() const { return block_size * row_elements(); }
     int64_t layer_elements() const { return 2 * pool_heads * head_elements(); }
     int64_t value_offset() const { return pool_heads * head_elements(); }  // from a key
+    int64_t layer_bytes() const { return layer_elements() * element_bytes(format); }
 };
 
 // The arrays of pdserve.engine.attention.AttentionBatch.
@@ -48,6 +67,7 @@ struct QueryRows {
     const void* data;
     int64_t row_stride;
     int64_t head_stride;
+    bool is_bfloat16;  // as is a pool of bfloat16; else float32
 };
 
 // What is made of a dot product before the softmax.
@@ -86,9 +106,7 @@ private:
     size_t state_size_of(const WorkItem& item) const;
 
     Call call_;  // but for what a layer has of its own
-    bool is_bfloat16_;
-    void* pool_;
-    int64_t layer_bytes_;
+    Pool pool_;
     int rows_per_item_;
     std::vector<int32_t> requests_;
     std::vector<WorkItem> chunks_;  // of rows, each for all KV heads
@@ -108,7 +126,8 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scor
 
 // The step between the QKV product and attention, done in one pass.
 struct QkvRows {
-    void* qkv;       // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], of the pool's type
+    void* qkv;       // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+    bool is_bfloat16;
     int64_t stride;  // elements between rows
     int num_heads;
     const float* q_norm;   // [head_dim]; null: the model does not normalise its heads
@@ -118,7 +137,7 @@ struct QkvRows {
     const float* cos_sin;  // [num_tokens, head_dim]: head_dim / 2 cosines, then the sines
 };
 
-// Normalises and rotates (RoPE) queries in place and keys, and writes keys and values to their
+// Normalises and rotates (RoPE) queries in place and keys (perhaps in place, too), and writes keys and values to their
 // slots. head_dim is even. Rounds once, at the end. The result for a token does not depend on other
 // tokens.
 void rotate_and_write(

@@ -29,23 +29,25 @@ int64_t items_wanted(int num_threads) {
 
 int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
 
-const KernelsOfType& kernels_of(Variant variant, bool is_bfloat16) {
+const AttendKernels& kernels_of(Variant variant, bool is_bfloat16, KvFormat format) {
 #if defined(__x86_64__)
-    if (variant == Variant::kAmx && is_bfloat16) return kAmxTileKernels;
-    if (variant == Variant::kAmxEmulated && is_bfloat16) return kAmxEmulatedTileKernels;
+    if (variant == Variant::kAmx && is_bfloat16) return of_format(kAmxTileKernels, format);
+    if (variant == Variant::kAmxEmulated && is_bfloat16) {
+        return of_format(kAmxEmulatedTileKernels, format);
+    }
 #endif
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
-    return is_bfloat16 ? kernels.bfloat16 : kernels.float32;
+    return of_format(is_bfloat16 ? kernels.bfloat16 : kernels.float32, format);
 }
 
 }  // namespace
 
 void Plan::make(
     const Step& step, const Pool& pool, int num_heads, int sliding_window, RowChoice choice) {
-    const int64_t layer_elements = pool.layer_elements();
     call_ = {};
-    call_.block_stride = pool.num_layers * layer_elements;
+    call_.block_stride = pool.num_layers * pool.layer_elements();
     call_.value_offset = pool.value_offset();
+    call_.row_elements = pool.row_elements();
     call_.query_start = step.query_start;
     call_.context_lens = step.context_lens;
     call_.block_tables = step.block_tables;
@@ -55,9 +57,7 @@ void Plan::make(
     call_.head_dim = pool.head_dim;
     call_.block_size = pool.block_size;
     call_.sliding_window = sliding_window;
-    is_bfloat16_ = pool.is_bfloat16;
-    pool_ = pool.data;
-    layer_bytes_ = layer_elements * (pool.is_bfloat16 ? 2 : 4);
+    pool_ = pool;
 
     const int num_threads = ThreadPool::instance().num_threads();
     const int64_t num_rows = choice.num_rows < 0 ? step.num_tokens : choice.num_rows;
@@ -184,10 +184,11 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scor
     call.query_row_stride = query.row_stride;
     call.query_head_stride = query.head_stride;
     call.out = out;
-    call.layer_pool = static_cast<const char*>(plan.pool_) + layer * plan.layer_bytes_;
+    const Pool& pool = plan.pool_;
+    call.layer_pool = static_cast<const char*>(pool.data) + layer * pool.layer_bytes();
     call.scale = scoring.scale;
     call.cap = scoring.cap;
-    const KernelsOfType& kernel = kernels_of(variant, plan.is_bfloat16_);
+    const AttendKernels& kernel = kernels_of(variant, query.is_bfloat16, pool.format);
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
         static thread_local ScratchBuffer thread_scratch;
         void* scratch = thread_scratch.at_least(plan.scratch_bytes_);

@@ -47,7 +47,7 @@ void check_qkv(
     if (num_heads < 1 || num_heads > INT32_MAX) {
         raise_value_error("num_heads", "at least 1", std::to_string(num_heads));
     }
-    qkv.expect_type_of(pool.tensor);
+    pool.expect_fits(qkv);
     qkv.expect_shape({-1, (num_heads + 2 * pool.num_kv_heads) * pool.head_dim},
         "[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]");
     qkv.expect_contiguous_last_dim();
@@ -60,7 +60,6 @@ void check_qkv(
 
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant) {
-    const int64_t layer_elements = pool.layer_elements();
     const RotateCall call{
         .qkv = rows.qkv,
         .row_stride = rows.stride,
@@ -72,15 +71,16 @@ void rotate_and_write(
         .norms_together = rows.norms_together,
         .norm_eps = rows.norm_eps,
         .cos_sin = rows.cos_sin,
-        .layer_pool = static_cast<char*>(pool.data)
-            + layer * layer_elements * (pool.is_bfloat16 ? 2 : 4),
-        .block_stride = pool.num_layers * layer_elements,
+        .layer_pool = static_cast<char*>(pool.data) + layer * pool.layer_bytes(),
+        .block_stride = pool.num_layers * pool.layer_elements(),
         .value_offset = pool.value_offset(),
+        .row_elements = pool.row_elements(),
         .block_size = pool.block_size,
         .slots = step.slots,
     };
     const RotateKernels& kernels = PDSERVE_OF_VARIANT(variant, RotateKernels);
-    const RotateFunction rotate = pool.is_bfloat16 ? kernels.bfloat16 : kernels.float32;
+    const RotateFunction rotate =
+        of_format(rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool.format);
     const int64_t token_elements =
         static_cast<int64_t>(rows.num_heads + 2 * pool.num_kv_heads) * pool.head_dim;
     const int64_t tokens_per_item = std::max<int64_t>(1, kElementsPerItem / token_elements);
@@ -116,6 +116,7 @@ void rotate_and_write_checked(nb::handle qkv_object, int64_t num_heads, nb::hand
     step.slots = slots.data<int64_t>();
     const QkvRows rows{
         .qkv = qkv.data<void>(),
+        .is_bfloat16 = qkv.type() == ElementType::kBFloat16,
         .stride = qkv.stride(0),
         .num_heads = static_cast<int>(num_heads),
         .q_norm = q_norm ? q_norm->data<float>() : nullptr,

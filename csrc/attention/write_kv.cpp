@@ -1,13 +1,13 @@
-// The checked launcher of write_kv, and its kernel. It only copies, so one build serves every CPU.
+// The checked launcher of write_kv, and its kernel. It does little, so one build serves every CPU.
 
 #include "write_kv.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "../tensor_view.h"
 #include "../threads/thread_pool.h"
+#include "kernels/stored_rows.h"
 #include "pool_view.h"
 
 namespace nb = nanobind;
@@ -19,40 +19,39 @@ namespace {
 // Below this, waking a thread costs more than the copy.
 constexpr int64_t kBytesPerItem = 128 * 1024;
 
-// Byte-wise view of `key` or `value`.
-struct Source {
-    const char* data;
-    int64_t row_stride;
-    int64_t head_stride;
-
-    explicit Source(const TensorView& tensor)
-        : data(tensor.data<char>()),
-          row_stride(tensor.stride(0) * static_cast<int64_t>(tensor.element_bytes())),
-          head_stride(tensor.stride(1) * static_cast<int64_t>(tensor.element_bytes())) {}
-};
-
-struct Sizes {
+// Of a layer, in elements of the pool.
+struct Target {
     int64_t num_kv_heads;
+    int64_t head_dim;
     int64_t block_size;
-    int64_t row_bytes;     // one head of one token
-    int64_t block_stride;  // bytes
+    int64_t row_elements;
+    int64_t block_stride;
 };
 
+using WriteToken = void (*)(void*, const Target&, const TensorView&, int64_t, int64_t);
+
+// Stores `key` or `value`, of type T, of one token in a pool of S.
+template <class T, class S>
 void write_token(
-    char* layer_pool, const Sizes& sizes, const Source& source, int64_t token, int64_t slot) {
-    const int64_t offset = slot % sizes.block_size;
-    char* target =
-        layer_pool + slot / sizes.block_size * sizes.block_stride + offset * sizes.row_bytes;
-    const char* row = source.data + token * source.row_stride;
-    for (int64_t h = 0; h < sizes.num_kv_heads; ++h) {
-        std::memcpy(target, row, sizes.row_bytes);
-        target += sizes.block_size * sizes.row_bytes;
-        row += source.head_stride;
+    void* layer_pool, const Target& to, const TensorView& source, int64_t token, int64_t slot) {
+    S* row = static_cast<S*>(layer_pool) + slot / to.block_size * to.block_stride
+        + slot % to.block_size * to.row_elements;
+    const T* from = source.data<T>() + token * source.stride(0);
+    for (int64_t h = 0; h < to.num_kv_heads; ++h) {
+        store_row(from, static_cast<int>(to.head_dim), row);
+        row += to.block_size * to.row_elements;
+        from += source.stride(1);
     }
 }
 
+template <class T>
+WriteToken writer_of(KvFormat format) {
+    if (!is_coded(format)) return write_token<T, T>;
+    return format == KvFormat::kInt8 ? write_token<T, Int8> : write_token<T, Fp8>;
+}
+
 void check_source(const TensorView& source, const PoolView& pool, int64_t num_tokens) {
-    source.expect_type_of(pool.tensor);
+    pool.expect_fits(source);
     source.expect_shape(
         {num_tokens, pool.num_kv_heads, pool.head_dim}, "[num_tokens, num_kv_heads, head_dim]");
     source.expect_contiguous_last_dim();
@@ -85,14 +84,17 @@ void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::hand
     const int64_t num_tokens = slots.size(0);
     check_source(key, pool, num_tokens);
     check_source(value, pool, num_tokens);
+    value.expect_type_of(key);
     const int64_t* slot_of = slots.data<int64_t>();
 
-    const int64_t element_bytes = static_cast<int64_t>(pool.tensor.element_bytes());
-    const Sizes sizes{pool.num_kv_heads, pool.block_size, pool.head_dim * element_bytes,
-        pool.block_stride * element_bytes};
-    char* values_pool = pool.layer_pool + pool.layer_elements / 2 * element_bytes;
-    const Source keys(key), values(value);
-    const int64_t token_bytes = 2 * sizes.num_kv_heads * sizes.row_bytes;
+    const Target target{pool.num_kv_heads, pool.head_dim, pool.block_size, pool.row_elements,
+        pool.block_stride};
+    char* values_pool = pool.layer_pool + pool.layer_elements / 2 * element_bytes(pool.format);
+    const WriteToken write = key.type() == ElementType::kBFloat16
+        ? writer_of<BFloat16>(pool.format)
+        : writer_of<float>(pool.format);
+    const int64_t token_bytes =
+        2 * pool.num_kv_heads * pool.row_elements * element_bytes(pool.format);
     const int64_t tokens_per_item = std::max<int64_t>(1, kBytesPerItem / token_bytes);
     const int64_t num_items = (num_tokens + tokens_per_item - 1) / tokens_per_item;
 
@@ -100,8 +102,8 @@ void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::hand
     ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
         const int64_t last = std::min(num_tokens, (item + 1) * tokens_per_item);
         for (int64_t token = item * tokens_per_item; token < last; ++token) {
-            write_token(pool.layer_pool, sizes, keys, token, slot_of[token]);
-            write_token(values_pool, sizes, values, token, slot_of[token]);
+            write(pool.layer_pool, target, key, token, slot_of[token]);
+            write(values_pool, target, value, token, slot_of[token]);
         }
     });
 }

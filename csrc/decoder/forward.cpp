@@ -175,6 +175,7 @@ void Forward::write_kv(const Layer& layer, int index) {
         layer.qkv.num_out);
     const attention::QkvRows rows{
         .qkv = buffers_.qkv,
+        .is_bfloat16 = model_.is_bfloat16,
         .stride = model_.sizes.qkv_width(),
         .num_heads = static_cast<int>(model_.sizes.num_heads),
         .q_norm = layer.q_norm,
@@ -188,7 +189,7 @@ void Forward::write_kv(const Layer& layer, int index) {
 
 void Forward::attend(int index, attention::Plan& plan) {
     const attention::QueryRows query{
-        buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim};
+        buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim, model_.is_bfloat16};
     const attention::Scoring scoring{
         model_.arithmetic.attention_scale, model_.arithmetic.attention_cap};
     attention::attend(plan, index, query, buffers_.attended, scoring, variant_);

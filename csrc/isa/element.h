@@ -13,4 +13,13 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+// Codes of 8 bits: an integer of -127 to 127, and a float8 of 4 bits of exponent (e4m3, finite).
+struct Int8 {
+    int8_t code;
+};
+
+struct Fp8 {
+    uint8_t code;
+};
+
 }  // namespace pdserve

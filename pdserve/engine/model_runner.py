@@ -51,7 +51,7 @@ class ModelRunner:
         """Combine a model with its KV pool.
 
         Args:
-            model: on the pool's device, with the same dtype.
+            model: on the pool's device, with the same dtype unless the pool has codes.
             kv_cache: with the model's layout, or this rank's part of it.
             eos_token_ids: tokens that `min_tokens` suppresses; None for those of the model config.
             scored_logits_bytes: maximum size of logits at a time, in steps that score prompts.
@@ -59,7 +59,8 @@ class ModelRunner:
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout.model_shape == kv_cache.layout.model_shape, "the pool is of this model"
-        assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
+        if not layout.dtype.is_coded:
+            assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # total time spent in the model itself, over all steps
         self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model

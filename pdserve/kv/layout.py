@@ -6,6 +6,9 @@ A KV block is one contiguous region across all layers: in each the rows of K, th
 head-major. So a block is copied as one span, a range of its layers as one span, and a range of
 heads as one span per layer and plane.
 
+A row is what one token has in one head: numbers; or codes of 8 bits, and behind them their scale, a
+float32. So a scale goes wherever its token goes, and depends on no other.
+
 A layout is sent and compared as numbers of layers and heads. Its planes are made of them in one
 place (`planes`); everything else asks the planes, and knows no elements.
 """
@@ -29,17 +32,33 @@ _MAX_DIMENSION = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 32
 
 
+_SCALE_BYTES = 4  # of a row of codes
+
+
 class KvDtype(StrEnum):
-    """Element type of keys and values."""
+    """What keys and values are stored as."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    INT8 = "int8"  # codes
+    FP8 = "fp8"  # likewise, e4m3
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether a row has codes and a scale."""
+        return self in (KvDtype.INT8, KvDtype.FP8)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
+        if self.is_coded:
+            return 1
         return 4 if self is KvDtype.FLOAT32 else 2
+
+    def row_elements(self, head_dim: int) -> int:
+        """Elements of a row: its scale counts as several."""
+        return head_dim + _SCALE_BYTES * self.is_coded
 
 
 class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,13 +212,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[num_layers, num_planes, num_kv_heads, block_size, head_dim], of elements."""
+        """[num_layers, num_planes, num_kv_heads, block_size, elements of a row]."""
         return (
             self.num_layers,
             len(self.planes),
             self.num_kv_heads,
             self.block_size,
-            self.head_dim,
+            self.dtype.row_elements(self.head_dim),
         )
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -243,9 +262,10 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.num_layers < self.total_layers
             else ""
         )
+        scales = f", {_SCALE_BYTES} more for a scale" if self.dtype.is_coded else ""
         return (
             f"2 x {self.num_layers} layers{layers} x {self.num_kv_heads} KV heads{shard} x "
-            f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}) = "
+            f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}{scales}) = "
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
         )
 
@@ -271,7 +291,7 @@ class _Costs(NamedTuple):
 def _costs(layout: KvLayout) -> _Costs:
     layers = range(layout.first_layer, layout.end_layer)
     heads = range(layout.first_kv_head, layout.end_kv_head)
-    row_bytes = layout.head_dim * layout.dtype.itemsize
+    row_bytes = layout.dtype.row_elements(layout.head_dim) * layout.dtype.itemsize
     planes = tuple(Plane(name, layers, heads, row_bytes) for name in ("k", "v"))
     token_bytes = sum(plane.token_bytes for plane in planes)
     head_bytes = sum(plane.row_bytes for plane in planes)

@@ -101,12 +101,19 @@ class EngineConfig(ConfigStruct, frozen=True):
 
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="data type of weights and KV; auto: the checkpoint's own"),
+        Meta(description="data type of weights and activations; auto: the checkpoint's own"),
     ] = "auto"
     quantization: Annotated[
         Quantization,
         Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
     ] = "none"
+    kv_dtype: Annotated[
+        Literal["auto", "int8", "fp8"],
+        Meta(
+            description="how KV is stored; int8, fp8: half the memory and traffic of bfloat16 "
+            "(CPU only); auto: as dtype"
+        ),
+    ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     attention: Annotated[
         AttentionName, Meta(description="on GPUs; auto: what is measured to be the fastest")

@@ -17,6 +17,7 @@ CLUSTER: Final[Groups] = {
         "served_model_name",
         "dtype",
         "quantization",
+        "kv_dtype",
         "max_model_len",
     ),
     "network": ("on", "host", "port", "transports"),
@@ -42,7 +43,7 @@ COORDINATOR: Final[Groups] = {
 
 NODE: Final[Groups] = {
     "cluster": ("node_id", "coordinators"),
-    "model": ("model", "revision", "dtype", "quantization", "max_model_len"),
+    "model": ("model", "revision", "dtype", "quantization", "kv_dtype", "max_model_len"),
     "network": ("host", "port", "metrics_port", "transports"),
     "scheduling": ("prefill_policy", "decode_policy", "max_batch_size", "token_budget"),
     "performance": (
@@ -58,6 +59,6 @@ NODE: Final[Groups] = {
 
 DEMO: Final[Groups] = {
     "questions": ("prompt", "max_tokens", "deadline_s"),
-    "model": ("model", "dtype", "quantization"),
+    "model": ("model", "dtype", "quantization", "kv_dtype"),
     "performance": ("device", "threads", "cpus", "kv_memory"),
 }

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.kv.coded_rows import encoded
 
 DTYPES = [torch.float32, torch.bfloat16]
+CODES = [torch.int8, torch.uint8]  # of pools that have codes; the second are bits of float8
 GPU_DTYPES = [*DTYPES, torch.float16]
 
 # Largest difference from the float32 reference, for values of about unit size: a few roundings in
@@ -30,6 +32,7 @@ class Shape:
     num_layers: int = 2
     dtype: torch.dtype = torch.float32
     cap: float | None = None  # of scores
+    codes: torch.dtype | None = None  # elements of the pool; None: it is of `dtype`
 
     @property
     def num_heads(self) -> int:
@@ -62,6 +65,12 @@ def shapes() -> st.SearchStrategy[Shape]:
         cap=st.sampled_from([None, None, 0.7, 20.0]),
         dtype=st.sampled_from(DTYPES),
     )
+
+
+def stored_shapes() -> st.SearchStrategy[Shape]:
+    """The same, over pools of any kind."""
+    codes = st.sampled_from([None, *CODES])
+    return st.builds(lambda shape, codes: dataclasses.replace(shape, codes=codes), shapes(), codes)
 
 
 # Tokens around the ends of the runs in which keys are gone through.
@@ -109,7 +118,10 @@ def alone(case: Case, request: int, first: int, last: int) -> Case:
 
 
 def make_pool(shape: Shape, context_lens: list[int]) -> tuple[Tensor, Tensor]:
-    """A pool in which blocks are shuffled and slots without a token hold NaN; its block tables."""
+    """A pool in which blocks are shuffled and slots without a token hold NaN; its block tables.
+
+    Where the pool has codes, NaN is a scale.
+    """
     num_blocks = [-(-n // shape.block_size) for n in context_lens]
     total = sum(num_blocks) + 2
     kv_pool = torch.randn(
@@ -126,6 +138,8 @@ def make_pool(shape: Shape, context_lens: list[int]) -> tuple[Tensor, Tensor]:
             last = int(block_tables[r, count - 1])
             kv_pool[last, :, :, :, context_len % shape.block_size :] = float("nan")
     kv_pool[block_ids[first:]] = float("nan")
+    if shape.codes is not None:
+        kv_pool = encoded(kv_pool, shape.codes)
     return kv_pool, block_tables
 
 

@@ -11,7 +11,18 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.attention import LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from tests.kernels.cases import DTYPES, TOLERANCE, Case, Shape, alone, make_case, requests, shapes
+from pdserve.engine.kv.coded_rows import decoded
+from tests.kernels.cases import (
+    CODES,
+    DTYPES,
+    TOLERANCE,
+    Case,
+    Shape,
+    alone,
+    make_case,
+    requests,
+    stored_shapes,
+)
 from tests.native_attention import NativeAttention
 
 VARIANTS = _native.kernel_variants()
@@ -24,7 +35,8 @@ def attend(case: Case, window: int | None = None, layer: int = 0, variant: str =
 
 
 def by_reference(case: Case, window: int | None, layer: int) -> Tensor:
-    kv = LayerKv(case.kv_pool.nan_to_num(), layer, case.shape.scale, window, case.shape.cap)
+    pool = decoded(case.kv_pool).nan_to_num()
+    kv = LayerKv(pool, layer, case.shape.scale, window, case.shape.cap)
     return ReferenceAttention().attend(case.query.float(), kv, case.batch)
 
 
@@ -36,7 +48,7 @@ def expect_close(found: Tensor, expected: Tensor, case: Case, slack: float = 1.0
 @settings(max_examples=80)
 @given(data=st.data())
 def test_every_variant_matches_the_reference(data: st.DataObject) -> None:
-    shape = data.draw(shapes())
+    shape = data.draw(stored_shapes())
     case = make_case(
         shape, data.draw(requests()), data.draw(st.integers(0, 9)), data.draw(st.booleans())
     )
@@ -67,24 +79,29 @@ def test_usual_shapes_match_the_reference(
             expect_close(attend(case, window, 1, variant), expected, case)
 
 
+@pytest.mark.parametrize("codes", [None, *CODES])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("num_rows", "earlier"), [(1, 1400), (130, 0)])
 def test_bfloat16_is_hardly_worse_than_its_rounding(
-    num_rows: int, earlier: int, variant: str
+    num_rows: int, earlier: int, variant: str, codes: torch.dtype | None
 ) -> None:
-    """Rounding the softmax weights too adds at most as much as rounding the result takes."""
-    case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(num_rows, earlier)])
-    kv = LayerKv(case.kv_pool.nan_to_num().double(), 0, case.shape.scale)
+    """Rounding the softmax weights too adds at most as much as rounding the result takes.
+
+    Where scales are in them, the denominator is not rounded with them, which takes out little less.
+    """
+    shape = Shape(2, 3, 64, dtype=torch.bfloat16, codes=codes)
+    case = make_case(shape, [(num_rows, earlier)])
+    kv = LayerKv(decoded(case.kv_pool).nan_to_num().double(), 0, case.shape.scale)
     exact = ReferenceAttention().attend(case.query.double(), kv, case.batch)
     error = (attend(case, variant=variant).double() - exact).square().mean().sqrt()
     unavoidable = (exact.bfloat16().double() - exact).square().mean().sqrt()
-    assert error < 2**0.5 * unavoidable
+    assert error < (2**0.5 if codes is None else 1.8) * unavoidable
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=12)
 @given(
-    shape=shapes(),
+    shape=stored_shapes(),
     total=st.integers(1, 200),
     chunks=st.lists(st.integers(1, 80), min_size=1, max_size=6),
     window=WINDOWS,
@@ -104,7 +121,7 @@ def test_bits_do_not_depend_on_the_chunks(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=12)
-@given(shape=shapes(), requests=requests(), window=WINDOWS)
+@given(shape=stored_shapes(), requests=requests(), window=WINDOWS)
 def test_bits_do_not_depend_on_the_batch(
     variant: str, shape: Shape, requests: list[tuple[int, int]], window: int | None
 ) -> None:
@@ -117,7 +134,7 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @settings(max_examples=12)
-@given(shape=shapes(), requests=requests(), num_threads=st.integers(2, 5))
+@given(shape=stored_shapes(), requests=requests(), num_threads=st.integers(2, 5))
 def test_bits_do_not_depend_on_the_threads(
     shape: Shape, requests: list[tuple[int, int]], num_threads: int
 ) -> None:
@@ -152,7 +169,7 @@ def test_bits_do_not_depend_on_how_runs_are_shared_out(
 
 
 @settings(max_examples=30)
-@given(shape=shapes(), requests=requests(), data=st.data(), window=WINDOWS)
+@given(shape=stored_shapes(), requests=requests(), data=st.data(), window=WINDOWS)
 def test_only_wanted_rows_are_attended(
     shape: Shape, requests: list[tuple[int, int]], data: st.DataObject, window: int | None
 ) -> None:
@@ -178,10 +195,13 @@ def test_only_wanted_rows_are_attended(
     assert (out[~chosen] == 7.0).all()
 
 
+@pytest.mark.parametrize("codes", [None, *CODES])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_variants_with_the_same_arithmetic_agree_bit_by_bit(dtype: torch.dtype) -> None:
+def test_variants_with_the_same_arithmetic_agree_bit_by_bit(
+    dtype: torch.dtype, codes: torch.dtype | None
+) -> None:
     fused = {"avx512", "avx2"} | ({"avx512_bf16"} if dtype is torch.float32 else set())
-    case = make_case(Shape(2, 3, 80, 5, dtype=dtype), [(70, 60), (1, 200)])
+    case = make_case(Shape(2, 3, 80, 5, dtype=dtype, codes=codes), [(70, 60), (1, 200)])
     results = [attend(case, variant=v) for v in VARIANTS if v in fused]
     assert all(torch.equal(r, results[0]) for r in results)
 
@@ -222,6 +242,29 @@ def test_nan_in_a_value_reaches_those_who_see_it_and_no_others(
         value = case.kv_pool[case.batch.block_tables[0, block], 0, 1, 0, offset]
         before = value.clone()
         value.fill_(float("nan"))
+        found = attend(case, window, variant=variant)
+        value.copy_(before)
+        end = num_rows if window is None else min(num_rows, row + window)
+        assert found[row:end].isnan().all()
+        found[row:end] = clean[row:end]
+        assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group_size", "num_rows"), [(3, 9), (1, 70)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_scale_of_nan_reaches_those_who_see_it_and_no_others(
+    variant: str, dtype: torch.dtype, group_size: int, num_rows: int, window: int | None
+) -> None:
+    earlier, shape = 30, Shape(1, group_size, dtype=dtype, codes=torch.int8)
+    case = make_case(shape, [(num_rows, earlier)])
+    clean = attend(case, window, variant=variant)
+    for row in (1, num_rows // 2, num_rows - 1):
+        block, offset = divmod(earlier + row, shape.block_size)
+        value = case.kv_pool[case.batch.block_tables[0, block], 0, 1, 0, offset]
+        before = value.clone()
+        value[-4:] = -1  # all bits are set
         found = attend(case, window, variant=variant)
         value.copy_(before)
         end = num_rows if window is None else min(num_rows, row + window)

@@ -53,7 +53,7 @@ ATTENTION_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("query", torch.zeros(4, 4, 64, device="meta"), TypeError, "expected a dense CPU tensor"),
     ("query", torch.zeros(5, 4, 64), ValueError, r"out: expected shape .*\[5, 4, 64\]"),
     ("kv_pool", torch.zeros(4, 2, 2, 2, 16, 64, dtype=torch.float64), TypeError,
-     "kv_pool: expected dtype float32 or bfloat16, found float64"),
+     "kv_pool: expected dtype float32 or bfloat16 or int8 or uint8, found float64"),
     ("kv_pool", torch.zeros(4, 2, 3, 2, 16, 64), ValueError, "kv_pool: expected shape"),
     ("kv_pool", torch.zeros(4, 2, 2, 16, 64), ValueError, "kv_pool: expected shape"),
     ("kv_pool", torch.zeros(4, 2, 2, 2, 0, 64), ValueError, "kv_pool: .*found 2, 0 and 64"),

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.kv.coded_rows import encoded
 from pdserve.engine.rope import rotate
-from tests.kernels.cases import DTYPES, Case, Shape, make_case, requests, shapes
+from tests.kernels.cases import CODES, DTYPES, Case, Shape, make_case, requests, shapes
 
 VARIANTS = _native.kernel_variants()
 EPS = 1e-5
@@ -157,3 +158,25 @@ def test_a_token_of_nan_spoils_no_other(variant: str) -> None:
     rotate_and_write(rows, case, case.kv_pool, 0, variant)
     assert rows.qkv[1].isnan().all()
     assert torch.equal(rows.qkv[0::2], clean.qkv[0::2])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("codes", CODES)
+@settings(max_examples=15)
+@given(shape=shapes().map(with_even_head_dim), requests=requests(), has_norms=st.booleans())
+def test_codes_are_those_of_the_rounded_keys_and_values(
+    variant: str,
+    codes: torch.dtype,
+    shape: Shape,
+    requests: list[tuple[int, int]],
+    has_norms: bool,
+) -> None:
+    case = make_case(shape, requests)
+    rows = make_rows(case, has_norms=has_norms)
+    again = dataclasses.replace(rows, qkv=rows.qkv.clone())
+    plain, coded = case.kv_pool.clone(), encoded(case.kv_pool, codes)
+    rotate_and_write(rows, case, plain, variant=variant)
+    rotate_and_write(again, case, coded, variant=variant)
+    assert torch.equal(coded, encoded(plain, codes))
+    width = shape.num_heads * shape.head_dim
+    assert torch.equal(again.qkv[:, :width], rows.qkv[:, :width])

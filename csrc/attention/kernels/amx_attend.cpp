@@ -26,6 +26,9 @@ PDSERVE_INLINE bool is_finite(PairLanes pairs) {
         | (IntLanes)(high == splat(uint32_t{0x7f800000})));
 }
 
+// Rows of the pool are of type S. Those of codes are made bfloat16 as they are brought, since all
+// of them are copied anyway.
+template <class S>
 class TileAttend {
 public:
     TileAttend(const Call& call, const WorkItem& item, void* buffer)
@@ -36,12 +39,12 @@ public:
           padded_dim_(padded_head_dim(call.head_dim)),
           num_columns_(num_columns(call.head_dim)),
           tiled_dim_(tiled_head_dim(call.head_dim)),
-          keys_in_place_(tiled_dim_ == call.head_dim && call.block_size % 16 == 0),
+          keys_in_place_(kIsCoded<S> || (tiled_dim_ == call.head_dim && call.block_size % 16 == 0)),
           scratch_(buffer, num_queries_, call.head_dim),
           run_(TileState::at(scratch_.run, num_queries_, call.head_dim)),
           result_(TileState::at(scratch_.result, num_queries_, call.head_dim)),
           softmax_(call, scratch_, run_.maxima, num_queries_),
-          walk_(call, item, seeing_, reinterpret_cast<const BFloat16*>(scratch_.zero_row),
+          walk_(call, item, seeing_, reinterpret_cast<const S*>(scratch_.zero_row),
               shared_state_size(num_queries_, call.head_dim)) {
         __builtin_memset(scratch_.zero_row, 0, tiled_dim_ * sizeof(float));
         for (int q = 0; q < num_tiles_ * kTileQueries; ++q) {
@@ -63,7 +66,7 @@ public:
     }
 
 private:
-    friend class Walk<BFloat16, TileAttend>;
+    friend class Walk<S, TileAttend>;
 
     void begin_head(int head) {
         reset(result_);
@@ -105,11 +108,38 @@ private:
         for (size_t q = 0; q < queries; ++q) state.maxima[q] = kMinusInfinity;
     }
 
-    void add_tile(int tile_start, const TileRows<BFloat16>& tile, TileRows<BFloat16>& next) {
+    void add_tile(int tile_start, const TileRows<S>& tile, TileRows<S>& next) {
+        next.prefetcher.ask_heads();
+        if constexpr (kIsCoded<S>) {
+            widen(tile);
+            add(tile_start, widened_);
+        } else {
+            add(tile_start, tile);
+        }
+    }
+
+    // Makes bfloat16 of codes: of keys without their scales, and as wide as tiles, so that they are
+    // used in place; of values with them, since weights also add up to the denominator.
+    void widen(const TileRows<S>& tile) {
+        widened_.first = tile.first;
+        widened_.last = tile.last;
+        auto* keys = reinterpret_cast<BFloat16*>(scratch_.key_rows);
+        auto* values = reinterpret_cast<BFloat16*>(scratch_.value_rows);
+        for (int k = 0; k < kTileKeys; ++k, keys += tiled_dim_, values += padded_dim_) {
+            widened_.keys[k] = keys;
+            widened_.values[k] = values;
+            const int head_dim = call_.head_dim;
+            copy_row(tile.keys[k], head_dim, keys);
+            scratch_.key_scales[k] = scale_of(tile.keys[k], head_dim);
+            copy_row(tile.values[k], head_dim, values, scale_of(tile.values[k], head_dim));
+            for (int d = head_dim; d < tiled_dim_; ++d) keys[d] = {0};
+        }
+    }
+
+    void add(int tile_start, const TileRows<BFloat16>& tile) {
         const Range queries = seeing_.queries(tile_start, tile_start + kTileKeys);
         const int last = (queries.last + kTileQueries - 1) / kTileQueries;
         const int first = queries.first / kTileQueries;
-        next.prefetcher.ask_heads();
         bring_keys(tile);
         bring_values(tile);
         for (int t = first; t < last; ++t) {
@@ -117,6 +147,7 @@ private:
             const int last_seen = last_position + 1 - tile_start;
             const int num_keys = last_seen < tile.last ? last_seen : tile.last;
             score(t, num_keys);
+            if constexpr (kIsCoded<S>) apply_key_scales(num_keys);
             if (call_.cap > 0) {
                 const SoftCap cap(call_.cap, call_.scale);
                 cap.apply(scratch_.scores, num_keys * kTileQueries);
@@ -152,7 +183,7 @@ private:
     // Pairs of keys; zeros for those that nobody sees.
     void bring_values(const TileRows<BFloat16>& tile) {
         auto* values = reinterpret_cast<uint32_t*>(scratch_.values);
-        pack_values<BFloat16>(tile, call_.head_dim, padded_dim_, num_columns_, values);
+        pack_values(tile, call_.head_dim, padded_dim_, num_columns_, values);
         const int first = tile.first / 2, end = (tile.last + 1) / 2;
         for (int i = 0; i < first; ++i) clear_values(values + i * num_columns_);
         for (int i = end; i < kPairs; ++i) clear_values(values + i * num_columns_);
@@ -189,6 +220,13 @@ private:
             float* scores = scratch_.scores + i * 16 * kTileQueries;
             if (i * 16 < num_keys) tiles_.store<i>(scores, kTileQueries * sizeof(float));
         });
+    }
+
+    void apply_key_scales(int num_keys) const {
+        float* scores = scratch_.scores;
+        for (int k = 0; k < num_keys; ++k, scores += kTileQueries) {
+            store(scores, load(scores) * splat(scratch_.key_scales[k]));
+        }
     }
 
     // Do all queries of the tile see the keys [first, num_keys)?
@@ -336,21 +374,24 @@ private:
     const TileState run_;
     const TileState result_;
     const TileSoftmax softmax_;
-    const Walk<BFloat16, TileAttend> walk_;
+    const Walk<S, TileAttend> walk_;
+    TileRows<BFloat16> widened_;  // of codes
     Keys keys_[kTilesOfKeys];
     Tiles tiles_;
 };
 
+template <class S>
 void attend(const Call& call, const WorkItem& item, void* scratch, float* states) {
-    TileAttend(call, item, scratch).run(states);
+    TileAttend<S>(call, item, scratch).run(states);
 }
 
 void fold_states(const Call& call, const WorkItem& item, void* scratch, const float* states) {
-    TileAttend(call, item, scratch).run_folded(states);
+    TileAttend<BFloat16>(call, item, scratch).run_folded(states);
 }
 
 }  // namespace
 
-const KernelsOfType PDSERVE_OF_THIS_BUILD(TileKernels) = {attend, fold_states};
+const KernelsOfType PDSERVE_OF_THIS_BUILD(TileKernels) = {
+    {attend<BFloat16>, fold_states}, {attend<Int8>, fold_states}, {attend<Fp8>, fold_states}};
 
 }  // namespace pdserve::attention

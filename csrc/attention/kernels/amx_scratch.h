@@ -38,6 +38,8 @@ struct TileScratch {
     float* query_tiles;    // [tiles][tiled_dim / 32] tiles: pairs of dimensions by queries
     int32_t* positions;    // [tiles * 16], of the queries
     float* key_rows;       // [kTileKeys][tiled_dim] of bfloat16, where they are not side by side
+    float* key_scales;     // [kTileKeys], of codes
+    float* value_rows;     // [kTileKeys][padded_dim] of bfloat16, of codes
     float* values;         // [kTileKeys / 2][num_columns] pairs of keys
     float* seen_values;    // the same, for a query that does not see them all
     float* zero_row;       // [tiled_dim], stands in for keys and values that nobody sees
@@ -62,6 +64,8 @@ struct TileScratch {
         query_tiles = carve(queries * tiled_dim / 2);
         positions = reinterpret_cast<int32_t*>(carve(queries));
         key_rows = carve(kTileKeys * tiled_dim / 2);
+        key_scales = carve(kTileKeys);
+        value_rows = carve(kTileKeys * padded_head_dim(head_dim) / 2);
         values = carve(kTileKeys / 2 * columns);
         seen_values = carve(kTileKeys / 2 * columns);
         zero_row = carve(tiled_dim);

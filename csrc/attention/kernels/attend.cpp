@@ -7,6 +7,6 @@
 namespace pdserve::attention {
 
 const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
-    {attend<float>, fold_states<float>}, {attend<BFloat16>, fold_states<BFloat16>}};
+    kernels_of_type<float>(), kernels_of_type<BFloat16>()};
 
 }  // namespace pdserve::attention

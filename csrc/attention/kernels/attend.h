@@ -12,6 +12,9 @@
 // Meanwhile the next tile is prefetched. A query is a pair (row, query head of a KV head's group),
 // so each K and V row is read once for the whole group (grouped-query attention).
 //
+// A pool of codes (stored_rows.h) is read the same way: codes become numbers as they are brought or
+// added. The scale of a key is a factor on its scores, that of a value on its weights.
+//
 // The launchers have checked all arguments.
 #pragma once
 
@@ -28,22 +31,25 @@
 namespace pdserve::attention {
 namespace {
 
-// The layout in which keys of type T are scored.
-template <class T>
+// The layout in which keys, stored as S, are scored for queries of type T.
+template <class T, class S>
 struct KeyForm {
-    using type = TransposedKeys<T>;
+    using type = TransposedKeys<T, S>;
 };
 #if defined(__AVX512BF16__)
-template <>
-struct KeyForm<BFloat16> {
-    using type = QuadKeys;
+template <class S>
+struct KeyForm<BFloat16, S> {
+    using type = QuadKeys<S>;
 };
 #endif
 
-template <class T>
+// Queries are of type T, and rows of the pool of S.
+template <class T, class S>
 class Attend {
     using U = typename Unit<T>::type;
     static constexpr bool kIsPair = Unit<T>::is_pair;
+    static constexpr int kMostInPlace = kIsCoded<S> ? kMaxQueries : kMostQueriesInPlace;
+    static constexpr int kPlaceLanes = kIsPair && !kIsCoded<S> ? 2 * kLanes : kLanes;
 
 public:
     Attend(const Call& call, const WorkItem& item, void* buffer)
@@ -55,7 +61,7 @@ public:
           keys_(call, scratch_),
           run_{},
           result_(state_at(scratch_.result, num_queries_, call.head_dim)),
-          walk_(call, item, seeing_, reinterpret_cast<const T*>(scratch_.zero_row),
+          walk_(call, item, seeing_, reinterpret_cast<const S*>(scratch_.zero_row),
               shared_state_size(num_queries_, call.head_dim)) {
         __builtin_memset(scratch_.zero_row, 0, padded_dim_ * sizeof(float));
     }
@@ -68,7 +74,7 @@ public:
     }
 
 private:
-    friend class Walk<T, Attend>;
+    friend class Walk<S, Attend>;
 
     void begin_head(int head) {
         reset(result_, num_queries_, padded_dim_);
@@ -103,20 +109,28 @@ private:
         if (state == nullptr) fold(run_, run);
     }
 
-    void add_tile(int tile_start, const TileRows<T>& tile, TileRows<T>& next) {
+    void add_tile(int tile_start, const TileRows<S>& tile, TileRows<S>& next) {
+        if constexpr (kIsCoded<S>) read_scales(tile);
         keys_.bring(tile, num_queries_, next);
-        if (num_queries_ > kMostQueriesInPlace || padded_dim_ != call_.head_dim
-            || (kIsPair && call_.head_dim % (2 * kLanes) != 0)) {
-            pack_values<T>(tile, call_.head_dim, padded_dim_, padded_dim_, packed_values());
+        if (num_queries_ > kMostInPlace || padded_dim_ != call_.head_dim
+            || call_.head_dim % kPlaceLanes != 0) {
+            pack_values(tile, call_.head_dim, padded_dim_, padded_dim_, packed_values());
             compute(tile_start, tile, PackedValues<U>{packed_values(), padded_dim_}, next);
         } else {
-            compute(tile_start, tile, ValuesInPlace<T>{tile.values}, next);
+            compute(tile_start, tile, ValuesInPlace<S>{tile.values}, next);
+        }
+    }
+
+    void read_scales(const TileRows<S>& tile) const {
+        for (int k = 0; k < kTileKeys; ++k) {
+            scratch_.key_scales[k] = scale_of(tile.keys[k], call_.head_dim);
+            scratch_.value_scales[k] = scale_of(tile.values[k], call_.head_dim);
         }
     }
 
     template <class Values>
     void compute(
-        int tile_start, const TileRows<T>& tile, const Values& values, TileRows<T>& next) {
+        int tile_start, const TileRows<S>& tile, const Values& values, TileRows<S>& next) {
         const Range seeing = seeing_.queries(tile_start, tile_start + kTileKeys);
         next.prefetcher.set_pace(
             (seeing.last - seeing.first + kQueriesAtOnce - 1) / kQueriesAtOnce);
@@ -128,6 +142,7 @@ private:
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
             keys_.template score<kQueries>(queries() + static_cast<int64_t>(q) * padded_dim_,
                 num_keys, next.prefetcher, scratch_.scores);
+            if constexpr (kIsCoded<S>) apply_key_scales<kQueries>(num_keys);
             if (call_.cap > 0) {
                 const SoftCap cap(call_.cap, call_.scale);
                 for (int i = 0; i < kQueries; ++i) {
@@ -138,8 +153,9 @@ private:
                 const Range keys = seeing_.keys(q + i, tile_start);
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
             }
-            weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
-                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays, next.prefetcher);
+            weigh<kQueries, kIsPair, kIsCoded<S>>(scratch_.scores, call_.scale * kLog2E, num_keys,
+                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays,
+                scratch_.value_scales, next.prefetcher);
             if (see_alike(q, q + kQueries - 1, tile, tile_start)) {
                 add<kQueries>(q, 0, tile, tile_start, values, next.prefetcher);
             } else {
@@ -148,8 +164,20 @@ private:
         });
     }
 
+    template <int Q>
+    PDSERVE_INLINE void apply_key_scales(int num_keys) const {
+        for (int k = 0; k < num_keys; k += kLanes) {
+            const FloatLanes scales = load(scratch_.key_scales + k);
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; ++q) {
+                float* scores = scratch_.scores + q * kTileKeys + k;
+                store(scores, load(scores) * scales);
+            }
+        }
+    }
+
     // The keys of a tile that this query sees, limited to those that the item sees.
-    PDSERVE_INLINE Range keys_of(int q, const TileRows<T>& tile, int tile_start) const {
+    PDSERVE_INLINE Range keys_of(int q, const TileRows<S>& tile, int tile_start) const {
         Range keys = seeing_.keys(q, tile_start);
         if (keys.first < tile.first) keys.first = tile.first;
         if (keys.last > tile.last) keys.last = tile.last;
@@ -157,7 +185,7 @@ private:
     }
 
     PDSERVE_INLINE bool see_alike(
-        int first, int last, const TileRows<T>& tile, int tile_start) const {
+        int first, int last, const TileRows<S>& tile, int tile_start) const {
         const Range a = keys_of(first, tile, tile_start), b = keys_of(last, tile, tile_start);
         return a.first == b.first && a.last == b.last;
     }
@@ -165,7 +193,7 @@ private:
     // For queries [first, last) that see different keys: row by row, each over its own keys only.
     // Giving the other keys weight 0 is not enough, since 0 x NaN is NaN.
     template <class Values>
-    PDSERVE_INLINE void add_by_rows(int first, int last, const TileRows<T>& tile, int tile_start,
+    PDSERVE_INLINE void add_by_rows(int first, int last, const TileRows<S>& tile, int tile_start,
         const Values& values, Prefetcher& next) {
         for (int q = first; q < last;) {
             const int row_end = (q / seeing_.group_size + 1) * seeing_.group_size;
@@ -181,13 +209,13 @@ private:
     // For Q queries that see the same keys of the tile. The scores of the first query are in row
     // `row`.
     template <int Q, class Values>
-    PDSERVE_INLINE void add(int q, int row, const TileRows<T>& tile, int tile_start,
+    PDSERVE_INLINE void add(int q, int row, const TileRows<S>& tile, int tile_start,
         const Values& values, Prefetcher& next) {
         constexpr bool kIsInPlace = !std::is_same_v<Values, PackedValues<U>>;
         const Range keys = keys_of(q, tile, tile_start);
         const U* weights = reinterpret_cast<const U*>(scratch_.scores) + row * kTileKeys;
         float* sums = run_.sums + static_cast<int64_t>(q) * padded_dim_;
-        for_columns<kIsPair ? 4 : columns_for(Q), kIsPair && kIsInPlace ? 2 : 1>(
+        for_columns<kIsPair ? 4 : columns_for(Q), kIsInPlace ? kPlaceLanes / kLanes : 1>(
             padded_dim_ / kLanes, [&](int column, auto num) {
                 add_values<Q, num.value>(weights, values, keys, next, column * kLanes,
                     scratch_.decays + row, sums, padded_dim_);
@@ -228,20 +256,26 @@ private:
     const int num_queries_;
     const int padded_dim_;
     const Scratch scratch_;
-    typename KeyForm<T>::type keys_;
+    typename KeyForm<T, S>::type keys_;
     State run_;
     const State result_;
-    const Walk<T, Attend> walk_;
+    const Walk<S, Attend> walk_;
 };
 
-template <class T>
+template <class T, class S>
 void attend(const Call& call, const WorkItem& item, void* scratch, float* states) {
-    Attend<T>(call, item, scratch).run(states);
+    Attend<T, S>(call, item, scratch).run(states);
+}
+
+template <class T, class S>
+void fold_states(const Call& call, const WorkItem& item, void* scratch, const float* states) {
+    Attend<T, S>(call, item, scratch).run_folded(states);
 }
 
 template <class T>
-void fold_states(const Call& call, const WorkItem& item, void* scratch, const float* states) {
-    Attend<T>(call, item, scratch).run_folded(states);
+constexpr KernelsOfType kernels_of_type() {
+    constexpr FoldFunction fold = fold_states<T, T>;  // what has been stored matters no more
+    return {{attend<T, T>, fold}, {attend<T, Int8>, fold}, {attend<T, Fp8>, fold}};
 }
 
 }  // namespace

@@ -9,7 +9,11 @@
 
 namespace pdserve::attention {
 
-// One call. Strides are in elements. All fields have been checked.
+// How a pool stores keys and values. A row, one token in one head, is head_dim numbers; or as many
+// codes of 8 bits, and then the scale of them all, a float32.
+enum class KvFormat { kFloat32, kBFloat16, kInt8, kFp8 };
+
+// One call. Strides are in elements, of codes in bytes. All fields have been checked.
 struct Call {
     const void* query;  // [num_tokens, num_heads, head_dim]
     int64_t query_row_stride;
@@ -17,10 +21,11 @@ struct Call {
     void* out;  // [num_tokens, num_heads, head_dim], contiguous
 
     // The first head of this call in kv_pool[0, layer]; within a block: [2, heads of the pool,
-    // block_size, head_dim]
+    // block_size] of rows
     const void* layer_pool;
     int64_t block_stride;
     int64_t value_offset;  // from a key to its value
+    int64_t row_elements;  // from a key to that of the next token
 
     const int32_t* query_start;  // [num_requests + 1]
     const int32_t* context_lens;  // [num_requests]
@@ -58,9 +63,16 @@ using AttendFunction = void (*)(
 using FoldFunction = void (*)(
     const Call& call, const WorkItem& item, void* scratch, const float* states);
 
-struct KernelsOfType {
+struct AttendKernels {
     AttendFunction attend;
     FoldFunction fold;
+};
+
+// For queries of one type.
+struct KernelsOfType {
+    AttendKernels plain;  // keys and values are of the queries' type
+    AttendKernels int8;
+    AttendKernels fp8;
 };
 
 struct Kernels {

@@ -1,6 +1,8 @@
 // Copies a tile's keys and values into the layout in which the inner products read them.
 #pragma once
 
+#include <type_traits>
+
 #include "tile.h"
 #include "transpose.h"
 
@@ -10,7 +12,7 @@ namespace {
 // packed[u * kTileKeys + k] = unit u of keys[k], for the 16 keys at `keys`. Half a pair is filled up
 // with zero. Prefetches the next tile meanwhile.
 template <int kLinesAtOnce, class T>
-void pack_16_keys(
+void pack_16_rows(
     const T* const* keys, int head_dim, Prefetcher& next, typename Unit<T>::type* packed) {
     constexpr int kElements = 4 / sizeof(T);  // in 32 bits
     constexpr bool kIsPair = Unit<T>::is_pair;
@@ -48,6 +50,52 @@ void pack_16_keys(
     }
 }
 
+// The same of codes: 4 stand in 32 bits. The last ones are copied, since what is behind them need
+// not be the pool's.
+template <int kLinesAtOnce, class U, class S>
+void pack_16_coded_rows(const S* const* keys, int head_dim, Prefetcher& next, U* packed) {
+    constexpr int kCodes = kTransposeSize * 4;  // of a row, at a time
+    constexpr bool kIsPair = std::is_same_v<U, uint32_t>;
+    const auto ask = [&] { next.ask<kLinesAtOnce>(); };
+    for (int d = 0; d < head_dim; d += kCodes) {
+        const int left = head_dim - d < kCodes ? head_dim - d : kCodes;
+        const char* cursors[kTransposeSize];
+        alignas(64) char copies[kTransposeSize][kCodes];
+        for (int k = 0; k < kTransposeSize; ++k) {
+            cursors[k] = reinterpret_cast<const char*>(keys[k] + d);
+            if (left == kCodes) continue;
+            __builtin_memset(copies[k], 0, kCodes);
+            __builtin_memcpy(copies[k], cursors[k], left);
+            cursors[k] = copies[k];
+        }
+        alignas(64) uint32_t codes[kTransposeSize * kTransposeSize];
+        transpose16(cursors, codes, kTransposeSize, ask);
+        for (int u = 0; u < (left + 3) / 4; ++u) {
+            U* rows = packed + (d + 4 * u) / (kIsPair ? 2 : 1) * kTileKeys;
+            for (int k = 0; k < kTransposeSize; k += kLanes) {
+                const PairLanes four = load(codes + u * kTransposeSize + k);
+                const FloatLanes numbers[] = {decode(four, S{}), decode(four >> 8, S{}),
+                    decode(four >> 16, S{}), decode(four >> 24, S{})};
+                if constexpr (kIsPair) {
+                    store(rows + k, exact_pairs(numbers[0], numbers[1]));
+                    store(rows + kTileKeys + k, exact_pairs(numbers[2], numbers[3]));
+                } else {
+                    for (int i = 0; i < 4; ++i) store(rows + i * kTileKeys + k, numbers[i]);
+                }
+            }
+        }
+    }
+}
+
+template <int kLinesAtOnce, class U, class S>
+PDSERVE_INLINE void pack_16_keys(const S* const* keys, int head_dim, Prefetcher& next, U* packed) {
+    if constexpr (kIsCoded<S>) {
+        pack_16_coded_rows<kLinesAtOnce>(keys, head_dim, next, packed);
+    } else {
+        pack_16_rows<kLinesAtOnce>(keys, head_dim, next, packed);
+    }
+}
+
 #if defined(PDSERVE_HAS_PAIRS)
 // Elements 0 .. kLanes - 1 and kLanes .. 2 * kLanes - 1 of two rows, as pairs (low row, high row).
 PDSERVE_INLINE void interleave(const BFloat16* low, const BFloat16* high, PairLanes (&pairs)[2]) {
@@ -70,33 +118,42 @@ PDSERVE_INLINE void interleave(const BFloat16* low, const BFloat16* high, PairLa
 #endif
 
 // packed[u * stride + d] = unit u of dimension d: the value of key u, or of keys 2u and 2u + 1; for
-// d up to padded_dim.
-template <class T>
+// d up to padded_dim. Of codes, without their scales.
+template <class U, class S>
 void pack_values(
-    const TileRows<T>& tile, int head_dim, int padded_dim, int64_t stride,
-    typename Unit<T>::type* packed) {
-    if constexpr (Unit<T>::is_pair) {
+    const TileRows<S>& tile, int head_dim, int padded_dim, int64_t stride, U* packed) {
+    if constexpr (std::is_same_v<U, uint32_t>) {
         for (int k = tile.first / 2 * 2; k < tile.last; k += 2) {
-            const T *low = tile.values[k], *high = tile.values[k + 1];
+            const S *low = tile.values[k], *high = tile.values[k + 1];
             uint32_t* row = packed + k / 2 * stride;
             int d = 0;
+            if constexpr (kIsCoded<S>) {
+                for (; d + kLanes <= head_dim; d += kLanes) {
+                    store(row + d, exact_pairs(load_row(low + d), load_row(high + d)));
+                }
+                for (; d < head_dim; ++d) {
+                    row[d] = exact_pairs(splat(element_of(low[d])), splat(element_of(high[d])))[0];
+                }
+            } else {
 #if defined(PDSERVE_HAS_PAIRS)
-            for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
-                PairLanes pairs[2];
-                interleave(low + d, high + d, pairs);
-                store(row + d, pairs[0]);
-                store(row + d + kLanes, pairs[1]);
-            }
+                for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
+                    PairLanes pairs[2];
+                    interleave(low + d, high + d, pairs);
+                    store(row + d, pairs[0]);
+                    store(row + d + kLanes, pairs[1]);
+                }
 #endif
-            for (; d < head_dim; ++d) row[d] = pair_of(low[d], high[d]);
+                for (; d < head_dim; ++d) row[d] = pair_of(low[d], high[d]);
+            }
             for (; d < padded_dim; ++d) row[d] = 0;
         }
     } else {
         for (int k = tile.first; k < tile.last; ++k) {
+            const S* values = tile.values[k];
             float* row = packed + k * stride;
             int d = 0;
-            for (; d + kLanes <= head_dim; d += kLanes) store(row + d, load(tile.values[k] + d));
-            for (; d < head_dim; ++d) row[d] = to_float(tile.values[k][d]);
+            for (; d + kLanes <= head_dim; d += kLanes) store(row + d, load_row(values + d));
+            for (; d < head_dim; ++d) row[d] = element_of(values[d]);
             for (; d < padded_dim; ++d) row[d] = 0.0f;
         }
     }

@@ -77,13 +77,21 @@ struct PackedValues {
 };
 
 // Values read directly from the pool, for few queries.
-template <class T>
+template <class S>
 struct ValuesInPlace {
-    const T* const* rows;
+    const S* const* rows;
 
     template <class Lanes, int C>
     PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
-        if constexpr (Unit<T>::is_pair) {
+        constexpr bool kIsPair = std::is_same_v<Lanes, PairLanes>;
+        if constexpr (kIsPair && kIsCoded<S>) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                const int64_t d = column + c * kLanes;
+                lanes[c] =
+                    exact_pairs(load_row(rows[2 * unit] + d), load_row(rows[2 * unit + 1] + d));
+            }
+        } else if constexpr (kIsPair) {
 #if defined(PDSERVE_HAS_PAIRS)
 #pragma GCC unroll 8
             for (int c = 0; c < C; c += 2) {
@@ -96,7 +104,9 @@ struct ValuesInPlace {
 #endif
         } else {
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) lanes[c] = load(rows[unit] + column + c * kLanes);
+            for (int c = 0; c < C; ++c) {
+                lanes[c] = load_row(rows[unit] + column + c * kLanes);
+            }
         }
     }
 };

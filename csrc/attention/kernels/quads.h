@@ -27,8 +27,8 @@ struct Quad {
 // quad.
 class KeyRows {
 public:
-    KeyRows(const BFloat16* first, int64_t stride, const BFloat16* next_group)
-        : stride_(stride), next_(reinterpret_cast<const char*>(next_group)) {
+    KeyRows(const BFloat16* first, int64_t stride, const void* next_group)
+        : stride_(stride), next_(static_cast<const char*>(next_group)) {
 #pragma GCC unroll 4
         for (int lane = 0; lane < 4; ++lane) starts_[lane] = first + 4 * lane * stride;
     }
@@ -115,23 +115,26 @@ PDSERVE_INLINE void score_16_keys(const uint32_t* queries, int64_t query_stride,
 }
 
 // The keys of the current tile.
+template <class S>
 class QuadKeys {
 public:
     QuadKeys(const Call& call, const Scratch& scratch)
         : head_dim_(call.head_dim),
           padded_dim_(padded_head_dim(call.head_dim)),
-          is_in_place_(padded_dim_ == head_dim_ && call.block_size % kGroupKeys == 0),
+          is_in_place_(!kIsCoded<S> && padded_dim_ == head_dim_
+              && call.block_size % kGroupKeys == 0),
           rows_(reinterpret_cast<BFloat16*>(scratch.key_rows)),
           packed_(reinterpret_cast<uint32_t*>(scratch.packed_keys)) {}
 
-    void bring(
-        const TileRows<BFloat16>& tile, int num_queries, const TileRows<BFloat16>& next) {
+    void bring(const TileRows<S>& tile, int num_queries, const TileRows<S>& next) {
         is_packed_ = num_queries > kMostQueriesInPlace;
         for (int k = 0; k < tile.last; k += kGroupKeys) {
-            const BFloat16* const* keys = tile.keys + k;
+            const S* const* keys = tile.keys + k;
             Group& group = groups_[k / kGroupKeys];
-            group.first = is_in_place_ ? keys[0] : copied(keys, k);
-            group.stride = is_in_place_ ? keys[1] - keys[0] : padded_dim_;
+            group = {copied(keys, k), padded_dim_, nullptr};
+            if constexpr (!kIsCoded<S>) {
+                if (is_in_place_) group = {keys[0], keys[1] - keys[0], nullptr};
+            }
             group.next = k + kGroupKeys < tile.last ? keys[kGroupKeys] : next.keys[0];
             if (is_packed_) pack(group.rows(), packed_at(k));
         }
@@ -157,19 +160,20 @@ private:
     struct Group {
         const BFloat16* first;
         int64_t stride;
-        const BFloat16* next;
+        const void* next;
 
         KeyRows rows() const { return {first, stride, next}; }
     };
 
     uint32_t* packed_at(int k) const { return packed_ + k * padded_dim_ / 2; }
 
-    // For rows that are not adjacent in memory, or not a multiple of quads long.
-    const BFloat16* copied(const BFloat16* const* keys, int k) const {
+    // For rows that are not adjacent in memory, or not a multiple of quads long; and of codes.
+    const BFloat16* copied(const S* const* keys, int k) const {
         BFloat16* rows = rows_ + k * padded_dim_;
+        if (is_in_place_) return rows;
         for (int i = 0; i < kGroupKeys; ++i) {
             BFloat16* row = rows + i * padded_dim_;
-            __builtin_memcpy(row, keys[i], head_dim_ * sizeof(BFloat16));
+            copy_row(keys[i], head_dim_, row);
             for (int d = head_dim_; d < padded_dim_; ++d) row[d] = {0};
         }
         return rows;

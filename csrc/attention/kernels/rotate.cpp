@@ -1,12 +1,14 @@
 // Normalises and rotates (RoPE) queries and keys, and stores keys and values, in one pass over the
 // output of the QKV product, [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
 //
-// Works head by head, in float32 from the load to the rounding store. The result for a token does
+// Works head by head, in float32 from the load to the rounding store. What a pool has as codes is
+// rounded to the type of the product first. The result for a token does
 // not depend on the rest of the batch.
 
 #include "../../isa/build_name.h"
 #include "../../isa/simd.h"
 #include "rotate_kernel.h"
+#include "stored_rows.h"
 
 namespace pdserve::attention {
 namespace {
@@ -78,15 +80,15 @@ private:
     int64_t stride_ = 0;  // from the weights of a head to those of the next; 0: they share them
 };
 
-template <bool kHasNorm, class T>
+template <bool kHasNorm, class T, class S>
 void rotate_token(const RotateCall& call, int64_t token) {
     const int64_t head_dim = call.head_dim;
     const int64_t slot = call.slots[token];
-    const int64_t head_elements = call.block_size * head_dim;
+    const int64_t head_elements = call.block_size * call.row_elements;
     T* row = static_cast<T*>(call.qkv) + token * call.row_stride;
-    T* key = static_cast<T*>(call.layer_pool) + slot / call.block_size * call.block_stride
-        + slot % call.block_size * head_dim;
-    T* value = key + call.value_offset;
+    S* key = static_cast<S*>(call.layer_pool) + slot / call.block_size * call.block_stride
+        + slot % call.block_size * call.row_elements;
+    S* value = key + call.value_offset;
     const float* cosines = call.cos_sin + token * head_dim;
     const HeadNorm<kHasNorm, T> q_norm(call, call.q_norm, row, call.num_heads);
     for (int h = 0; h < call.num_heads; ++h, row += head_dim) {
@@ -95,21 +97,24 @@ void rotate_token(const RotateCall& call, int64_t token) {
     }
     const HeadNorm<kHasNorm, T> k_norm(call, call.k_norm, row, call.num_kv_heads);
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, key += head_elements) {
+        T* turned = row;
+        if constexpr (!kIsCoded<S>) turned = key;
         rotate_head<kHasNorm>(
-            row, call.head_dim, k_norm.weight(h), k_norm.factor(row), cosines, key);
+            row, call.head_dim, k_norm.weight(h), k_norm.factor(row), cosines, turned);
+        if constexpr (kIsCoded<S>) store_row(turned, call.head_dim, key);
     }
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, value += head_elements) {
-        __builtin_memcpy(value, row, head_dim * sizeof(T));
+        store_row(row, call.head_dim, value);
     }
 }
 
-template <class T>
+template <class T, class S>
 void rotate_tokens(const RotateCall& call, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
         if (call.q_norm != nullptr) {
-            rotate_token<true, T>(call, token);
+            rotate_token<true, T, S>(call, token);
         } else {
-            rotate_token<false, T>(call, token);
+            rotate_token<false, T, S>(call, token);
         }
     }
 }
@@ -117,6 +122,8 @@ void rotate_tokens(const RotateCall& call, int64_t first, int64_t last) {
 }  // namespace
 
 const RotateKernels PDSERVE_OF_THIS_BUILD(RotateKernels) = {
-    rotate_tokens<float>, rotate_tokens<BFloat16>};
+    {rotate_tokens<float, float>, rotate_tokens<float, Int8>, rotate_tokens<float, Fp8>},
+    {rotate_tokens<BFloat16, BFloat16>, rotate_tokens<BFloat16, Int8>,
+        rotate_tokens<BFloat16, Fp8>}};
 
 }  // namespace pdserve::attention

@@ -25,6 +25,7 @@ struct RotateCall {
     void* layer_pool;  // as in Call
     int64_t block_stride;
     int64_t value_offset;
+    int64_t row_elements;
     int block_size;
     const int64_t* slots;  // [num_tokens]
 };
@@ -32,9 +33,16 @@ struct RotateCall {
 // Processes tokens [first, last).
 using RotateFunction = void (*)(const RotateCall& call, int64_t first, int64_t last);
 
+// For products of one type, by what the pool stores.
+struct RotateFunctions {
+    RotateFunction plain;
+    RotateFunction int8;
+    RotateFunction fp8;
+};
+
 struct RotateKernels {
-    RotateFunction float32;
-    RotateFunction bfloat16;
+    RotateFunctions float32;
+    RotateFunctions bfloat16;
 };
 
 extern const RotateKernels kAvx512Bf16RotateKernels;

@@ -17,6 +17,8 @@ struct Scratch {
     float* packed_keys;  // [padded_dim][kTileKeys], or as many pairs
     float* key_rows;     // [kTileKeys][padded_dim] of bfloat16, where they are not side by side
     float* values;       // [kTileKeys][padded_dim], where they cannot be used in place
+    float* key_scales;   // [kTileKeys], of codes
+    float* value_scales;  // [kTileKeys]
     float* zero_row;     // [padded_dim], stands in for keys and values that nobody sees
     float* scores;       // [kMaxQueries][kTileKeys], then the softmax weights
     float* decays;       // [kMaxQueries], what this tile's new maximum makes of earlier sums
@@ -36,6 +38,8 @@ struct Scratch {
         packed_keys = carve(kTileKeys * padded_dim);
         key_rows = carve(kTileKeys * padded_dim / 2);
         values = carve(kTileKeys * padded_dim);
+        key_scales = carve(kTileKeys);
+        value_scales = carve(kTileKeys);
         zero_row = carve(padded_dim);
         scores = carve(kMaxQueries * kTileKeys);
         decays = carve(kMaxQueries);

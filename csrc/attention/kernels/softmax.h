@@ -33,12 +33,17 @@ PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
 }
 #endif
 
+// The scales of values that a query sees; 0 for others, whose scale may be NaN.
+PDSERVE_INLINE FloatLanes seen_scales(FloatLanes scores, const float* scales) {
+    return scores == splat(kMinusInfinity) ? FloatLanes{} : load(scales);
+}
+
 // Replaces the scores of one query by weights, and adds the weights to `totals`. As pairs of
 // bfloat16, weights are rounded before they are added, so that the denominator matches the weights
-// that are used.
-template <bool kAsPairs>
+// that are used. Where values are codes, the weights that are used have their scales in them.
+template <bool kAsPairs, bool kHasScales>
 PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys, float* totals,
-    FloatLanes decay, Prefetcher& next) {
+    FloatLanes decay, const float* scales, Prefetcher& next) {
 #if defined(PDSERVE_HAS_PAIRS)
     if constexpr (kAsPairs) {
         constexpr int kVectors = kSumLanes / kLanes;
@@ -51,14 +56,22 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
             for (int v = 0; v < kVectors; ++v) {
                 const int k = start + v * 2 * kLanes;
                 if (k >= num_keys) break;
-                const FloatLanes low = exp2_for_pairs(load(scores + k) - maximum);
+                const FloatLanes low_scores = load(scores + k);
+                FloatLanes low = exp2_for_pairs(low_scores - maximum);
                 FloatLanes high = {};
+                if constexpr (kHasScales) total[v] += low;
+                if constexpr (kHasScales) low = low * seen_scales(low_scores, scales + k);
                 if (k + kLanes < num_keys) {
-                    high = exp2_for_pairs(load(scores + k + kLanes) - maximum);
+                    const FloatLanes high_scores = load(scores + k + kLanes);
+                    high = exp2_for_pairs(high_scores - maximum);
+                    if constexpr (kHasScales) {
+                        total[v] += high;
+                        high = high * seen_scales(high_scores, scales + k + kLanes);
+                    }
                 }
                 const PairLanes pairs = to_pairs(low, high);
                 store(scores + k / 2, pairs);
-                total[v] = multiply_add(total[v], pairs, ones);
+                if constexpr (!kHasScales) total[v] = multiply_add(total[v], pairs, ones);
             }
         }
         for (int v = 0; v < kVectors; ++v) store(totals + v * kLanes, total[v]);
@@ -69,8 +82,13 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
     for (int lane = 0; lane < kSumLanes; lane += kLanes) {
         FloatLanes total = load(totals + lane) * decay;
         for (int k = lane; k < num_keys; k += kSumLanes) {
-            const FloatLanes weight = exp2_of_nonpositive(load(scores + k) - maximum);
-            store(scores + k, weight);
+            const FloatLanes of_keys = load(scores + k);
+            const FloatLanes weight = exp2_of_nonpositive(of_keys - maximum);
+            if constexpr (kHasScales) {
+                store(scores + k, weight * seen_scales(of_keys, scales + k));
+            } else {
+                store(scores + k, weight);
+            }
             total += weight;
         }
         store(totals + lane, total);
@@ -79,9 +97,9 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
 
 // Turns the scores of Q queries into weights 2 ** (score * scale - maximum), and updates the
 // queries' maxima and totals with this tile. Prefetches the next tile meanwhile.
-template <int Q, bool kAsPairs>
+template <int Q, bool kAsPairs, bool kHasScales>
 PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxima, float* totals,
-    float* decays, Prefetcher& next) {
+    float* decays, const float* value_scales, Prefetcher& next) {
     const FloatLanes scale = splat(factor);
     FloatLanes largest[Q];
 #pragma GCC unroll 8
@@ -106,8 +124,8 @@ PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxi
     }
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-        weigh_query<kAsPairs>(scores + q * kTileKeys, maximum[q], num_keys,
-            totals + q * kSumLanes, decay[q], next);
+        weigh_query<kAsPairs, kHasScales>(scores + q * kTileKeys, maximum[q], num_keys,
+            totals + q * kSumLanes, decay[q], value_scales, next);
     }
 }
 

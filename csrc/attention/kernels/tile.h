@@ -4,6 +4,7 @@
 #include "kernel.h"
 #include "../../isa/simd.h"
 #include "state.h"
+#include "stored_rows.h"
 
 namespace pdserve::attention {
 namespace {
@@ -123,6 +124,7 @@ private:
     const char* end_ = nullptr;
 };
 
+// Rows of type T: as the pool has them.
 template <class T>
 struct TileRows {
     // Pointers for keys that no query sees are arbitrary valid ones; those for such values point to
@@ -141,7 +143,7 @@ struct TileRows {
         last = last_key - start < kTileKeys ? last_key - start : kTileKeys;
         prefetcher.reset();
         const int32_t* table = call.block_tables + request * call.table_stride;
-        const int64_t head_elements = static_cast<int64_t>(call.block_size) * call.head_dim;
+        const int64_t head_elements = call.block_size * call.row_elements;
         const int64_t value_offset = call.value_offset;
         const T* head_pool = static_cast<const T*>(call.layer_pool) + place.head * head_elements;
         int k = 0;
@@ -150,15 +152,15 @@ struct TileRows {
         for (int block = (start + first) / call.block_size; k < last; ++block) {
             const int offset = start + k - block * call.block_size;
             const T* key = head_pool + table[block] * call.block_stride
-                + static_cast<int64_t>(offset) * call.head_dim;
+                + offset * call.row_elements;
             const int left = k + call.block_size - offset;
             const int end = left < kTileKeys ? left : kTileKeys;
             const int seen_from = k < first ? first : k, seen_to = end < last ? end : last;
-            const T* seen = key + static_cast<int64_t>(seen_from - k) * call.head_dim;
-            const int64_t num_bytes = sizeof(T) * call.head_dim * (seen_to - seen_from);
+            const T* seen = key + (seen_from - k) * call.row_elements;
+            const int64_t num_bytes = sizeof(T) * call.row_elements * (seen_to - seen_from);
             prefetcher.add(seen, num_bytes);
             prefetcher.add(seen + value_offset, num_bytes);
-            for (; k < end; ++k, key += call.head_dim) {
+            for (; k < end; ++k, key += call.row_elements) {
                 keys[k] = key;
                 values[k] = k >= first && k < last ? key + value_offset : zero_row;
             }

@@ -33,8 +33,8 @@ PDSERVE_INLINE void score_keys(const U* queries, int64_t query_stride, const U* 
     }
 }
 
-// The keys of the current tile.
-template <class T>
+// The keys of the current tile, for queries of type T.
+template <class T, class S>
 class TransposedKeys {
     using U = typename Unit<T>::type;
 
@@ -44,7 +44,7 @@ public:
           padded_dim_(padded_head_dim(call.head_dim)),
           packed_(reinterpret_cast<U*>(scratch.packed_keys)) {}
 
-    void bring(const TileRows<T>& tile, int num_queries, TileRows<T>& next) const {
+    void bring(const TileRows<S>& tile, int num_queries, TileRows<S>& next) const {
         Prefetcher& ahead = next.prefetcher;
         for (int k = 0; k < tile.last; k += kTransposeSize) {
             if (num_queries == 1) {

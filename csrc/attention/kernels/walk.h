@@ -7,7 +7,7 @@
 namespace pdserve::attention {
 namespace {
 
-// Sums is what computes: of a head, it is told where runs begin and end, and is given their tiles
+// T is what rows of the pool are of, and Sums what computes: of a head, it is told where runs begin and end, and is given their tiles
 // in ascending order.
 //     void begin_head(int head);
 //     void begin_run(float* state);         // null: in its own memory

@@ -58,11 +58,13 @@ void StepView::check_positions() const {
 }
 
 void StepView::check_pool(const Model& model) const {
-    pool_.tensor.expect_type(
-        {model.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
+    pool_.tensor.expect_type({model.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32,
+        ElementType::kInt8, ElementType::kUInt8});
+    const int64_t row_elements =
+        model.sizes.head_dim + (attention::is_coded(pool_.format) ? attention::kScaleBytes : 0);
     pool_.tensor.expect_shape(
-        {-1, model.sizes.pool_layers, 2, model.sizes.model_kv_heads, -1, model.sizes.head_dim},
-        "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]");
+        {-1, model.sizes.pool_layers, 2, model.sizes.model_kv_heads, -1, row_elements},
+        "[num_blocks, num_layers, 2, num_kv_heads, block_size, row]");
 }
 
 void StepView::check_sampled(const Model& model) const {

@@ -31,7 +31,7 @@ class AttentionBatch:
 class LayerKv:
     """The keys and values of one layer, and how queries see them."""
 
-    pool: Tensor  # [num_blocks, *KvLayout.block_shape], contiguous
+    pool: Tensor  # [num_blocks, *KvLayout.block_shape], contiguous; perhaps of codes
     layer: int  # index into the pool's second dimension
     scale: float  # factor on the dot products, usually head_dim ** -0.5
     sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all

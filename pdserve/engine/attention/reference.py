@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
+from pdserve.engine.kv.coded_rows import decoded, encoded, is_coded
 from pdserve.engine.layers import capped
 
 
@@ -24,6 +25,8 @@ class ReferenceAttention:
         block_size = kv_pool.shape[4]
         block_ids = torch.div(batch.slot_mapping, block_size, rounding_mode="floor")
         offsets = batch.slot_mapping % block_size
+        if is_coded(kv_pool.dtype):
+            key, value = encoded(key, kv_pool.dtype), encoded(value, kv_pool.dtype)
         kv_pool[block_ids, layer, 0, :, offsets] = key
         kv_pool[block_ids, layer, 1, :, offsets] = value
 
@@ -49,7 +52,7 @@ def _gather(
     block_size = kv_pool.shape[4]
     num_blocks = -(-context_len // block_size)
     # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-    blocks = kv_pool[block_table[:num_blocks].long(), layer].float()
+    blocks = decoded(kv_pool[block_table[:num_blocks].long(), layer])
     # [2, num_kv_heads, num_blocks * block_size, head_dim]
     tokens = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
     return tokens[0], tokens[1]

@@ -16,6 +16,8 @@ TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
     KvDtype.FLOAT32: torch.float32,
     KvDtype.BFLOAT16: torch.bfloat16,
     KvDtype.FLOAT16: torch.float16,
+    KvDtype.INT8: torch.int8,
+    KvDtype.FP8: torch.uint8,  # bits of float8, which few operations take
 }
 
 

@@ -30,7 +30,7 @@ class Decoder(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of activations and KV."""
+        """Dtype of activations; of KV, too, unless the pool has codes."""
 
     @property
     def most_ahead(self) -> int:

@@ -268,6 +268,7 @@ def _order(
         layout=model.layout,
         num_blocks=model.num_blocks,
         quantization=model.form.quantization,
+        activations=model.activations.value,
         kernels="",
         devices=DevicesOrder(
             kind=model.device.type,

@@ -40,6 +40,7 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     layout: KvLayout  # of the whole model
     num_blocks: int
     quantization: str  # as the setting
+    activations: str = ""  # dtype; empty: that of the layout
     kernels: str  # digest of the build's arithmetic, on CPUs
     devices: DevicesOrder | None = None  # None: it computes on CPUs
 
@@ -47,8 +48,8 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
 class HostAnswer(msgspec.Struct, frozen=True):
     """What a later host says when it has loaded, and after each step.
 
-    After a step, and without an error: the KV of its rows, [num_tokens, num_layers, 2, heads,
-    head_dim], of the layers that this host has; logits, [num_sampled, vocab_size] float32; states,
+    After a step, and without an error: the KV of its rows, [num_tokens, num_layers, 2, heads, row],
+    of the layers that this host has; logits, [num_sampled, vocab_size] float32; states,
     [num_states, hidden_size] float32.
     """
 

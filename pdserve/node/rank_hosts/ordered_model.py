@@ -98,7 +98,7 @@ def _config(order: HostOrder, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _arithmetic(order: HostOrder) -> tuple[WeightForm, ActivationDtype]:
-    activations = ActivationDtype(order.layout.dtype)
+    activations = ActivationDtype(order.activations or order.layout.dtype)
     return form_of(order.quantization, activations), activations
 
 

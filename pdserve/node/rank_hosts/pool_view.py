@@ -12,7 +12,7 @@ from pdserve.kv import KvLayout
 from pdserve.node.rank_hosts.lacking import Ids
 
 Elements: TypeAlias = NDArray[Any]  # of as many bytes as those of the pool
-_ELEMENTS = {2: np.uint16, 4: np.uint32}
+_ELEMENTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _PIECE_BYTES = 16 << 20
 
 
@@ -53,5 +53,5 @@ class PoolView:
 
     def empty_tokens(self, num_tokens: int) -> Elements:
         """Memory for what `tokens` returns."""
-        _, num_layers, two, heads, _, head_dim = self._blocks.shape
-        return np.empty((num_tokens, num_layers, two, heads, head_dim), self._blocks.dtype)
+        _, num_layers, two, heads, _, row = self._blocks.shape
+        return np.empty((num_tokens, num_layers, two, heads, row), self._blocks.dtype)

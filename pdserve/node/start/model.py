@@ -113,10 +113,12 @@ class NodeModel:
 
     @property
     def revision(self) -> str:
-        """What KV depends on: the weights, as quantized, and the arithmetic of CPU kernels."""
+        """What KV depends on: the weights, as quantized; its codes; the arithmetic of kernels."""
         parts = [self.checkpoint.revision]
         if self.form.is_quantised:
             parts.append(self.form.name)
+        if self.layout.dtype.is_coded:
+            parts.append(f"kv-{self.layout.dtype}")
         if self.kernels is not None:
             parts.append(self.kernels.digest)
         return "+".join(parts)

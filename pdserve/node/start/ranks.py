@@ -163,6 +163,7 @@ def _carrier_order(
             layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
             num_blocks=model.num_blocks,
             quantization=model.form.quantization,
+            activations=model.activations.value,
             kernels="" if model.kernels is None else model.kernels.digest,
         ),
         address=model.share.later_hosts[0],

@@ -60,7 +60,7 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
             f"quantization {form.name} is for {'CPUs' if other == 'cpu' else 'GPUs'}, and this "
             f"node computes on {device}: leave it out, or ask for device {other}"
         )
-    dtype = KvDtype(activations)
+    dtype = _kv_dtype(engine, activations, device)
     row_bytes = max(plane.row_bytes for plane in model.kv_layout(1, dtype).planes)
     block_size = engine.block_size or auto_block_size(row_bytes, device, max_model_len)
     return Sizes(form, activations, model.kv_layout(block_size, dtype), max_model_len)
@@ -76,6 +76,18 @@ def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -
             "float32"
         )
     return ActivationDtype(engine.dtype)
+
+
+def _kv_dtype(engine: EngineConfig, activations: ActivationDtype, device: DeviceType) -> KvDtype:
+    """Raises ConfigError: this device does not read KV that is stored so."""
+    if engine.kv_dtype == "auto":
+        return KvDtype(activations)
+    if device != "cpu":
+        raise ConfigError(
+            f"kv_dtype {engine.kv_dtype} is for CPUs, and this node computes on {device}: leave "
+            "it out, or ask for device cpu"
+        )
+    return KvDtype(engine.kv_dtype)
 
 
 def auto_block_size(row_bytes: int, device: DeviceType, max_model_len: int) -> int:

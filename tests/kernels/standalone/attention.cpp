@@ -100,13 +100,15 @@ private:
     Matrix attention(int32_t first, int32_t last) const {
         const int32_t query_start[] = {0, last - first};
         const Step step{1, last - first, query_start, &last, table_.data(), num_blocks_, nullptr};
-        const Pool pool{const_cast<uint8_t*>(pool_.row(0)), is_bfloat16_, 1,
+        const KvFormat format = is_bfloat16_ ? KvFormat::kBFloat16 : KvFormat::kFloat32;
+        const Pool pool{const_cast<uint8_t*>(pool_.row(0)), format, 1,
             shape_.num_kv_heads, shape_.num_kv_heads, shape_.block_size, shape_.head_dim};
         Matrix out(is_bfloat16_, last - first, query_.num_columns());
         Plan plan;
         plan.make(step, pool, num_heads_, shape_.window);
-        const QueryRows query{query_.row(first), query_.num_columns(), shape_.head_dim};
-        attend(plan, 0, query, out.row(0), scale(), variant_);
+        const QueryRows query{
+            query_.row(first), query_.num_columns(), shape_.head_dim, is_bfloat16_};
+        attend(plan, 0, query, out.row(0), Scoring{scale()}, variant_);
         return out;
     }
 

@@ -60,11 +60,13 @@ class SmallModel:
     def torch(self) -> TorchDecoder:
         return TorchDecoder(self.config, self.weights, writing_attention(CPU))
 
-    def kv_cache(self, num_blocks: int = 64, block_size: int = 16) -> KvCache:
-        """Of NaN: what a block held before must never matter."""
-        dtype = KV_DTYPES[self.weights.embedding.dtype]
+    def kv_cache(
+        self, num_blocks: int = 64, block_size: int = 16, dtype: KvDtype | None = None
+    ) -> KvCache:
+        """Of NaN: what a block held before must never matter. A scale is NaN of set bits, too."""
+        dtype = dtype or KV_DTYPES[self.weights.embedding.dtype]
         cache = KvCache(self.config.kv_layout(block_size, dtype), num_blocks, CPU)
-        cache.pool.fill_(float("nan"))
+        cache.pool.view(torch.uint8).fill_(255)
         return cache
 
 

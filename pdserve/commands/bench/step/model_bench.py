@@ -16,6 +16,8 @@ from kv_transfer.memory import ExportedPool, KvPool
 from pdserve.commands.bench.step.measurement import StepTime
 from pdserve.commands.bench.step.yardsticks import Yardsticks
 from pdserve.engine.kv.cache import TORCH_DTYPES, DeviceBuffer
+from pdserve.engine.kv.coded_rows import encoded
+from pdserve.kv import KvLayout
 from pdserve.measured.perf_model import StepRow
 from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.profiling.timer import StepTimer
@@ -73,7 +75,7 @@ def _on_cores(model: NodeModel, cores: CorePlan) -> _Pool:
     is_alone = model.share.is_alone
     memory = ExportedPool(model.num_blocks, model.layout.block_bytes, is_sealed=is_alone)
     memory.commit()  # a node's blocks are committed before they are used, too
-    fill_with_numbers(memory.flat, TORCH_DTYPES[model.layout.dtype])
+    fill_with_numbers(memory.flat, model.layout)
     ranks = None if is_alone else start_ranks(model, cores, memory, None)
     return _Pool(memory, memory.flat, ranks)
 
@@ -88,13 +90,15 @@ def _on_devices(model: NodeModel, cores: CorePlan) -> _Pool:
     return _Pool(memory, own.numpy() if own.device.type == "cpu" else own, ranks)
 
 
-def fill_with_numbers(flat: NDArray[np.uint8], dtype: torch.dtype) -> None:
-    """Fill with normally distributed numbers, which repeat every 8 MiB.
+def fill_with_numbers(flat: NDArray[np.uint8], layout: KvLayout) -> None:
+    """Fill with rows of normally distributed numbers, which repeat after about 8 MiB.
 
     Untouched pages would all map to one page of zeros, which the CPU caches could hold.
     """
-    few: Tensor = torch.randn(_RANDOM_BYTES // dtype.itemsize).to(dtype)
-    piece = few.view(torch.uint8).numpy()
+    dtype, row_bytes = TORCH_DTYPES[layout.dtype], layout.planes[0].row_bytes
+    few: Tensor = torch.randn(_RANDOM_BYTES // row_bytes, layout.head_dim)
+    rows = encoded(few, dtype) if layout.dtype.is_coded else few.to(dtype)
+    piece = rows.view(torch.uint8).flatten().numpy()
     for start in range(0, len(flat), len(piece)):
         part = flat[start : start + len(piece)]
         part[:] = piece[: len(part)]

@@ -91,7 +91,7 @@ def _engine(calibration: Calibration) -> dict[str, object]:
         "engine.max_batch_size": limits.max_batch_size,
         "engine.token_budget": limits.token_budget,
         "engine.block_size": shape.block_size,
-        "engine.dtype": str(shape.dtype),
+        "engine.kv_dtype" if shape.dtype.is_coded else "engine.dtype": str(shape.dtype),
         # Else a node has as many threads as its machine has cores. On GPUs, they compute no steps.
         **({"engine.threads": calibration.cpus} if calibration.device_type == "cpu" else {}),
         **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),

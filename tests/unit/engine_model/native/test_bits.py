@@ -18,8 +18,11 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.commands.bench.step.neighbours import BusyProcesses
+from pdserve.engine.kv.cache import KvCache
+from pdserve.engine.kv.coded_rows import decoded
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.kv import KvDtype
 from tests.unit.engine_model.small_models import (
     Part,
     SmallModel,
@@ -42,6 +45,7 @@ class Case(NamedTuple):
     dtype: torch.dtype
     form: WeightForm
     has_experts: bool
+    kv: KvDtype | None = None  # None: as dtype
 
 
 CASES = [
@@ -52,6 +56,10 @@ CASES = [
         (torch.bfloat16, BFLOAT16),
         (torch.bfloat16, INT8),
     )
+] + [
+    Case(torch.bfloat16, BFLOAT16, False, KvDtype.INT8),
+    Case(torch.bfloat16, INT8, True, KvDtype.FP8),
+    Case(torch.float32, FLOAT32, False, KvDtype.INT8),
 ]
 BLOCK_SIZE = 16
 MAX_TOKENS = 160
@@ -80,12 +88,16 @@ def decoder(case: Case) -> NativeDecoder:
     return model(case).native(case.form)
 
 
+def kv_cache_of(case: Case, num_blocks: int = 64) -> KvCache:
+    return model(case).kv_cache(num_blocks, BLOCK_SIZE, case.kv)
+
+
 @cache
 def alone(case: Case, seed: int) -> Tensor:
     """[MAX_TOKENS, vocab_size], the sequence of this seed by itself in one step."""
     _native.set_num_threads(1)
     tokens = random_tokens(MAX_TOKENS, seed)
-    return all_logits(decoder(case), model(case).kv_cache(), tokens)
+    return all_logits(decoder(case), kv_cache_of(case), tokens)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -101,7 +113,7 @@ def test_bits_are_those_of_the_sequence_alone(
     """Sequences that join, pause and go on in chunks of any size, in any steps together."""
     num_sequences = data.draw(st.integers(1, 4))
     tokens = [random_tokens(MAX_TOKENS, seed) for seed in range(num_sequences)]
-    kv_cache = model(case).kv_cache(num_sequences * MAX_BLOCKS + 1, BLOCK_SIZE)
+    kv_cache = kv_cache_of(case, num_sequences * MAX_BLOCKS + 1)
     blocks = torch.randperm(kv_cache.num_blocks, generator=torch.Generator().manual_seed(1))
     tables = blocks[: num_sequences * MAX_BLOCKS].view(num_sequences, -1).tolist()
     expected = [alone(case, seed) for seed in range(num_sequences)]
@@ -129,7 +141,7 @@ def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
 ) -> None:
     """So a request that goes on elsewhere goes on with the same bits."""
     tokens, blocks = random_tokens(100 + num_emitted, 7), list(range(MAX_BLOCKS))
-    stepped, resumed = (model(case).kv_cache(MAX_BLOCKS, BLOCK_SIZE) for _ in range(2))
+    stepped, resumed = (kv_cache_of(case, MAX_BLOCKS) for _ in range(2))
     ends = [100, *range(101, len(tokens) + 1)]
     last = Tensor()
     for begin, end in zip([0, *ends], ends, strict=False):
@@ -150,7 +162,7 @@ def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
 @given(sampled=st.sets(st.integers(0, 99), max_size=12))
 def test_the_last_layer_of_few_rows_is_that_of_all(case: Case, sampled: set[int]) -> None:
     rows = sorted(sampled)
-    kv_cache = model(case).kv_cache(MAX_BLOCKS)
+    kv_cache = kv_cache_of(case, MAX_BLOCKS)
     part = Part(random_tokens(MAX_TOKENS), 0, 100, list(range(MAX_BLOCKS)))
     logits = decoder(case).logits(make_batch([part], sampled=rows), kv_cache.pool)
     if not rows:
@@ -159,7 +171,7 @@ def test_the_last_layer_of_few_rows_is_that_of_all(case: Case, sampled: set[int]
         assert logits is not None
         assert same_bits(logits, alone(case, 0)[rows])
     # All keys and values are there, whoever was sampled.
-    assert not kv_cache.pool[:6].isnan().any()
+    assert not decoded(kv_cache.pool[:6]).isnan().any()
     following = Part(random_tokens(MAX_TOKENS), 100, 110, list(range(MAX_BLOCKS)))
     logits = decoder(case).logits(make_batch([following]), kv_cache.pool)
     assert logits is not None
@@ -187,6 +199,6 @@ def test_busy_neighbours_change_no_bit_and_a_step_returns_the_core_that_was_lent
     with BusyProcesses(2, sorted(cores)[:2]) as neighbours, neighbours.busy():
         for _ in range(50):
             tokens = random_tokens(MAX_TOKENS, 1)
-            logits = all_logits(decoder(case), model(case).kv_cache(), tokens)
+            logits = all_logits(decoder(case), kv_cache_of(case), tokens)
             assert same_bits(logits, expected)
             assert os.sched_getaffinity(0) == cores

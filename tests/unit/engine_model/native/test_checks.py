@@ -53,7 +53,7 @@ STEP_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("states_out", torch.zeros(2, 64).bfloat16(), TypeError, "states_out: expected dtype float32"),
     ("kv_pool", torch.zeros(8, 2, 2, 2, 16, 32), ValueError, r"kv_pool: .*\[any, 3, 2, 2, any, 32"),
     ("kv_pool", torch.zeros(8, 3, 2, 2, 16, 32).bfloat16(), TypeError,
-     "kv_pool: expected dtype float32, found bfloat16"),
+     "kv_pool: expected dtype float32 or int8 or uint8, found bfloat16"),
 ]  # fmt: skip
 
 

@@ -23,6 +23,9 @@ from pdserve.commands.bench.step.model_bench import StepBench, fill_with_numbers
 from pdserve.commands.bench.step.run import computing_on
 from pdserve.commands.bench.step.yardsticks import ProductShape
 from pdserve.commands.cli.main import main
+from pdserve.engine.kv.cache import TORCH_DTYPES
+from pdserve.engine.kv.coded_rows import decoded
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
@@ -167,11 +170,13 @@ def test_quick_is_less_of_everything() -> None:
         StepBenchConfig(quick=True, batches=[3], prompts=[7]).grid  # noqa: B018
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_pool_is_full_of_numbers(dtype: torch.dtype) -> None:
-    flat = torch.zeros((16 << 20) + 4096, dtype=torch.uint8)
-    fill_with_numbers(flat.numpy(), dtype)
-    values = flat.view(dtype)[-100_000:].float()
+@pytest.mark.parametrize("dtype", [KvDtype.FLOAT32, KvDtype.BFLOAT16, KvDtype.INT8, KvDtype.FP8])
+def test_the_pool_is_full_of_numbers(dtype: KvDtype) -> None:
+    layout = KvLayout.gqa(layers=2, heads=2, head_dim=60, block_size=16, dtype=dtype)
+    flat = torch.zeros((16 << 20) // layout.block_bytes * layout.block_bytes, dtype=torch.uint8)
+    fill_with_numbers(flat.numpy(), layout)
+    elements = flat.view(TORCH_DTYPES[dtype]).view(-1, *layout.block_shape)
+    values = decoded(elements[-100:])
     assert values.std().item() == pytest.approx(1, abs=0.05)
 
 

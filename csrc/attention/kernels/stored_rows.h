@@ -1,0 +1,135 @@
+// Rows as pools store them: numbers, or codes of 8 bits with one scale behind them,
+//     number = code * scale.
+// A scale belongs to one token in one head. So what is stored of a token depends on nothing else.
+#pragma once
+
+#include "../../isa/simd.h"
+
+namespace pdserve::attention {
+namespace {
+
+template <class S>
+constexpr bool kIsCoded = false;
+template <>
+constexpr bool kIsCoded<Int8> = true;
+template <>
+constexpr bool kIsCoded<Fp8> = true;
+
+typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
+
+// The numbers of the codes in the lowest byte of each lane.
+PDSERVE_INLINE FloatLanes decode(PairLanes lanes, Int8) {
+    return __builtin_convertvector((IntLanes)(lanes << 24) >> 24, FloatLanes);
+}
+
+// The bits, moved to where float32 has them, are too small by 2**120.
+PDSERVE_INLINE FloatLanes decode(PairLanes lanes, Fp8) {
+    const auto magnitude = (FloatLanes)((lanes & 0x7f) << 20) * splat(0x1p120f);
+    return (FloatLanes)((PairLanes)magnitude | (lanes & 0x80) << 24);
+}
+
+PDSERVE_INLINE PairLanes load_bytes(const void* source) {
+#if defined(__AVX512F__)
+    return (PairLanes)_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(source)));
+#elif defined(__AVX2__) && !defined(PDSERVE_TILES)
+    return (PairLanes)_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(source)));
+#else
+    return (PairLanes)__builtin_convertvector(
+        load_as<ByteLanes>(static_cast<const char*>(source)), IntLanes);
+#endif
+}
+
+// The next kLanes elements of a row, without their scale.
+PDSERVE_INLINE FloatLanes load_row(const float* source) { return load(source); }
+PDSERVE_INLINE FloatLanes load_row(const BFloat16* source) { return load(source); }
+PDSERVE_INLINE FloatLanes load_row(const Int8* source) {
+    return __builtin_convertvector((IntLanes)load_bytes(source), FloatLanes);
+}
+PDSERVE_INLINE FloatLanes load_row(const Fp8* source) { return decode(load_bytes(source), Fp8{}); }
+
+PDSERVE_INLINE float element_of(float value) { return value; }
+PDSERVE_INLINE float element_of(BFloat16 value) { return to_float(value); }
+PDSERVE_INLINE float element_of(Int8 code) { return code.code; }
+PDSERVE_INLINE float element_of(Fp8 code) { return decode(splat(uint32_t{code.code}), code)[0]; }
+
+template <class S>
+PDSERVE_INLINE float scale_of(const S* row, int head_dim) {
+    float scale;
+    __builtin_memcpy(&scale, row + head_dim, sizeof(scale));
+    return scale;
+}
+
+// A row as bfloat16: of codes without their scale, exactly.
+PDSERVE_INLINE void copy_row(const BFloat16* row, int head_dim, BFloat16* target) {
+    __builtin_memcpy(target, row, head_dim * sizeof(BFloat16));
+}
+template <class S>
+PDSERVE_INLINE void copy_row(const S* row, int head_dim, BFloat16* target, float scale = 1.0f) {
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) {
+        store(target + d, load_row(row + d) * splat(scale));
+    }
+    for (; d < head_dim; ++d) assign(target[d], element_of(row[d]) * scale);
+}
+
+// Pairs of bfloat16, of numbers that are such.
+PDSERVE_INLINE PairLanes exact_pairs(FloatLanes low, FloatLanes high) {
+    return (PairLanes)low >> 16 | ((PairLanes)high & 0xffff0000u);
+}
+
+// The largest number of which there is a code.
+PDSERVE_INLINE float largest_code(Int8) { return 127.0f; }
+PDSERVE_INLINE float largest_code(Fp8) { return 448.0f; }
+
+// Codes of numbers that are no larger than that, rounded to nearest, ties to even: in the lowest
+// byte of each lane. Adding 1.5 * 2**23 rounds to an integer, which then stands in the low bits.
+PDSERVE_INLINE IntLanes encode(FloatLanes x, Int8) { return (IntLanes)(x + splat(12582912.0f)); }
+
+PDSERVE_INLINE IntLanes encode(FloatLanes x, Fp8) {
+    const auto sign = (PairLanes)x >> 24 & 0x80;
+    const PairLanes bits = (PairLanes)x & 0x7fffffffu;
+    const PairLanes normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+    const FloatLanes magnitude = (FloatLanes)bits;
+    const auto denormal = (PairLanes)(magnitude * splat(512.0f) + splat(12582912.0f)) & 0xf;
+    return (IntLanes)((magnitude < splat(0x1p-6f) ? denormal : normal) | sign);
+}
+
+// Stores a row.
+template <class T>
+PDSERVE_INLINE void store_row(const T* row, int head_dim, T* target) {
+    __builtin_memcpy(target, row, head_dim * sizeof(T));
+}
+
+// Stores a row as codes. Every build stores the same bits. What is not finite makes the scale NaN.
+template <class T, class S>
+void store_row(const T* row, int head_dim, S* target) {
+    static_assert(kIsCoded<S>);
+    FloatLanes largest = {}, not_finite = {};
+    const auto each = [&](const auto& body) {
+        int d = 0;
+        for (; d + kLanes <= head_dim; d += kLanes) body(d, load(row + d), kLanes);
+        for (; d < head_dim; ++d) body(d, splat(to_float(row[d])), 1);
+    };
+    each([&](int, FloatLanes x, int) {
+        largest = max_of(x < splat(0.0f) ? -x : x, largest);
+        not_finite += x * splat(0.0f);
+    });
+    float scale = largest_of(largest) / largest_code(S{});
+    if (scale < 0x1p-126f) scale = 0.0f;  // of too few bits
+    for (int lane = 0; lane < kLanes; ++lane) {
+        if (not_finite[lane] != 0.0f) scale = __builtin_nanf("");
+    }
+    __builtin_memcpy(target + head_dim, &scale, sizeof(scale));
+    if (!(scale > 0.0f)) {
+        __builtin_memset(target, 0, head_dim);
+        return;
+    }
+    // A true quotient: its bits are the same everywhere, and nothing can be fused with it.
+    each([&](int d, FloatLanes x, int count) {
+        const auto codes = __builtin_convertvector(encode(x / splat(scale), S{}), ByteLanes);
+        __builtin_memcpy(target + d, &codes, count);
+    });
+}
+
+}  // namespace
+}  // namespace pdserve::attention
