@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test test-long lint types contracts house gpu-check wheel lock kustomize proto demo-model clean
+.PHONY: help env env-test demo check test test-long lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -54,6 +54,9 @@ house: $(ENV) ## what is long, big or there twice in this source tree, and what 
 
 gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serving; results in gpu-check/
 	$(BIN)/python -m tools.gpu_check
+
+real: $(ENV_TEST) ## fetch Gemma 3 270M (or GEMMA=FILE), hold it to transformers, time it beside llama.cpp
+	$(BIN)/python -m tools.real_model $(if $(GEMMA),--gemma "$(GEMMA)")
 
 wheel: $(ENV) ## dist/: one wheel for machines of this kind, which needs no compiler there
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -22,7 +22,8 @@ class StepBenchConfig(ConfigStruct, frozen=True):
     """Config of `pdserve bench step`."""
 
     shape: Annotated[
-        str, Meta(description="a named shape with random weights, or a checkpoint directory")
+        str,
+        Meta(description="a named shape with random weights, a checkpoint directory or GGUF file"),
     ] = "160m"
     batches: Annotated[list[Count], Meta(description="decode batch sizes")] = msgspec.field(
         default_factory=lambda: [1, 4, 16, 64]
