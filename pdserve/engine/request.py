@@ -179,25 +179,39 @@ class Request:
 class Ahead(Request):
     """A request as it will be if its first drafts are right: what a draw needs of it, and no more.
 
-    Other attributes are not set.
+    Other attributes are not set. Its output, which may be long, is made for those who ask for it.
     """
 
-    __slots__ = ("base",)
+    __slots__ = ("base", "num_drafts")
 
     base: Request  # as it is
+    num_drafts: int  # that are output then
 
     @classmethod
     def of(cls, request: Request, num_drafts: int) -> Ahead:
         """The request with so many of its drafts as output."""
         ahead = cls.__new__(cls)
         ahead.base = request
+        ahead.num_drafts = num_drafts
         ahead.request_id = request.request_id
         ahead.prompt_token_ids = request.prompt_token_ids
         ahead.sampling = request.sampling
         ahead.allowed_words = request.allowed_words
         ahead.siblings = []
-        ahead.output_token_ids = [*request.output_token_ids, *request.draft[:num_drafts]]
         return ahead
+
+    def __getattr__(self, name: str) -> list[int]:
+        """Make the output, the first time that it is read."""
+        if name != "output_token_ids":
+            raise AttributeError(f"{name} is not set of a request with drafts")
+        base = self.base
+        self.output_token_ids = [*base.output_token_ids, *base.draft[: self.num_drafts]]
+        return self.output_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of prompt tokens plus output tokens, drafts included."""
+        return self.base.num_tokens + self.num_drafts
 
 
 class Scheduled(NamedTuple):

@@ -8,7 +8,7 @@ them. So at low load there are many, and at high load none, without anybody sett
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
 from pdserve.engine.drafts.grammars import DraftMasks, ForcedTokens
@@ -115,12 +115,9 @@ class Speculation:
             shape: of these.
             proposals: of at most one for each row.
         """
-        likely = [
-            (one.likely**place, place, stream)  # that this is right, and so are those before it
-            for stream, one in enumerate(proposals)
-            for place in range(1, len(one.tokens) + 1)
-        ]
-        likely.sort(key=lambda one: (-one[0], one[1]))
+        # The next draft of each stream, likeliest first: that it is right, and so are those before.
+        nexts = [(-one.likely, 1, stream) for stream, one in enumerate(proposals)]
+        heapify(nexts)
         tokens = float(len(rows))
         plain_s = self._step_s(shape)
         best, num_taken = tokens / plain_s * _WORTH, 0
@@ -128,17 +125,24 @@ class Speculation:
         if len(proposals) < len(rows):  # who gains nothing does not pay for who does
             limit_s = min(limit_s, _SHARED * plain_s)
         most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
-        masks_s = 0.0
-        for number, (chance, _, stream) in enumerate(likely[:most], start=1):
-            tokens += chance
-            masks_s += proposals[stream].mask_s
-            step_s = self._step_s(_larger(shape, number)) + masks_s
+        masks_s, considered = 0.0, list[int]()  # the stream of each
+        while nexts and len(considered) < most:
+            chance, place, stream = nexts[0]
+            one = proposals[stream]
+            if place < len(one.tokens):
+                heapreplace(nexts, (chance * one.likely, place + 1, stream))
+            else:
+                heappop(nexts)
+            considered.append(stream)
+            tokens -= chance
+            masks_s += one.mask_s
+            step_s = self._step_s(_larger(shape, len(considered))) + masks_s
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:
                 break
             if tokens / step_s > best:
-                best, num_taken = tokens / step_s, number
+                best, num_taken = tokens / step_s, len(considered)
         taken = [0] * len(proposals)
-        for _, _, stream in likely[:num_taken]:
+        for stream in considered[:num_taken]:
             taken[stream] += 1
         return taken
 
@@ -159,9 +163,6 @@ def _most_drafts(request: Request) -> int:
 
 
 def _larger(shape: StepShape, number: int) -> StepShape:
-    return replace(
-        shape,
-        num_tokens=shape.num_tokens + number,
-        num_sampled=shape.num_sampled + number,
-        decode_context=shape.decode_context + number,
-    )
+    """Return the shape with so many drafts: made for each that is considered, so made quickly."""
+    num_tokens, num_sampled = shape.num_tokens + number, shape.num_sampled + number
+    return StepShape(num_tokens, num_sampled, 0, shape.decode_context + number)
