@@ -25,6 +25,12 @@ from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBER
 from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.outbox import PIECE_BYTES, SHORT_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
+from coordinator.jobs.file_endpoints import MAX_FILE_BYTES
+from coordinator.jobs.lines import MAX_LINES
+from coordinator.jobs.places import PER_NODE
+from coordinator.jobs.storage.database import MAX_BYTES as MAX_JOB_BYTES
+from coordinator.jobs.storage.database import MAX_MEMORY_BYTES as MAX_MEMORY_JOB_BYTES
+from coordinator.jobs.storage.files import MAX_TENANT_ENTRIES
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.pages import MAX_BYTES as MAX_PAGE_BYTES
 from coordinator.stateful.pages import MAX_ITEMS as MAX_PAGE_ITEMS
@@ -104,6 +110,15 @@ BOUNDS = (
         str(_API.max_connections),
         "431 for the headers, 429 for a tenant; of an address, the oldest without a key is closed; "
         "beyond the total, the new one",
+    ),
+    Bound(
+        "Files and batches",
+        f"{_mib(MAX_FILE_BYTES)} and {MAX_LINES} lines a file",
+        f"{MAX_JOB_BYTES // 2**31} GiB, {MAX_TENANT_ENTRIES} of them; equal shares of the lines "
+        f"that run",
+        f"{MAX_JOB_BYTES // 2**30} GiB, in memory {_mib(MAX_MEMORY_JOB_BYTES)}; {PER_NODE} lines a "
+        "node that have not begun, half of what can be in flight",
+        "400; lines wait",
     ),
     Bound(
         "Rendering a chat template",

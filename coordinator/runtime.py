@@ -18,6 +18,7 @@ from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
+from coordinator.jobs.routes import add_job_routes, open_jobs
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
@@ -34,7 +35,7 @@ from coordinator.requests.journey import Journey
 from coordinator.service import CoordinatorService
 from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
-from coordinator.stateful.storage.opening import open_store
+from coordinator.stateful.storage.opening import open_store, place_of_jobs
 from coordinator.stateful.storage.store import STORE
 from coordinator.tenants import Readers, Tenants
 from coordinator.text.parts import ToolFormat
@@ -212,7 +213,9 @@ class Coordinator:
             readers=self._readers,
             begin_span=self._tracing.begin if self._tracing else lambda headers: None,
         )
-        add_stateful_routes(app, open_store(config.answers.store, self._files.name, config.port))
+        kept = config.answers.store, self._files.name, config.port
+        add_stateful_routes(app, open_store(*kept))
+        add_job_routes(app, open_jobs(place_of_jobs(*kept)))
         add_admin_routes(app, cluster.pools.changes, cluster.pools.drains, cluster.revisions)
         add_record_route(app, self._recordings)
         if config.access.page:

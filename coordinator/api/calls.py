@@ -50,11 +50,14 @@ ENDPOINTS = {
 }
 
 
-async def run_whole(ask: Ask, plan: Plan) -> WholeAnswer:
-    """Run a plan to its end, and return the answer in one piece. Raises what generations raise."""
+async def run_whole(ask: Ask, plan: Plan, begun: Callable[[], None] = lambda: None) -> WholeAnswer:
+    """Run a plan to its end, and return the answer in one piece. Raises what generations raise.
+
+    `begun` is called when the first tokens of a generation have come.
+    """
     if isinstance(plan, EmbeddingPlan):
         return await plan.run(ask.context, ask.trace)
-    return await whole_answer(ask.context, ask.trace, plan)
+    return await whole_answer(ask.context, ask.trace, plan, begun)
 
 
 async def call(request: web.Request) -> web.StreamResponse:

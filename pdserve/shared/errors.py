@@ -288,7 +288,7 @@ class ConversationNotFound(RequestError):
 
 
 class ItemNotFound(RequestError):
-    """The request names an item that is not in its conversation."""
+    """The request names an item, a file or a batch that is not there, or not any more."""
 
     code = "item_not_found"
 

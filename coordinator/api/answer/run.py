@@ -44,16 +44,25 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
         return trace.stream.response
 
 
-async def whole_answer(context: ApiContext, trace: RequestTrace, plan: CallPlan) -> WholeAnswer:
-    """Run the plan's generations to their end. Raises what they raise."""
+async def whole_answer(
+    context: ApiContext,
+    trace: RequestTrace,
+    plan: CallPlan,
+    begun: Callable[[], None] = lambda: None,
+) -> WholeAnswer:
+    """Run the plan's generations to their end. Raises what they raise.
+
+    `begun` is called when its first tokens have come, and may be more often.
+    """
     with Call(context, trace, plan) as call:
-        return await _whole(call, plan)
+        return await _whole(call, plan, begun)
 
 
-async def _whole(call: Call, plan: CallPlan) -> WholeAnswer:
+async def _whole(call: Call, plan: CallPlan, begun: Callable[[], None]) -> WholeAnswer:
     num_taken = 0
     while not call.is_finished:
         await call.wait()
+        begun()
         is_ranked = plan.num_shown is not None  # only at the end is it known what is shown
         if call.is_finished or (not is_ranked and call.num_tokens - num_taken >= PIECE):
             num_taken = call.num_tokens

@@ -13,6 +13,8 @@ from pdserve.settings.values import IN_MEMORY
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.user_cache import state_file
 
+_URLS = ("postgresql://", "postgres://")
+
 
 def open_store(store: str, model: str, port: int) -> ResponseStore:
     """Return the store that `answers.store` names.
@@ -25,7 +27,7 @@ def open_store(store: str, model: str, port: int) -> ResponseStore:
     Raises:
         ConfigError: its file cannot be used, or the URL of its database is wrong.
     """
-    if store.startswith(("postgresql://", "postgres://")):
+    if store.startswith(_URLS):
         return ResponseStore(backing=SharedEntries(store))
     path = _path(store, model, port)
     if path is None:
@@ -34,6 +36,14 @@ def open_store(store: str, model: str, port: int) -> ResponseStore:
         return ResponseStore(backing=StoreFile(path))
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} has entries that are not pdserve's: {error}") from error
+
+
+def place_of_jobs(store: str, model: str, port: int) -> str | Path | None:
+    """Return where files and batches are kept beside: a URL, a file, or None for memory."""
+    if store.startswith(_URLS):
+        return store
+    path = _path(store, model, port)
+    return None if path is None else path.with_name(f"{path.name}.jobs")
 
 
 def _path(store: str, model: str, port: int) -> Path | None:

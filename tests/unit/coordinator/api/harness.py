@@ -15,6 +15,8 @@ import openai
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.jobs.routes import add_job_routes
+from coordinator.jobs.storage.database import Database
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.model import Catalog, make_model
 from coordinator.stateful.routes import add_stateful_routes
@@ -90,6 +92,7 @@ async def served(
     store: ResponseStore | None = None,
     https_dir: Path | None = None,
     tool_format: ToolFormat | None = None,
+    jobs: Database | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -112,6 +115,7 @@ async def served(
         classes=classes,
     )
     add_stateful_routes(app, store)
+    add_job_routes(app, jobs, beat_s=0.02)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app, https_dir=https_dir) as server,

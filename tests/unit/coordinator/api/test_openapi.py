@@ -22,6 +22,7 @@ from schemathesis.specs.openapi import checks
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.openapi.document import DESCRIPTION
+from coordinator.jobs.routes import add_job_routes
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.page.history import History
@@ -48,6 +49,7 @@ def app(*, with_page: bool = True) -> web.Application:
     """As the coordinator makes it, without nodes."""
     made = create_app(tiny_catalog())
     add_stateful_routes(made)
+    add_job_routes(made)
     registry, mode = Registry(), "disaggregated"
     changes = RoleChanges(registry, mode, CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})

@@ -1,0 +1,164 @@
+"""/v1/files: upload, list, read and delete. Bytes are passed on as they come, and never held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
+
+from aiohttp import BodyPartReader, web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import CONTEXT, TRACE, outbox_of
+from coordinator.api.server import callers
+from coordinator.api.server.middleware import check_socket_origin
+from coordinator.jobs.keys import RUNNER
+from coordinator.jobs.objects import (
+    MAX_KEPT_S,
+    MIN_KEPT_S,
+    DeletedFile,
+    FileList,
+    file_shown,
+)
+from coordinator.jobs.storage.files import Upload
+from coordinator.stateful.pages import whole_number
+from pdserve.shared.errors import InvalidRequest
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 200 * 2**20
+MAX_LISTED = 10_000
+_UPLOAD_S = 3600.0  # for a whole upload
+_MAX_FIELD_BYTES = 256
+_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+_MULTIPART = "multipart/form-data"
+
+
+async def upload_file(request: web.Request) -> web.Response:
+    """POST /v1/files: store the lines of a batch to come."""
+    context, trace, runner = request.app[CONTEXT], request[TRACE], request.app[RUNNER]
+    check_socket_origin(request, context.config.cors_origins)  # browsers send forms unasked
+    callers.begin(context, trace)
+    if request.content_type != _MULTIPART:
+        raise web.HTTPUnsupportedMediaType(text=f"the request body must be {_MULTIPART}")
+    await runner.files.check_room(trace.owner, 0)
+    upload = runner.files.begin()
+    try:
+        async with asyncio.timeout(_UPLOAD_S):
+            fields = await _read_form(request, upload, context.config.body_timeout_s)
+        keep_s, name = _keep_s(fields), fields["file"]
+        if fields.get("purpose") != "batch":
+            raise InvalidRequest(
+                f"'purpose' is {fields.get('purpose', '')[:64]!r}, but this server keeps files for "
+                "'batch' only",
+                "purpose",
+            )
+        await runner.files.done(upload, trace.owner, name, "batch", keep_s)
+    except TimeoutError as error:
+        await upload.drop()
+        raise web.HTTPRequestTimeout(text="the file did not arrive in time") from error
+    except BaseException:
+        await asyncio.shield(upload.drop())
+        raise
+    return json_answer(file_shown(await runner.files.get(trace.owner, upload.file_id)))
+
+
+async def list_files(request: web.Request) -> web.Response:
+    """GET /v1/files: list the tenant's files, the newest first by default."""
+    trace, files, query = request[TRACE], request.app[RUNNER].files, request.query
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"'order' is {order[:64]!r}, but must be 'asc' or 'desc'", "order")
+    limit = whole_number("limit", query.get("limit", str(MAX_LISTED)), 1, MAX_LISTED)
+    after = query.get("after")
+    found = await files.page(
+        trace.owner,
+        after=None if after is None else await files.get(trace.owner, after),
+        limit=limit + 1,
+        newest_first=order == "desc",
+        purpose=query.get("purpose", ""),
+    )
+    shown = [file_shown(file) for file in found[:limit]]
+    return json_answer(
+        FileList(
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(found) > limit,
+        )
+    )
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """GET /v1/files/{id}: describe a file."""
+    files = request.app[RUNNER].files
+    return json_answer(
+        file_shown(await files.get(request[TRACE].owner, request.match_info["file"]))
+    )
+
+
+async def get_content(request: web.Request) -> web.StreamResponse:
+    """GET /v1/files/{id}/content: send a file's bytes."""
+    file = await request.app[RUNNER].files.get(request[TRACE].owner, request.match_info["file"])
+    return await send_file(request, file.id, file.num_bytes, "application/octet-stream")
+
+
+async def delete_file(request: web.Request) -> web.Response:
+    """DELETE /v1/files/{id}: delete a file."""
+    file_id = request.match_info["file"]
+    await request.app[RUNNER].files.delete(request[TRACE].owner, file_id)
+    return json_answer(DeletedFile(id=file_id))
+
+
+async def send_file(
+    request: web.Request, file_id: str, num_bytes: int, media: str
+) -> web.StreamResponse:
+    """Send a stored file, at the pace at which the client reads it."""
+    response = web.StreamResponse(headers={"Content-Type": media})
+    response.content_length = num_bytes
+    outbox = outbox_of(request)
+    await response.prepare(request)
+    async for chunk in request.app[RUNNER].files.read(file_id):
+        await outbox.send(response.write, chunk)
+    await outbox.in_time(response.write_eof())
+    return response
+
+
+async def _read_form(request: web.Request, upload: Upload, wait_s: float) -> dict[str, str]:
+    """Read the form, and write its file; return its other fields, and the file's name."""
+    fields: dict[str, str] = {}
+    try:
+        form = await request.multipart()
+        while (part := await _next(form.next(), wait_s)) is not None:
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("a part of the form has parts of its own")
+            name = (part.name or "")[:64]
+            if name in fields or name not in ("file", *_FIELDS):
+                raise InvalidRequest(f"unrecognized or repeated field: {name!r}", name)
+            if name != "file":
+                fields[name] = (await _next(part.read_chunk(_MAX_FIELD_BYTES), wait_s)).decode()
+                continue
+            fields[name] = (part.filename or "file")[:256]
+            while chunk := await _next(part.read_chunk(2**16), wait_s):
+                if upload.num_bytes + len(chunk) > MAX_FILE_BYTES:
+                    raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, upload.num_bytes)
+                await upload.add(bytes(chunk))
+    except (ValueError, AssertionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the form cannot be read: {error}") from error
+    if "file" not in fields:
+        raise InvalidRequest("the form needs 'file'", "file")
+    return fields
+
+
+async def _next(reading: Awaitable[T], wait_s: float) -> T:
+    async with asyncio.timeout(wait_s):
+        return await reading
+
+
+def _keep_s(fields: Mapping[str, str]) -> int:
+    seconds = fields.get("expires_after[seconds]")
+    if seconds is None:
+        return MAX_KEPT_S
+    if fields.get("expires_after[anchor]") != "created_at":
+        raise InvalidRequest("'expires_after' needs 'anchor' to be 'created_at'", "expires_after")
+    return whole_number("expires_after[seconds]", seconds, MIN_KEPT_S, MAX_KEPT_S)

@@ -1,0 +1,61 @@
+"""The paths of files and batches; `operations` describes them: one row per route."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+from coordinator.api.calls import CALLS
+from coordinator.api.context import CONTEXT
+from coordinator.api.routes import add_routes, post
+from coordinator.jobs import batch_endpoints, file_endpoints
+from coordinator.jobs.keys import RUNNER
+from coordinator.jobs.operations import OPERATIONS
+from coordinator.jobs.runner import BEAT_S, Runner
+from coordinator.jobs.storage.database import Database, PostgresDatabase, SqliteDatabase
+from coordinator.jobs.storage.tables import SCHEMA
+
+_FILE = "/v1/files/{file}"
+_BATCH = "/v1/batches/{batch}"
+
+ROUTES = (
+    web.post("/v1/files", file_endpoints.upload_file),
+    web.get("/v1/files", file_endpoints.list_files),
+    web.get(_FILE, file_endpoints.get_file),
+    web.delete(_FILE, file_endpoints.delete_file),
+    web.get(f"{_FILE}/content", file_endpoints.get_content),
+    post("/v1/batches", batch_endpoints.create_batch),
+    web.get("/v1/batches", batch_endpoints.list_batches),
+    web.get(_BATCH, batch_endpoints.get_batch),
+    post(f"{_BATCH}/cancel", batch_endpoints.cancel_batch),
+)
+
+
+def open_jobs(where: str | Path | None) -> Database:
+    """Open the database of files and batches: a URL, a file, or None for memory.
+
+    Raises ConfigError.
+    """
+    if isinstance(where, str):
+        return PostgresDatabase(where, SCHEMA)
+    return SqliteDatabase(where, SCHEMA)
+
+
+def add_job_routes(
+    app: web.Application, database: Database | None = None, beat_s: float = BEAT_S
+) -> None:
+    """Add /v1/files and /v1/batches to the API, for all calls that it has by now."""
+    calls = app[CALLS]
+    app[RUNNER] = Runner(database or open_jobs(None), app[CONTEXT], calls, beat_s=beat_s)
+    app.on_startup.append(_begin)
+    app.on_cleanup.append(_close)
+    add_routes(app, ROUTES, OPERATIONS)
+
+
+async def _begin(app: web.Application) -> None:
+    app[RUNNER].begin()
+
+
+async def _close(app: web.Application) -> None:
+    await app[RUNNER].close()

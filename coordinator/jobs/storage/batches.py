@@ -1,0 +1,235 @@
+"""Batches and their lines: rows, leases, and answers that are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from time import time
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from coordinator.jobs.storage import tables
+from coordinator.jobs.storage.database import Database, Row, Step
+from pdserve.shared.errors import ItemNotFound
+
+Kind = Literal["batch", "messages"]  # OpenAI's or Anthropic's
+Status = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+_MAX_CLAIMED = 16  # at a time by one coordinator
+
+
+class LineState(IntEnum):
+    """What became of a line."""
+
+    LEFT = 0
+    SUCCEEDED = 1
+    ERRORED = 2
+    CANCELED = 3
+    EXPIRED = 4
+
+
+class LineFault(Struct):
+    """What is wrong with a line of an input file."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchDocument(Struct, kw_only=True):
+    """What of a batch no statement looks at. Times are seconds since 1970."""
+
+    endpoint: str
+    input_file_id: str = ""
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+    key_id: str = ""  # of the key under which its lines are charged
+    output_keep_s: int = 30 * 86400
+    total: int = 0
+    counts: dict[int, int] = {}  # by state, once it has ended
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    cancelling_at: int | None = None
+    ended_at: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    faults: list[LineFault] = []
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch of a tenant's."""
+
+    id: str
+    owner: str
+    kind: Kind
+    status: Status
+    created_at: int
+    deadline_at: int
+    document: BatchDocument
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.status in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that has no answer yet."""
+
+    number: int
+    custom_id: str
+    prefix: bytes  # by which lines that begin alike come together
+    body: bytes  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredLine:
+    """One line that has its answer, or will have none."""
+
+    number: int
+    custom_id: str
+    state: LineState
+    answer: bytes  # JSON, as it stands in the output file; empty: it was canceled, or expired
+
+
+class Batches:
+    """The batches of all tenants."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ---- for tenants ---------------------------------------------------------------------------
+
+    async def add(self, batch: Batch, lines: Sequence[Line] = ()) -> None:
+        """Have a new batch, which begins with these lines."""
+        packed = msgspec.msgpack.encode(batch.document)
+        row = (batch.id, batch.owner, batch.kind, batch.status)
+        put: Step = (tables.PUT_BATCH, *row, batch.created_at, batch.deadline_at, packed)
+        await self._database.run(put, *(_put_line(batch.id, line) for line in lines))
+
+    async def get(self, owner: str, batch_id: str, kind: Kind) -> Batch:
+        """Return a batch. Raises ItemNotFound."""
+        (rows,) = await self._database.run((tables.GET_BATCH, owner, batch_id, kind))
+        if not rows:
+            raise ItemNotFound(f"there is no batch {batch_id[:128]!r}", "batch_id")
+        return _batch(rows[0])
+
+    async def page(
+        self, owner: str, kind: Kind, *, behind: Batch | None, limit: int, newest_first: bool = True
+    ) -> list[Batch]:
+        """Return up to `limit` batches behind one of them, the newest first, or the oldest."""
+        end = 1 << 62 if newest_first else -1
+        at, last = (end, "") if behind is None else (behind.created_at, behind.id)
+        sql = tables.page("pdserve_batches", newest_first=newest_first, filters="AND kind = ?")
+        (rows,) = await self._database.run((sql, owner, kind, at, at, last, limit))
+        return [_batch(row) for row in rows]
+
+    async def cancel(self, batch: Batch) -> Batch | None:
+        """Have a batch end early; None: it has ended, or is about to."""
+        batch.document.cancelling_at = int(time())
+        packed = msgspec.msgpack.encode(batch.document)
+        (rows,) = await self._database.run((tables.CANCEL, packed, batch.owner, batch.id))
+        return _batch(rows[0]) if rows else None
+
+    async def delete(self, batch: Batch) -> None:
+        """Delete a batch that has ended, with its lines; not its files."""
+        await self._database.run(
+            (tables.DROP_BATCH, batch.owner, batch.id), (tables.DROP_LINES, batch.id)
+        )
+
+    async def counts(self, batch: Batch) -> dict[int, int]:
+        """Return the number of lines in each state."""
+        if batch.has_ended:
+            return batch.document.counts
+        (rows,) = await self._database.run((tables.COUNTS, batch.id))
+        return {int(state): int(number) for state, number in rows}
+
+    # ---- for their holder ----------------------------------------------------------------------
+
+    async def claim(self, holder: str, lease_s: float) -> list[Batch]:
+        """Renew the leases of a coordinator, claim what nobody holds, and return all that it has.
+
+        Raises StoreUnavailable.
+        """
+        _, _, rows = await self._database.run(
+            (tables.RENEW, lease_s, holder),
+            (tables.CLAIM, holder, lease_s, _MAX_CLAIMED),
+            (tables.HELD, holder),
+        )
+        return [_batch(row) for row in rows]
+
+    async def release(self, holder: str | None) -> None:
+        """Have others claim at once what a coordinator holds; None: what any has held."""
+        await self._database.run(
+            (tables.RELEASE_ALL,) if holder is None else (tables.RELEASE, holder)
+        )
+
+    async def go_on(self, batch: Batch, holder: str, *further: Step) -> bool:
+        """Write a batch's new status, and run further steps; False: it is another's now, or it is
+        to be cancelled.
+        """
+        packed = msgspec.msgpack.encode(batch.document)
+        given = (batch.status, packed, batch.id, holder, batch.status)
+        rows, *_ = await self._database.run((tables.GO_ON, *given), *further, is_guarded=True)
+        return bool(rows)
+
+    async def forget_lines(self, batch: Batch) -> None:
+        """Delete the lines of a batch that is to be read again."""
+        await self._database.run((tables.DROP_LINES, batch.id))
+
+    async def add_lines(self, batch: Batch, lines: Sequence[Line]) -> None:
+        """Add lines to a batch that is being read."""
+        await self._database.run(*(_put_line(batch.id, line) for line in lines))
+
+    async def left(self, batch: Batch, behind: Line | None, limit: int) -> list[Line]:
+        """Return lines without an answer; those that begin alike stand together."""
+        prefix, number = (b"", -1) if behind is None else (behind.prefix, behind.number)
+        (rows,) = await self._database.run((tables.LEFT, batch.id, prefix, prefix, number, limit))
+        return [Line(n, custom_id, bytes(p), bytes(body)) for n, custom_id, p, body in rows]
+
+    async def answer(self, batch_id: str, line: Line, state: LineState, answer: bytes) -> None:
+        """Write a line's answer with its mark, unless it has one."""
+        step = (tables.ANSWER, int(state), answer, b"", batch_id, line.number)
+        await self._database.run(step)
+
+    async def end_lines(self, batch: Batch, state: LineState) -> None:
+        """Mark all lines that have no answer."""
+        await self._database.run((tables.END_LINES, int(state), b"", batch.id))
+
+    async def answered(self, batch: Batch, behind: int, limit: int) -> list[AnsweredLine]:
+        """Return lines with answers behind the one of a number, in the order of their numbers."""
+        (rows,) = await self._database.run((tables.ANSWERED, batch.id, behind, limit))
+        return [AnsweredLine(n, i, LineState(state), bytes(told)) for n, i, state, told in rows]
+
+    async def drop_old(self, before_s: int) -> None:
+        """Delete batches of before a time."""
+        (rows,) = await self._database.run((tables.OLD_BATCHES, before_s))
+        for batch in map(_batch, rows):
+            if batch.has_ended:
+                await self.delete(batch)
+
+
+def _put_line(batch_id: str, line: Line) -> Step:
+    row = (batch_id, line.number, line.custom_id, line.prefix, line.body, b"")
+    return (tables.PUT_LINE, *row)
+
+
+def _batch(row: Row) -> Batch:
+    batch_id, owner, kind, status, created_at, deadline_at, packed = row
+    document = msgspec.msgpack.decode(packed, type=BatchDocument)
+    return Batch(batch_id, owner, kind, status, created_at, deadline_at, document)

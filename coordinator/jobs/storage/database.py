@@ -1,0 +1,148 @@
+"""A database as jobs use it: a few statements at a time, each time one transaction.
+
+Statements have `?` for parameters. {NOW} is the database's own time in seconds since 1970, so that
+leases of several coordinators need no common clock; {BLOB} is the type of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from coordinator.stateful.storage.shared.link import DatabaseLink
+from pdserve.shared.errors import StoreUnavailable
+from pdserve.shared.process.may_pass import config_error
+
+Row: TypeAlias = tuple[Any, ...]
+Step: TypeAlias = tuple[Any, ...]  # a statement and its parameters
+MAX_BYTES = 16 << 30
+MAX_MEMORY_BYTES = 256 << 20  # without a file
+_BUSY_S = 5.0
+_LOCK = 0x7064736A  # of the tables while they are made
+
+
+class Database(Protocol):
+    """One database, for one or several coordinators."""
+
+    is_shared: bool  # other coordinators may use it meanwhile
+    max_bytes: int  # of files and lines, of all tenants; one has at most half of it
+
+    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        """Run the steps as one transaction; return the rows of each.
+
+        If it `is_guarded` and the first step has no row, the others are not run.
+
+        Raises StoreUnavailable.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close it, once what runs has ended."""
+        ...
+
+
+class SqliteDatabase:
+    """A file of this coordinator's, or memory."""
+
+    is_shared = False
+
+    def __init__(self, path: Path | None, schema: Sequence[str]) -> None:
+        """Open the file, or create it. Raises ConfigError."""
+        self.max_bytes = MAX_MEMORY_BYTES if path is None else MAX_BYTES
+        self._thread = ThreadPoolExecutor(1, "jobs")
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it has what users wrote
+            where = ":memory:" if path is None else path
+            self._database = sqlite3.connect(where, timeout=_BUSY_S, check_same_thread=False)
+            self._database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            with self._database:
+                for statement in schema:
+                    self._database.execute(_of_sqlite(statement))
+        except (sqlite3.Error, OSError) as error:
+            raise config_error(f"cannot keep batches in {path}: {error}", error) from error
+
+    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        """See Database."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._run, steps, is_guarded)
+        except (sqlite3.Error, RuntimeError) as error:
+            raise StoreUnavailable(f"batches cannot be kept now: {error}") from error
+
+    async def close(self) -> None:
+        """See Database."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        self._thread.shutdown()
+
+    def _run(self, steps: Sequence[Step], is_guarded: bool) -> list[list[Row]]:
+        found: list[list[Row]] = []
+        with self._database as database:
+            for sql, *given in steps:
+                found.append(database.execute(_of_sqlite(sql), given).fetchall())
+                if is_guarded and not found[0]:
+                    break
+        return found
+
+
+class PostgresDatabase:
+    """A database of all coordinators."""
+
+    is_shared = True
+    max_bytes = MAX_BYTES
+
+    def __init__(self, url: str, schema: Sequence[str]) -> None:
+        """Raises ConfigError: the URL is wrong."""
+        self._link = DatabaseLink(url)
+        self._schema: Sequence[str] = schema  # empty once it is made
+        self._making = asyncio.Lock()
+
+    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        """See Database."""
+        await self._make()
+        found: list[list[Row]] = []
+        async with self._link.transaction() as connection:
+            for sql, *given in steps:
+                rows = await connection.fetch(_of_postgres(sql), *given)
+                found.append([tuple(row) for row in rows])
+                if is_guarded and not found[0]:
+                    break
+        return found
+
+    async def close(self) -> None:
+        """See Database."""
+        await self._link.close()
+
+    async def _make(self) -> None:
+        async with self._making:
+            if not self._schema:
+                return
+            async with self._link.transaction() as connection:
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+                for statement in self._schema:
+                    await connection.execute(_of_postgres(statement))
+            self._schema = ()
+
+
+@cache
+def _of_sqlite(sql: str) -> str:
+    now = "((julianday('now') - 2440587.5) * 86400.0)"
+    return sql.replace("{NOW}", now).replace("{BLOB}", "blob").replace("bigint", "integer")
+
+
+@cache
+def _of_postgres(sql: str) -> str:
+    now = "extract(epoch FROM clock_timestamp())::float8"
+    parts = re.split(r"\?", sql.replace("{NOW}", now).replace("{BLOB}", "bytea"))
+    numbered = [f"${number}{part}" for number, part in enumerate(parts[1:], 1)]
+    return "".join([parts[0], *numbered])

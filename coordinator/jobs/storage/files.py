@@ -1,0 +1,145 @@
+"""Files: rows, and chunks of their bytes, which are written and read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from secrets import token_hex
+from time import time
+
+from coordinator.jobs.storage import tables
+from coordinator.jobs.storage.database import Database, Step
+from pdserve.shared.errors import InvalidRequest, ItemNotFound
+
+CHUNK_BYTES = 1 << 20
+MAX_TENANT_ENTRIES = 10_000  # files and batches
+_LOST_S = 2 * 3600  # chunks without a file are older than any upload takes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a tenant's."""
+
+    id: str
+    name: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int
+
+
+class Upload:
+    """A file that is being written; nobody can read it before `done`."""
+
+    def __init__(self, database: Database, file_id: str) -> None:
+        self.file_id = file_id
+        self.num_bytes = 0
+        self._database = database
+        self._num_chunks = 0
+        self._rest = bytearray()
+
+    async def add(self, part: bytes) -> None:
+        """Write more bytes. Raises StoreUnavailable."""
+        self._rest += part
+        self.num_bytes += len(part)
+        while len(self._rest) >= CHUNK_BYTES:
+            await self._put(bytes(self._rest[:CHUNK_BYTES]))
+            del self._rest[:CHUNK_BYTES]
+
+    async def last(self) -> None:
+        """Write what is left."""
+        if self._rest:
+            await self._put(bytes(self._rest))
+            self._rest.clear()
+
+    async def drop(self) -> None:
+        """Delete what was written."""
+        await self._database.run((tables.DROP_CHUNKS, self.file_id))
+
+    async def _put(self, chunk: bytes) -> None:
+        step = (tables.PUT_CHUNK, self.file_id, self._num_chunks, int(time()), chunk)
+        await self._database.run(step)
+        self._num_chunks += 1
+
+
+class Files:
+    """The files of all tenants."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self) -> Upload:
+        """Begin a file."""
+        return Upload(self._database, f"file-{token_hex(12)}")
+
+    async def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raise InvalidRequest if a tenant has no room for so many more bytes."""
+        (((own, entries, stored),),) = await self._database.run((tables.STORED, *([owner] * 4)))
+        most = self._database.max_bytes
+        if own + num_bytes > most // 2 or entries >= MAX_TENANT_ENTRIES:
+            raise InvalidRequest(
+                f"{own} bytes are stored in {entries} files and batches already; at most "
+                f"{most // 2} bytes and {MAX_TENANT_ENTRIES} of them are kept: delete some"
+            )
+        if stored + num_bytes > most:
+            raise InvalidRequest(f"all tenants together have stored {stored} bytes of {most}")
+
+    async def done(self, upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> None:
+        """Have a file that is written completely. Raises InvalidRequest or StoreUnavailable."""
+        await self.check_room(owner, upload.num_bytes)
+        await upload.last()
+        await self._database.run(put_file(upload, owner, name, purpose, keep_s))
+
+    async def get(self, owner: str, file_id: str) -> StoredFile:
+        """Return a file's row. Raises ItemNotFound."""
+        (rows,) = await self._database.run((tables.GET_FILE, owner, file_id, int(time())))
+        if not rows:
+            raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
+        return StoredFile(*rows[0])
+
+    async def page(
+        self, owner: str, *, after: StoredFile | None, limit: int, newest_first: bool, purpose: str
+    ) -> list[StoredFile]:
+        """Return up to `limit` files behind one of them."""
+        end = 1 << 62 if newest_first else -1
+        at, last = (end, "") if after is None else (after.created_at, after.id)
+        filters = "AND expires_at > ? AND purpose = ?" if purpose else "AND expires_at > ?"
+        sql = tables.page("pdserve_files", newest_first=newest_first, filters=filters)
+        given = [int(time()), purpose] if purpose else [int(time())]
+        (rows,) = await self._database.run((sql, owner, *given, at, at, last, limit))
+        return [StoredFile(*row) for row in rows]
+
+    async def delete(self, owner: str, file_id: str) -> None:
+        """Delete a file. Raises ItemNotFound."""
+        rows, _ = await self._database.run(
+            (tables.DROP_FILE, owner, file_id),
+            (f"{tables.DROP_CHUNKS} AND file NOT IN (SELECT id FROM pdserve_files)", file_id),
+        )
+        if not rows:
+            raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
+
+    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file, chunk by chunk."""
+        number = 0
+        while True:
+            (rows,) = await self._database.run((tables.GET_CHUNK, file_id, number))
+            if not rows:
+                return
+            yield bytes(rows[0][0])
+            number += 1
+
+    async def drop_old(self) -> None:
+        """Delete files that have expired, and what is left of uploads that were cut off."""
+        now = int(time())
+        (rows, _) = await self._database.run(
+            (tables.OLD_FILES, now), (tables.DROP_LOST_CHUNKS, now - _LOST_S)
+        )
+        for owner, file_id in rows:
+            await self.delete(owner, file_id)
+
+
+def put_file(upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> Step:
+    """Return the step that makes a file of an upload."""
+    now = int(time())
+    row = (upload.file_id, owner, name, purpose, upload.num_bytes, now, now + keep_s)
+    return (tables.PUT_FILE, *row)

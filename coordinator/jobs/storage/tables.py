@@ -1,0 +1,121 @@
+"""The tables of files and batches, for both kinds of databases."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS pdserve_files (
+        id text PRIMARY KEY, owner text NOT NULL, name text NOT NULL, purpose text NOT NULL,
+        bytes bigint NOT NULL, created_at bigint NOT NULL, expires_at bigint NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS pdserve_files_of ON pdserve_files (owner, created_at, id)",
+    # Of a file that is being written there are chunks before there is a row.
+    """CREATE TABLE IF NOT EXISTS pdserve_chunks (
+        file text NOT NULL, number bigint NOT NULL, written_at bigint NOT NULL,
+        bytes {BLOB} NOT NULL, PRIMARY KEY (file, number)
+    )""",
+    """CREATE TABLE IF NOT EXISTS pdserve_batches (
+        id text PRIMARY KEY, owner text NOT NULL, kind text NOT NULL, status text NOT NULL,
+        created_at bigint NOT NULL, deadline_at bigint NOT NULL, document {BLOB} NOT NULL,
+        holder text NOT NULL, held_until double precision NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS pdserve_batches_of ON pdserve_batches (owner, created_at, id)",
+    """CREATE TABLE IF NOT EXISTS pdserve_lines (
+        batch text NOT NULL, number bigint NOT NULL, custom_id text NOT NULL,
+        prefix {BLOB} NOT NULL, body {BLOB} NOT NULL, state bigint NOT NULL,
+        answer {BLOB} NOT NULL, PRIMARY KEY (batch, number)
+    )""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS pdserve_line_ids ON pdserve_lines (batch, custom_id)",
+    """CREATE INDEX IF NOT EXISTS pdserve_lines_left
+        ON pdserve_lines (batch, state, prefix, number)""",
+)
+
+PUT_CHUNK: Final = "INSERT INTO pdserve_chunks VALUES (?, ?, ?, ?)"
+GET_CHUNK: Final = "SELECT bytes FROM pdserve_chunks WHERE file = ? AND number = ?"
+DROP_CHUNKS: Final = "DELETE FROM pdserve_chunks WHERE file = ?"
+DROP_LOST_CHUNKS: Final = """
+DELETE FROM pdserve_chunks
+WHERE written_at < ? AND file NOT IN (SELECT id FROM pdserve_files)
+"""
+_FILE = "id, name, purpose, bytes, created_at, expires_at"
+PUT_FILE: Final = "INSERT INTO pdserve_files VALUES (?, ?, ?, ?, ?, ?, ?)"
+GET_FILE: Final = f"SELECT {_FILE} FROM pdserve_files WHERE owner = ? AND id = ? AND expires_at > ?"
+DROP_FILE: Final = "DELETE FROM pdserve_files WHERE owner = ? AND id = ? RETURNING id"
+OLD_FILES: Final = "SELECT owner, id FROM pdserve_files WHERE expires_at <= ? LIMIT 16"
+# What a tenant has stored: files, and lines with their answers; and what all have.
+STORED: Final = """
+SELECT (SELECT coalesce(sum(bytes), 0) FROM pdserve_files WHERE owner = ?)
+    + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines
+        WHERE batch IN (SELECT id FROM pdserve_batches WHERE owner = ?)),
+    (SELECT count(*) FROM pdserve_files WHERE owner = ?)
+    + (SELECT count(*) FROM pdserve_batches WHERE owner = ?),
+    (SELECT coalesce(sum(bytes), 0) FROM pdserve_files)
+    + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines)
+"""
+
+_BATCH = "id, owner, kind, status, created_at, deadline_at, document"
+PUT_BATCH: Final = "INSERT INTO pdserve_batches VALUES (?, ?, ?, ?, ?, ?, ?, '', 0)"
+GET_BATCH: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE owner = ? AND id = ? AND kind = ?"
+DROP_BATCH: Final = "DELETE FROM pdserve_batches WHERE owner = ? AND id = ?"
+OLD_BATCHES: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE created_at <= ? LIMIT 16"
+RUNNING: Final = "('validating', 'in_progress', 'finalizing', 'cancelling')"
+CANCEL: Final = f"""
+UPDATE pdserve_batches SET status = 'cancelling', document = ?
+WHERE owner = ? AND id = ? AND status IN ('validating', 'in_progress') RETURNING {_BATCH}
+"""
+# By its holder: a batch that is being cancelled stays so until it has ended.
+GO_ON: Final = f"""
+UPDATE pdserve_batches SET status = ?, document = ?
+WHERE id = ? AND holder = ? AND (status <> 'cancelling' OR ? NOT IN {RUNNING}) RETURNING id
+"""
+RENEW: Final = """
+UPDATE pdserve_batches SET held_until = {NOW} + ? WHERE holder = ? AND held_until > {NOW}
+"""
+# `held_until` is looked at again, when another claim at the same time is over.
+CLAIM: Final = f"""
+UPDATE pdserve_batches SET holder = ?, held_until = {{NOW}} + ?
+WHERE held_until <= {{NOW}} AND id IN (
+    SELECT id FROM pdserve_batches WHERE status IN {RUNNING} AND held_until <= {{NOW}}
+    ORDER BY created_at, id LIMIT ?
+) RETURNING {_BATCH}
+"""
+HELD: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE holder = ? AND status IN {RUNNING}"
+RELEASE: Final = "UPDATE pdserve_batches SET held_until = 0 WHERE holder = ?"
+RELEASE_ALL: Final = "UPDATE pdserve_batches SET held_until = 0"
+
+PUT_LINE: Final = "INSERT INTO pdserve_lines VALUES (?, ?, ?, ?, ?, 0, ?)"
+DROP_LINES: Final = "DELETE FROM pdserve_lines WHERE batch = ?"
+# An answer is written with its mark, and only the first one.
+ANSWER: Final = """
+UPDATE pdserve_lines SET state = ?, answer = ?, body = ?
+WHERE batch = ? AND number = ? AND state = 0
+"""
+END_LINES: Final = """
+UPDATE pdserve_lines SET state = ?, body = ? WHERE batch = ? AND state = 0
+"""
+COUNTS: Final = "SELECT state, count(*) FROM pdserve_lines WHERE batch = ? GROUP BY state"
+LEFT: Final = """
+SELECT number, custom_id, prefix, body FROM pdserve_lines
+WHERE batch = ? AND state = 0 AND (prefix > ? OR (prefix = ? AND number > ?))
+ORDER BY prefix, number LIMIT ?
+"""
+ANSWERED: Final = """
+SELECT number, custom_id, state, answer FROM pdserve_lines
+WHERE batch = ? AND number > ? AND state <> 0 ORDER BY number LIMIT ?
+"""
+
+
+def page(table: str, *, newest_first: bool, filters: str = "") -> str:
+    """Return the statement of a page of a tenant's files or batches, behind one entry or none.
+
+    Parameters: owner, those of the filters, `created_at` and id of the entry (twice created_at),
+    limit.
+    """
+    columns = _FILE if table == "pdserve_files" else _BATCH
+    sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+    return (
+        f"SELECT {columns} FROM {table} WHERE owner = ? {filters} "
+        f"AND (created_at {sign} ? OR (created_at = ? AND id {sign} ?)) "
+        f"ORDER BY created_at {order}, id {order} LIMIT ?"
+    )

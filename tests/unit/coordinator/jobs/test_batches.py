@@ -1,0 +1,320 @@
+"""Files and batches: what is uploaded, validated, answered, cancelled, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from coordinator.jobs import lines as limits
+from coordinator.jobs.routes import open_jobs
+from coordinator.jobs.storage.files import CHUNK_BYTES
+from coordinator.tenants import Tenants
+from coordinator.tenants.key_book import KeyBook
+from pdserve.protocol import FinishReason
+from pdserve.settings.access import hash_key
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import InvalidRequest, NodeLost, Overloaded
+from tests.fakes.generator import EOS, MODEL, FakeGenerator, Pause, Tokens, says
+from tests.fakes.generator import tiny_tokenizer as tokenizer
+from tests.matrix import matrix
+from tests.unit.coordinator.api.harness import Harness, served
+from tests.unit.coordinator.api.protocols import NAMES, SPEECHES, Speech
+
+DEADLINE_S = 20.0
+CHAT = SPEECHES[[speech.path for speech in SPEECHES].index("/v1/chat/completions")]
+
+
+def line(number: int, speech: Speech = CHAT, **body: Any) -> dict[str, Any]:
+    given = {"method": "POST", "url": speech.path, "body": speech.asked(**body)}
+    return {"custom_id": f"line-{number}", **given}
+
+
+async def upload(api: Harness, given: list[Any], **fields: str) -> dict[str, Any]:
+    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in given)
+    form = aiohttp.FormData({"purpose": "batch", **fields})
+    form.add_field("file", io.BytesIO(text.encode()), filename="lines.jsonl")
+    async with api.client.post("/v1/files", data=form) as response:
+        assert response.status == 200, await response.text()
+        return dict(await response.json())
+
+
+async def create(api: Harness, file_id: str, endpoint: str = CHAT.path, **more: Any) -> Any:
+    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", **more}
+    async with api.client.post("/v1/batches", json=body) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def got(api: Harness, path: str, status: int = 200) -> Any:
+    async with api.client.get(path) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def ended(api: Harness, batch: Any, *statuses: str) -> Any:
+    """The batch once it has one of the statuses: by default, has ended."""
+    wanted = statuses or ("completed", "failed", "cancelled", "expired")
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            batch = await got(api, f"/v1/batches/{batch['id']}")
+            if batch["status"] in wanted:
+                return batch
+            await asyncio.sleep(0.01)
+
+
+async def content(api: Harness, file_id: str | None) -> list[Any]:
+    if file_id is None:
+        return []
+    async with api.client.get(f"/v1/files/{file_id}/content") as response:
+        assert response.status == 200
+        return [json.loads(text) for text in (await response.text()).splitlines()]
+
+
+async def run(api: Harness, given: list[Any], endpoint: str = CHAT.path) -> Any:
+    return await ended(api, await create(api, (await upload(api, given))["id"], endpoint))
+
+
+@pytest.mark.parametrize("speech", SPEECHES, ids=NAMES)
+async def test_every_line_is_answered_as_its_endpoint_would(speech: Speech) -> None:
+    given = [line(n, speech) for n in range(12)]
+    given[5]["body"]["model"] = "no"
+    async with served(FakeGenerator(says("Hello"))) as api:
+        batch = await run(api, given, speech.path)
+        assert (batch["status"], batch["errors"]) == ("completed", None)
+        assert batch["request_counts"] == {"total": 12, "completed": 11, "failed": 1}
+        output = await content(api, batch["output_file_id"])
+        (error,) = await content(api, batch["error_file_id"])
+        seeds = [g.request.sampling.seed for g in api.generator.generations]
+        requests = [g.request for g in api.generator.generations]
+    assert [one["custom_id"] for one in output] == [f"line-{n}" for n in range(12) if n != 5]
+    assert {speech.text(one["response"]["body"]) for one in output} == {"Hello"}
+    assert {one["response"]["status_code"] for one in output} == {200}
+    assert (error["custom_id"], error["response"]["status_code"]) == ("line-5", 404)
+    assert speech.is_error(error["response"]["body"])
+    assert len(set(seeds)) == 11
+    assert {request.slo.name for request in requests} == {"batch"}
+    assert all(request.is_claimable for request in requests)
+
+
+async def test_embeddings_are_batched_too() -> None:
+    given = [
+        {
+            "custom_id": f"e{n}",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": MODEL, "input": "Hi"},
+        }
+        for n in range(3)
+    ]
+    async with served() as api:
+        batch = await run(api, given, "/v1/embeddings")
+        output = await content(api, batch["output_file_id"])
+    assert [one["response"]["body"]["object"] for one in output] == ["list"] * 3
+
+
+FAULTS: list[tuple[list[Any], int, str, int]] = [
+    ([line(1), "{"], 1, "invalid_json_line", 2),
+    ([line(1), "", line(1)], 1, "duplicate_custom_id", 3),
+    ([line(1) | {"method": "GET"}], 1, "invalid_method", 1),
+    ([line(1) | {"url": "/v1/completions"}], 1, "mismatched_endpoint", 1),
+    ([line(1) | {"custom_id": ""}], 1, "invalid_custom_id", 1),
+    ([line(1) | {"body": 1}], 1, "invalid_json_line", 1),
+    ([line(1, stream=True), line(2, slo_class="interactive")], 2, "invalid_request", 1),
+    ([], 1, "empty_file", 1),
+    ([{"custom_id": "x"}] * (limits.MAX_FAULTS + 5), limits.MAX_FAULTS, "invalid_json_line", 1),
+]
+
+
+@pytest.mark.parametrize(("given", "number", "code", "at"), FAULTS)
+async def test_a_file_with_faults_fails_as_a_whole_and_says_where(
+    given: list[Any], number: int, code: str, at: int
+) -> None:
+    async with served() as api:
+        batch = await run(api, given)
+    assert (batch["status"], len(batch["errors"]["data"])) == ("failed", number)
+    assert (batch["errors"]["data"][0]["code"], batch["errors"]["data"][0]["line"]) == (code, at)
+    assert batch["output_file_id"] is None
+    assert api.generator.generations == []
+
+
+async def test_files_are_listed_read_and_deleted() -> None:
+    async with served() as api:
+        long = "x" * (2 * CHUNK_BYTES + 17)
+        files = [await upload(api, [f'"{long}"']), await upload(api, ["1"]), await upload(api, [])]
+        assert files[0]["bytes"] == len(long) + 2
+        assert (await content(api, files[0]["id"])) == [long]
+        listed = await got(api, "/v1/files?order=asc&limit=2")
+        assert listed["has_more"]
+        rest = await got(api, f"/v1/files?order=asc&after={listed['last_id']}")
+        ids = {file["id"] for file in (*listed["data"], *rest["data"])}
+        assert (ids, rest["has_more"]) == ({file["id"] for file in files}, False)
+        assert (await got(api, "/v1/files?purpose=batch_output"))["data"] == []
+        async with api.client.delete(f"/v1/files/{files[0]['id']}") as response:
+            assert (await response.json())["deleted"]
+        await got(api, f"/v1/files/{files[0]['id']}", 404)
+        await got(api, f"/v1/files/{files[0]['id']}/content", 404)
+        kept = await upload(
+            api, ["1"], **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        )
+        assert kept["expires_at"] == kept["created_at"] + 3600
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"purpose": "assistants", "file": "x"}, 400),
+        ({"purpose": "batch"}, 400),
+        ({"purpose": "batch", "file": "x", "what": "else"}, 400),
+        ({"purpose": "batch", "file": "x", "expires_after[seconds]": "3600"}, 400),
+    ],
+)
+async def test_forms_that_mean_nothing_are_refused(fields: dict[str, str], status: int) -> None:
+    async with served() as api:
+        form = aiohttp.FormData()
+        for name, value in fields.items():
+            form.add_field(name, value, **({"filename": "f"} if name == "file" else {}))
+        form.add_field("x", b"", filename="only a form with a file has parts")
+        async with api.client.post("/v1/files", data=form) as response:
+            assert response.status == status
+        async with api.client.post("/v1/files", json={}) as response:
+            assert response.status == 415
+        headers = {"Origin": "https://elsewhere.example"}
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b"x", filename="f")
+        async with api.client.post("/v1/files", data=form, headers=headers) as response:
+            assert response.status == 403, "a web page may send a form without asking"
+        assert (await got(api, "/v1/files"))["data"] == []
+
+
+async def test_cancelling_keeps_what_is_done() -> None:
+    gate = asyncio.Event()
+
+    def script(request: Any) -> list[Any]:
+        first = len(api.generator.generations) < 3
+        ids = tokenizer().encode("Hello", add_special_tokens=False)
+        pause = [] if first else [Pause(until=gate)]
+        return [Tokens(ids), *pause, Tokens([EOS], FinishReason.STOP, EOS)]
+
+    async with served(FakeGenerator(script)) as api:
+        batch = await create(api, (await upload(api, [line(n) for n in range(50)]))["id"])
+        async with asyncio.timeout(DEADLINE_S):
+            while (await got(api, f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] < 3:
+                await asyncio.sleep(0.01)
+        async with api.client.post(f"/v1/batches/{batch['id']}/cancel") as response:
+            assert (await response.json())["status"] == "cancelling"
+        batch = await ended(api, batch)
+        assert (batch["status"], batch["cancelled_at"] is not None) == ("cancelled", True)
+        assert batch["request_counts"]["completed"] == 3
+        assert len(await content(api, batch["output_file_id"])) == 3
+        left = await content(api, batch["error_file_id"])
+        assert {one["error"]["code"] for one in left} == {"batch_cancelled"}
+        assert len(left) == 47
+        running = [g for g in api.generator.generations if not g.is_over]
+        assert running
+        assert all(generation.cancels for generation in running)
+        async with api.client.post(f"/v1/batches/{batch['id']}/cancel") as response:
+            assert response.status == 400
+
+
+@pytest.mark.parametrize("error", matrix([NodeLost("gone"), Overloaded("full", 0.01)], 1))
+async def test_what_is_no_fault_of_a_line_is_tried_again(error: Exception) -> None:
+    refusals: list[Exception] = [error]
+
+    def script(request: Any) -> list[Any]:
+        return [refusals.pop()] if refusals else list(says("Hello")(request))
+
+    async with served(FakeGenerator(script)) as api:
+        batch = await run(api, [line(1)])
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        first, *others = api.generator.generations
+        assert {g.request.request_id for g in others} == {first.request.request_id}
+        refusals += [InvalidRequest("a fault of its own")]
+        batch = await run(api, [line(1)])
+        assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+
+
+async def test_another_coordinator_goes_on_and_every_line_is_there_once(tmp_path: Path) -> None:
+    """The first one ends in the middle, three times; each line is answered the same as ever."""
+    path, done = tmp_path / "jobs", 0
+    given = [line(n) for n in range(40)]
+    batch: Any = None
+    for life in range(4):
+        gate = asyncio.Event()
+
+        def script(request: Any, life: int = life, gate: asyncio.Event = gate) -> list[Any]:
+            steps = list(says(f"seed {request.sampling.seed}")(request))
+            number = len(api.generator.generations)
+            return steps if life == 3 or number < 9 else [*steps[:2], Pause(until=gate), *steps[2:]]
+
+        async with served(FakeGenerator(script), jobs=open_jobs(path)) as api:
+            if batch is None:
+                batch = await create(api, (await upload(api, given))["id"])
+            if life == 3:
+                batch = await ended(api, batch)
+                output = await content(api, batch["output_file_id"])
+                break
+            async with asyncio.timeout(DEADLINE_S):
+                while (now := await got(api, f"/v1/batches/{batch['id']}"))["request_counts"][
+                    "completed"
+                ] < done + 9:
+                    await asyncio.sleep(0.01)
+            done = now["request_counts"]["completed"]
+            await api.server.stop(grace_s=0.0)
+            assert all(g.is_left for g in api.generator.generations if not g.is_over)
+    assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    assert sorted(one["custom_id"] for one in output) == sorted(one["custom_id"] for one in given)
+    assert len({one["response"]["body"]["id"] for one in output}) == 40
+
+
+async def test_lines_wait_while_others_do_not_begin_and_tenants_share(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    tables = [
+        f'[tenants.{name}]\nkeys = ["{hash_key(name)}"]\nclasses = ["standard", "interactive"]\n'
+        'default_class = "standard"\n'
+        for name in ("a", "b")
+    ]
+    file.write_text("".join(tables))
+    clock, gate = ManualClock(), asyncio.Event()
+    tenants = Tenants(KeyBook(file, {}, ("standard", "interactive"), clock), None, MODEL, clock)
+    generator = FakeGenerator(lambda request: [Pause(until=gate), *says("Hi")(request)])
+    async with served(generator, tenants=tenants) as api:
+        batches = {}
+        for name in ("a", "b"):
+            api.client.headers["Authorization"] = f"Bearer {name}"
+            batches[name] = await create(
+                api, (await upload(api, [line(n) for n in range(30)]))["id"]
+            )
+            if name == "a":
+                await generator.started.wait()
+            else:
+                await got(api, f"/v1/batches/{batches['a']['id']}", 404)
+        assert 0 < len(generator.generations) <= 8
+        gate.set()
+        for name in ("a", "b"):
+            api.client.headers["Authorization"] = f"Bearer {name}"
+            assert (await ended(api, batches[name]))["status"] == "completed"
+        owners = [g.request.slo.tenant for g in generator.generations]
+        assert set(owners[16:24]) == {"a", "b"}, "neither waits until the other has ended"
+        assert {g.request.slo.name for g in generator.generations} == {"standard"}
+    tenants.close()
+
+
+async def test_lines_that_begin_alike_run_together() -> None:
+    def asked(number: int) -> dict[str, Any]:
+        system = {"role": "system", "content": "AB"[number % 2] * 100}
+        return line(number, messages=[system, {"role": "user", "content": str(number)}])
+
+    async with served(FakeGenerator(says("Hi"))) as api:
+        await run(api, [asked(n) for n in range(20)])
+        prompts = [
+            tokenizer().decode(g.request.prompt.token_ids) for g in api.generator.generations
+        ]
+    kinds = ["A" * 9 in prompt for prompt in prompts]
+    assert sum(a != b for a, b in pairwise(kinds)) == 1

@@ -1,0 +1,129 @@
+"""Leases, and answers that are written once: in SQLite, and in PostgreSQL for several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from coordinator.jobs.routes import open_jobs
+from coordinator.jobs.storage import tables
+from coordinator.jobs.storage.batches import Batch, BatchDocument, Batches, Line, LineState
+from coordinator.jobs.storage.database import Database
+from coordinator.jobs.storage.files import Files
+from pdserve.shared.errors import ItemNotFound
+from tests.unit.coordinator.api.harness import served
+from tests.unit.coordinator.jobs.test_batches import content, create, ended, line, upload
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def where(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    if request.param == "sqlite":
+        return tmp_path / "jobs"
+    return str(await request.getfixturevalue("postgres").new_database())
+
+
+@pytest_asyncio.fixture
+async def database(where: str | Path) -> AsyncIterator[Database]:
+    opened = open_jobs(where)
+    yield opened
+    await opened.close()
+
+
+def some_batch(number: int = 1, owner: str = "a") -> Batch:
+    document = BatchDocument(endpoint="/v1/completions", total=3)
+    return Batch(f"batch_{number}", owner, "batch", "in_progress", number, 2**40, document)
+
+
+LINES = [Line(n, f"line-{n}", prefix, b"{}") for n, prefix in ((1, b"b"), (2, b"a"), (3, b"b"))]
+
+
+async def test_one_coordinator_holds_a_batch_until_its_lease_ends(database: Database) -> None:
+    batches = Batches(database)
+    await batches.add(some_batch(), LINES)
+    both = await asyncio.gather(batches.claim("x", 30.0), batches.claim("y", 30.0))
+    assert sorted(map(len, both)) == [0, 1], "however they come together"
+    holder, other = ("x", "y") if both[0] else ("y", "x")
+    (held,) = await batches.claim(holder, 0.05)
+    async with asyncio.timeout(20):
+        while not await batches.claim(other, 30.0):
+            await asyncio.sleep(0.01)
+    held.status = "finalizing"
+    further = (tables.DROP_LINES, held.id)
+    assert not await batches.go_on(held, holder, further), "it was another's by then"
+    assert await batches.counts(held) == {0: 3}, "so nothing else is done"
+    await batches.release(other)
+    assert len(await batches.claim(holder, 30.0)) == 1
+    assert await batches.go_on(held, holder, further)
+    assert await batches.counts(held) == {}
+
+
+async def test_a_line_has_the_first_answer_that_is_written(database: Database) -> None:
+    batches, batch = Batches(database), some_batch()
+    await batches.add(batch, LINES)
+    left = await batches.left(batch, None, 2)
+    assert [one.number for one in left] == [2, 1], "those that begin alike stand together"
+    assert [one.number for one in await batches.left(batch, left[-1], 9)] == [3]
+    await asyncio.gather(
+        *(
+            batches.answer(batch.id, LINES[0], LineState.SUCCEEDED, text)
+            for text in (b"one", b"two", b"three")
+        )
+    )
+    (answered,) = await batches.answered(batch, -1, 9)
+    await batches.answer(batch.id, LINES[0], LineState.ERRORED, b"late")
+    assert await batches.answered(batch, -1, 9) == [answered]
+    await batches.end_lines(batch, LineState.CANCELED)
+    assert await batches.counts(batch) == {1: 1, 3: 2}
+
+
+async def test_a_batch_that_is_to_be_cancelled_only_ends(database: Database) -> None:
+    batches, batch = Batches(database), some_batch()
+    await batches.add(batch)
+    (held,) = await batches.claim("x", 30.0)
+    assert await batches.cancel(some_batch()) is not None
+    assert await batches.cancel(some_batch()) is None
+    held.status = "finalizing"
+    assert not await batches.go_on(held, "x")
+    held.status = "cancelled"
+    assert await batches.go_on(held, "x")
+    assert (await batches.get("a", held.id, "batch")).status == "cancelled"
+    assert await batches.claim("x", 30.0) == []
+    with pytest.raises(ItemNotFound):
+        await batches.get("b", held.id, "batch")
+    with pytest.raises(ItemNotFound):
+        await batches.get("a", held.id, "messages")
+
+
+async def test_pages_and_what_is_too_old(database: Database) -> None:
+    batches, files = Batches(database), Files(database)
+    for number in range(5):
+        await batches.add(some_batch(number))
+    page = await batches.page("a", "batch", behind=None, limit=3)
+    rest = await batches.page("a", "batch", behind=page[-1], limit=3)
+    assert [batch.created_at for batch in (*page, *rest)] == [4, 3, 2, 1, 0]
+    back = await batches.page("a", "batch", behind=page[-1], limit=9, newest_first=False)
+    assert [batch.created_at for batch in back] == [3, 4]
+    for keep_s in (-1, 60):
+        upload = files.begin()
+        await upload.add(b"x" * 10)
+        await files.done(upload, "a", "f", "batch", keep_s)
+    cut_off = files.begin()
+    await cut_off.add(b"x" * 2**20)
+    await files.drop_old()
+    (kept,) = await files.page("a", after=None, limit=9, newest_first=True, purpose="batch")
+    assert [chunk async for chunk in files.read(kept.id)] == [b"x" * 10]
+    with pytest.raises(ItemNotFound):
+        await files.get("b", kept.id)
+    (rows,) = await database.run(("SELECT count(*) FROM pdserve_chunks",))
+    assert rows == [(2,)], "an upload that is running is none that was cut off"
+
+
+async def test_a_batch_runs_in_any_database(where: str | Path) -> None:
+    async with served(jobs=open_jobs(where)) as api:
+        given = [line(n) for n in range(9)]
+        batch = await ended(api, await create(api, (await upload(api, given))["id"]))
+        assert len(await content(api, batch["output_file_id"])) == 9
