@@ -14,6 +14,7 @@
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
+#include "token_pairs.h"
 #include "transfer/checksum.h"
 #include "transfer/generations.h"
 #include "transfer/transfer.h"
@@ -36,4 +37,5 @@ NB_MODULE(_native, m) {
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
     pdserve::bind_json_shape(m);
+    pdserve::bind_token_pairs(m);
 }

@@ -683,6 +683,12 @@ def cheapest(
 ) -> list[int]:
     """Return the least loaded of the slots whose cost is at most 1 + `equal` times the lowest."""
 
+def token_pairs(texts: list[str], scores: list[float]) -> bytes:
+    """Find the pairs of tokens that are one together, whose score is finite.
+
+    Returns int32 [number of pairs, 2]: their ids, the pairs with the highest score first.
+    """
+
 def json_shape(text: bytes) -> tuple[int, int, int, int]:
     """Count what parsing a JSON text would create, without parsing it.
 

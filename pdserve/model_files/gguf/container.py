@@ -137,16 +137,26 @@ class _Reader:
             raise self.damaged(f"a name has {num_bytes} bytes")
         self._need(num_bytes)
         start, self.position = self.position, self.position + num_bytes
-        try:
-            return str(self._data[start : self.position], "utf-8")
-        except UnicodeDecodeError as error:
-            raise self.damaged(f"a text at byte {start} is not UTF-8") from error
+        return self._decoded(self._data[start : self.position], start)
+
+    def texts(self, count: int) -> list[str]:
+        """As `text`, so many times: vocabularies have hundreds of thousands."""
+        self.check_count(count, _U64.size, "texts")
+        data, found = self._data, []
+        position, length_of, end = self.position, _U64.unpack_from, len(data)
+        for _ in range(count):
+            start = position + _U64.size
+            position = start + (length_of(data, position)[0] if start <= end else 1)
+            if position > end:
+                raise self._cut_short()
+            found.append(self._decoded(data[start:position], start))
+        self.position = position
+        return found
 
     def array(self) -> list[Any]:
         kind, count = self.scalar(_U32), self.scalar(_U64)
         if kind == _STRING:
-            self.check_count(count, _U64.size, "texts")
-            return [self.text() for _ in range(count)]
+            return self.texts(count)
         if kind not in _SCALARS:
             raise self.damaged(f"it has a list of values of type {kind}")
         one = _SCALARS[kind]
@@ -175,7 +185,16 @@ class _Reader:
 
     def _need(self, num_bytes: int) -> None:
         if num_bytes > len(self._data) - self.position:
-            raise self.damaged(f"it ends at byte {len(self._data)}, within what it says of itself")
+            raise self._cut_short()
+
+    def _cut_short(self) -> ModelError:
+        return self.damaged(f"it ends at byte {len(self._data)}, within what it says of itself")
+
+    def _decoded(self, data: memoryview, start: int) -> str:
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"a text at byte {start} is not UTF-8") from error
 
 
 def _values(reader: _Reader, count: int) -> dict[str, Any]:

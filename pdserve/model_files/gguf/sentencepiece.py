@@ -8,12 +8,15 @@ are tokens for these, or is unknown.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 
+from pdserve import _native
 from pdserve.model_files.gguf.vocabulary import BYTE, NORMAL, UNUSED, Vocabulary
 
 _SPACE: Final = "\u2581"
@@ -81,14 +84,12 @@ def _decoder(*, has_prefix: bool) -> decoders.Decoder:
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """All pairs of tokens that are a token together, those of the highest score first."""
-    ids, scores = vocabulary.ids, vocabulary.scores()
-    merges = []
-    for text, token_id in ids.items():
-        if vocabulary.types[token_id] not in (NORMAL, UNUSED):
-            continue  # nothing is merged into it
-        for end in range(1, len(text)):
-            first = text[:end]
-            if first in ids and (second := text[end:]) in ids:
-                merges.append((-scores[token_id], ids[first], ids[second], first, second))
-    merges.sort()
-    return [(first, second) for *_, first, second in merges]
+    tokens, types = vocabulary.tokens, vocabulary.types
+    # Nothing is merged into others.
+    scores = [
+        score if kind in (NORMAL, UNUSED) else -math.inf
+        for score, kind in zip(vocabulary.scores(), types, strict=True)
+    ]
+    pairs = np.frombuffer(_native.token_pairs(tokens, scores), np.int32).reshape(-1, 2)
+    firsts, seconds = (map(tokens.__getitem__, ids.tolist()) for ids in pairs.T)
+    return list(zip(firsts, seconds, strict=True))
