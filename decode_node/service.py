@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from decode_node.arrival import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
-from decode_node.policies.interface import SideBySide, StepPhase
+from decode_node.policies.interface import ChargesDrafts, SideBySide, StepPhase
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request, SampledToken
@@ -46,6 +46,8 @@ class DecodeNode:
     def __init__(self, parts: NodeParts) -> None:
         config = parts.config
         self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
+        if isinstance(self.policy, ChargesDrafts):
+            parts.speculation.charge = self.policy.charge
         self._parts = parts
         self._room = RoomQueue(parts.engine, self.policy)
         self._coming: dict[str, Request] = {}  # streams that are being taken over, by leg

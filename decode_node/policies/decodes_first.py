@@ -67,6 +67,10 @@ class DecodesFirst(ABC):
             self.line.charge_chunks(chunks, self.pace.perf.step_s(shape_of(chunks)))
         return chunks
 
+    def charge(self, request: Request, seconds: float) -> None:
+        """As ChargesDrafts.charge."""
+        self.line.charge(request, seconds)
+
     def compose(self, queues: Queues) -> tuple[list[Scheduled], list[Scheduled]]:
         """Return the step's decodes and its chunks of prompts."""
         decoding = queues.decoding

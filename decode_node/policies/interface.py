@@ -35,6 +35,15 @@ class SideBySide(Protocol):
 
 
 @runtime_checkable
+class ChargesDrafts(Protocol):
+    """What a decode policy also has if payers share its time."""
+
+    def charge(self, request: Request, seconds: float) -> None:
+        """Charge a request's payer for time that its drafts add to the step that was planned."""
+        ...
+
+
+@runtime_checkable
 class DecodePolicy(Policy, Protocol):
     """Chooses what one step computes, and which requests may join the batch.
 

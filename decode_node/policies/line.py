@@ -109,6 +109,10 @@ class DecodeLine:
         for payer, part in self._parts:
             self._shares.charge(payer, seconds * part)
 
+    def charge(self, request: Request, seconds: float) -> None:
+        """Charge a request's payer for `seconds` of a step."""
+        self._shares.charge(request.targets, seconds)
+
     def repeated(self, seconds: Sequence[float]) -> None:
         """Do what `look` and `charge_decodes` do, for steps of these seconds like the last one."""
         self._shares.serve(self._prompts.payers, self._parts, seconds)

@@ -48,6 +48,8 @@ class Speculation:
         self._sources: list[Source] = []
         for source in sources:
             self.add(source)
+        # Charges a request's payer for the time of a step, in seconds, that its drafts add.
+        self.charge: Callable[[Request, float], None] = lambda request, seconds: None
         self._masks: DraftMasks | None = None
         self._pool = pool
         self._step_s = step_s
@@ -100,10 +102,21 @@ class Speculation:
                 request.block_table += self._pool.allocate(num_blocks)
                 num_spare -= num_blocks
             request.draft = tokens[:num_drafts]
+        self._charge(shape, proposals)
         return [
             Scheduled(row.request, 1 + len(row.request.draft)) if row.request.draft else row
             for row in rows
         ]
+
+    def _charge(self, shape: StepShape, proposals: Sequence[Proposal]) -> None:
+        """Drafts are paid for by whose they are, right or wrong; the policy charges the rest."""
+        drafted = [one for one in proposals if one.request.draft]
+        number = sum([len(one.request.draft) for one in drafted])
+        if not number:
+            return
+        further_s = max(0.0, self._step_s(_larger(shape, number)) - self._step_s(shape))
+        for request, _, _, mask_s in drafted:
+            self.charge(request, len(request.draft) * (further_s / number + mask_s))
 
     def _worth(
         self, rows: Sequence[Scheduled], shape: StepShape, proposals: Sequence[Proposal]

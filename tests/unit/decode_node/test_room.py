@@ -9,6 +9,7 @@ from math import inf
 
 import pytest
 
+from decode_node.policies.interface import ChargesDrafts
 from decode_node.room import Room, RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
@@ -108,7 +109,8 @@ async def test_a_higher_priority_goes_before_those_who_wait() -> None:
         assert not bench.has_room(low)
 
 
-async def test_the_class_that_was_given_less_goes_first() -> None:
+@pytest.mark.parametrize("what", ["decodes", "drafts"])
+async def test_the_class_that_was_given_less_goes_first(what: str) -> None:
     async with made(Bench()) as bench:
         blocker = await bench.ask(9 * BLOCK)
         flood = [await bench.ask(9 * BLOCK) for _ in range(3)]
@@ -116,7 +118,12 @@ async def test_the_class_that_was_given_less_goes_first() -> None:
         for request in (*flood, blocker):
             request.targets = Targets(payer="flood")
         other.targets = Targets(payer="other")
-        bench.policy.line.charge_decodes(bench.queues, [blocker], 1.0)  # type: ignore[attr-defined]
+        if what == "drafts":  # wrong ones, say, of which it had nothing
+            assert isinstance(bench.policy, ChargesDrafts)
+            bench.policy.charge(blocker, 1.0)
+        else:
+            line = bench.policy.line  # type: ignore[attr-defined]
+            line.charge_decodes(bench.queues, [blocker], 1.0)
         await bench.release(blocker)
         assert bench.has_room(other)
         assert not any(map(bench.has_room, flood))

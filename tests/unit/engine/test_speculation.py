@@ -173,6 +173,18 @@ def test_who_has_nothing_to_guess_is_held_up_little() -> None:
     assert len(request.draft) == 2 < alone  # 1.2 s of two tokens become 1.4 s, not 1.5 s
 
 
+def test_who_has_drafts_pays_for_the_time_that_they_add() -> None:
+    core = core_of(lambda shape: 1.0 + 0.01 * shape.num_tokens)
+    charged: dict[Request, float] = {}
+    core.speculate.charge = charged.__setitem__  # type: ignore[attr-defined]
+    repeats, twice = adopted(core, REPEATED, [1]), adopted(core, REPEATED[:8], [1])
+    adopted(core, list(range(20, 40)), [50])
+    core.begin_step()
+    assert repeats.draft
+    expected = {one: 0.01 * len(one.draft) for one in (repeats, twice) if one.draft}
+    assert charged == pytest.approx(expected)
+
+
 def test_who_guesses_wrong_is_asked_less_and_less() -> None:
     core = core_of(lambda shape: 1.0 + 0.1 * shape.num_tokens)
     request = adopted(core, REPEATED, [1])
