@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pdserve.engine.drafts.texts import OwnText
+from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
 from pdserve.engine.request import Request
+from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord
 from tests.matrix import matrix
 from tests.unit.engine_grammar.answers import DemoModel
@@ -68,12 +69,25 @@ def make_requests(demo: DemoModel, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("seed", matrix(range(40), 2))
 def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
+    """Guessed by who knows better or worse, moved and preempted at any time; and then asked again.
+
+    What clients predict has errors.
+    """
     expected = answers(demo.node, make_requests(demo, seed), demo.eos)
-    masks = Unhurried()
-    streams = Streams(demo.node, [Told(tokens_of(expected), seed), OwnText()], masks, demo.eos)
-    run(streams, make_requests(demo, seed), random.Random(seed))
-    assert streams.answers() == expected
-    assert streams.speculation.counts["told"].accepted > 0
+    known, masks, former = tokens_of(expected), Unhurried(), FormerAnswers()
+    chosen = random.Random(seed)
+    for sources in ([Told(known, seed), OwnText()], [Predictions(), former], [former, OwnText()]):
+        streams = Streams(demo.node, sources, masks, demo.eos)
+        asked = make_requests(demo, seed)
+        for number, request in enumerate(asked):
+            request.targets = Targets(tenant=["ann", "bob"][number % 2])
+            request.prediction = [
+                token if chosen.random() < 0.9 else 300 for token in known[request.request_id]
+            ]
+        run(streams, asked, random.Random(seed))
+        assert streams.answers() == expected
+        counts = streams.speculation.counts
+        assert counts[sources[0].name].accepted > 0
 
 
 def test_what_a_grammar_forces_is_right(demo: DemoModel) -> None:

@@ -90,6 +90,20 @@ class Streams:
 
     def add(self, request: Request) -> None:
         """Compute what is known of it, with its next token, and begin to decode it."""
+        self._compute(request)
+        if request.finish_reason is None:
+            self.core.adopt(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take its blocks, and compute it again."""
+        queues = self.core.queues
+        queues.preempt(request)
+        queues.waiting.remove(request)
+        self._compute(request)
+        if request.finish_reason is None:
+            queues.running.append(request)
+
+    def _compute(self, request: Request) -> None:
         request.block_table = self.pool.allocate(self.pool.blocks_for(request.num_tokens + 1))
         (token,) = self.runner.execute([Scheduled(request, request.num_tokens)])
         assert token is not None
@@ -97,9 +111,7 @@ class Streams:
         request.output_token_ids.append(token.token_id)
         self.said.setdefault(request.request_id, []).append(token)
         finish(request, self.core.eos_token_ids)
-        if request.finish_reason is None:
-            self.core.adopt(request)
-        else:
+        if request.finish_reason is not None:
             self.ends[request.request_id] = request.finish_reason
             self.pool.release(request.block_table)
 
@@ -151,7 +163,8 @@ def run(
 ) -> None:
     """Compute all of these together.
 
-    With `disturb`, streams are told to go elsewhere at any time, and do with their next token.
+    With `disturb`, streams are told to go elsewhere at any time, and do with their next token;
+    others are preempted between two steps.
     """
     for request in requests:
         streams.add(request)
@@ -162,7 +175,9 @@ def run(
             request.leg_token_limit = len(request.output_token_ids) + 1
 
     while streams.step(during):
-        pass
+        running = streams.core.queues.running
+        if disturb is not None and disturb.random() < 0.1 and running:
+            streams.preempt(disturb.choice(running))
 
 
 def answers(
