@@ -188,11 +188,13 @@ class Router:
         return None if anywhere else NodeRole.DECODE
 
     def _pair(self, outlook: Outlook) -> Placement:
-        if not (outlook.ends_with_token_1 or self._has_pair(outlook)):
+        prefills = self._handing_off(outlook)
+        if not (outlook.ends_with_token_1 or len(prefills)):
             decodes = self.fleet.ready(NodeRole.DECODE, outlook.request.revision)
             if len(decodes) and len(self.pairs.prefills_to_try()):  # but all of them fail now
                 return self._local(outlook, decodes)
-        return self._handed_off(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
+        costs = outlook.ttft_s, outlook.ttft_s, outlook.queue_s
+        return self._handed_off(outlook, self._prefills(outlook, prefills), *costs)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
         near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
@@ -225,7 +227,8 @@ class Router:
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
         cost_s = outlook.ttft_s + FAR_S
         cost_s[near.slots] = near.ttft_s
-        pair = self._handed_off(outlook, cost_s, ttft_s, begins_s)
+        prefills = self._prefills(outlook, prefills)
+        pair = self._handed_off(outlook, prefills, cost_s, ttft_s, begins_s)
         return choose(outlook.request.slo, pair, one)
 
     def _flow(self, outlook: Outlook, flowing: Flowing) -> Placement:
@@ -239,18 +242,18 @@ class Router:
         here = self._on_one_node(outlook, decodes, near)
         tokens = self._books.queues.tokens_with_others()
         slot = self._pick("prefill", outlook, prefills, outlook.ttft_s, tokens)
-        if self._has_pair(outlook) and not flowing.could_stay(outlook, slot):
+        if len(self._handing_off(outlook)) and not flowing.could_stay(outlook, slot):
             return choose_start(outlook.request.slo, self._pair(outlook), here)
         times, idle_tpot_s = flowing.times(outlook, slot), outlook.alone_s(slot)
         there = self._placement(outlook, None, slot, times, idle_tpot_s * (times.tpot_s > 0))
         return choose_start(outlook.request.slo, there, here)
 
     def _handed_off(
-        self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
+        self, outlook: Outlook, prefills: Ints, cost_s: Floats, ttft_s: Floats, begins_s: Floats
     ) -> Placement:
         """Place the prefill on the node that the policy picks by `cost_s`, then the decode leg."""
-        slots, tokens = self._prefills(outlook), self._books.queues.tokens_with_others()
-        prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
+        tokens = self._books.queues.tokens_with_others()
+        prefill = self._pick("prefill", outlook, prefills, cost_s, tokens)
         return self._behind(outlook, prefill, float(ttft_s[prefill]), begins_s)
 
     def _behind(
@@ -305,20 +308,16 @@ class Router:
             return self.pairs.decodes(placement.prefill.slot)
         return self.fleet.ready(self._decode_role, placement.revision)
 
-    def _has_pair(self, outlook: Outlook) -> bool:
-        """Return whether handoffs work between two nodes of its revision, or one may try."""
-        return len(self._handing_off(outlook)) > 0
-
     def _handing_off(self, outlook: Outlook) -> Ints:
+        """Return the prefill nodes of its revision from which handoffs work, or one may try."""
         prefills = self.pairs.prefills(tries=not outlook.request.was_interrupted)
         return self.fleet.serving(prefills, outlook.request.revision)
 
-    def _prefills(self, outlook: Outlook) -> Ints:
-        """Return the prefill nodes that the request may go to, from which it may be handed off."""
+    def _prefills(self, outlook: Outlook, prefills: Ints) -> Ints:
+        """Return the prefill nodes that the request may go to; those are `_handing_off`."""
         revision = outlook.request.revision
         if outlook.ends_with_token_1:
             return self._slots(NodeRole.PREFILL, revision)
-        prefills = self._handing_off(outlook)
         if len(prefills) == 0:  # and none of a decode node that could serve it alone
             prefills = self.fleet.serving(self.pairs.prefills_to_try(), revision)
         if len(prefills) == 0:
