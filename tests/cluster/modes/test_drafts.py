@@ -1,0 +1,180 @@
+"""With drafts and without, clusters give random requests the same answers, in every mode.
+
+What differs is in usage: how many tokens were guessed. All is asked twice, by two tenants, so that
+former answers are guessed, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.settings.access import AccessConfig, hash_key
+from pdserve.settings.speculation import SpeculationConfig
+from tests.cluster.client import MODEL
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+TENANTS = ("ann", "bob")
+DEADLINE_S = 240.0
+COUNT = 60  # requests, each asked twice
+TEXT = "The old tower stands by the sea. The small boat sails to the old tower by the sea. "
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour of the boat": {"enum": ["light green", "dark blue"]},
+        "name": {"type": "string", "maxLength": 20},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+    },
+    "required": ["colour of the boat", "name", "sizes"],
+    "additionalProperties": False,
+}
+# One of each: over many requests, each comes with each other.
+OPTIONS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"temperature": 0.0}, {"temperature": 0.6}, {"temperature": 1.0, "top_p": 0.9}),
+    ({}, {"repetition_penalty": 1.2}, {"frequency_penalty": 0.5, "presence_penalty": 0.3}),
+    ({}, {"logit_bias": {"262": 2.0, "300": -5.0}}, {"bad_words": [" the old"]}),
+    ({}, {"stop": ["boat", "\n"]}, {"stop_token_ids": [305]}, {"min_tokens": 9}),
+    ({}, {"n": 2}),
+    ({"stream": True}, {"stream": False}),
+)
+CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({}, {"prediction": {"type": "content", "content": TEXT * 2}}),
+    ({}, {}, {"response_format": {"type": "json_object"}}, {"response_format": "schema"}),
+    ({}, {"logprobs": True, "top_logprobs": 2}),
+)
+COMPLETIONS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({}, {"logprobs": 2}),
+    ({}, {"echo": True}, {"best_of": 3}),
+)
+
+
+@dataclass
+class Said:
+    """An answer, but for ids, times and counts of guesses."""
+
+    choices: dict[int, list[Any]] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_accepted: int = 0
+
+
+def call(number: int) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request, the same for the same number."""
+    chosen = random.Random(number)
+    is_chat = chosen.random() < 0.6
+    body: dict[str, Any] = {"model": MODEL, "seed": number, "max_tokens": chosen.choice([1, 9, 60])}
+    for one_of in (*OPTIONS, *(CHATS if is_chat else COMPLETIONS)):
+        body |= chosen.choice(one_of)
+    if body.get("response_format") == "schema":
+        schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        body["response_format"] = schema
+    if "response_format" in body or body["max_tokens"] == 1:
+        body.pop("min_tokens", None)
+    if body.get("best_of"):
+        body["stream"] = False
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    text = TEXT * chosen.randrange(1, 4)
+    if is_chat:
+        return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": text}]}
+    return "/v1/completions", body | {"prompt": text}
+
+
+def add(said: Said, answer: dict[str, Any]) -> None:
+    """Take in a chunk, or a whole answer."""
+    for choice in answer["choices"]:
+        parts = said.choices.setdefault(choice["index"], ["", "", [], None])
+        shown = choice.get("delta") or choice.get("message") or choice
+        parts[0] += shown.get("content") or shown.get("text") or ""
+        parts[1] += shown.get("reasoning_content") or ""
+        scores = choice.get("logprobs") or {}
+        parts[2] += scores.get("content") or scores.get("token_logprobs") or []
+        parts[3] = choice.get("finish_reason") or parts[3]
+    if answer.get("usage"):
+        said.num_tokens = answer["usage"]["completion_tokens"]
+        details = answer["usage"].get("completion_tokens_details") or {}
+        said.num_accepted = details.get("accepted_prediction_tokens", 0)
+
+
+async def ask(session: aiohttp.ClientSession, url: str, number: int) -> Said:
+    path, body = call(number)
+    headers = {"Authorization": f"Bearer {TENANTS[number % len(TENANTS)]}"}
+    said = Said()
+    async with session.post(url + path, json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        if not body["stream"]:
+            add(said, await response.json())
+            return said
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                add(said, json.loads(line.removeprefix(b"data: ")))
+    return said
+
+
+async def answers(fleet: Fleet, kills: str) -> list[Said]:
+    """All answers, of both rounds; with `kills`, that node is killed amid the first."""
+    places = asyncio.Semaphore(6)
+    num_begun = 0
+
+    async def one(session: aiohttp.ClientSession, number: int) -> Said:
+        nonlocal num_begun
+        async with places:
+            num_begun += 1
+            if kills and num_begun == COUNT // 2:
+                await fleet.kill_node(kills)
+            return await ask(session, fleet.url, number)
+
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+        return [
+            said
+            for _ in range(2)
+            for said in await asyncio.gather(*(one(session, number) for number in range(COUNT)))
+        ]
+
+
+CASES = [
+    ("disaggregated", {}, ""),
+    ("colocated", {"quantization": "int8"}, ""),
+    ("disaggregated", {}, "decode-1"),
+    ("disaggregated", {"tensor_parallel": 2}, ""),
+    ("disaggregated", {"quantization": "int8", "tensor_parallel": 2}, ""),
+    ("adaptive", {}, ""),
+    ("flowing", {}, ""),
+    ("multiplexed", {"threads": 0}, ""),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mode", "engine", "kills"), CASES)
+async def test_answers_are_the_same(
+    mode: Any, engine: dict[str, Any], kills: str, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'[tenants.{n}]\nkeys = ["{hash_key(n)}"]\n' for n in TENANTS))
+    found = []
+    for speculation in ("off", "auto"):
+        config = fleet_config(
+            CHECKPOINT_PATH,
+            mode=mode,
+            engine=engine,
+            access=AccessConfig(key_file=str(keys), readers="anybody"),
+            speculation=SpeculationConfig(mode=speculation),
+            **({"decode": 2} if kills else {}),
+        )
+        async with running(Fleet(config)) as fleet:
+            found.append(await answers(fleet, kills))
+    off, on = found
+    for number, (plain, guessed) in enumerate(zip(off, on, strict=True)):
+        about = call(number % COUNT)
+        assert guessed.choices == plain.choices, about
+        assert guessed.num_tokens == plain.num_tokens, about
+        assert guessed.num_accepted <= guessed.num_tokens
+    assert not any(said.num_accepted for said in off)
+    assert sum(said.num_accepted for said in on) > 0
