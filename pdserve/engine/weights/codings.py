@@ -6,6 +6,7 @@ For GGUF files without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.quantised.config import quantisation_of
@@ -16,6 +17,9 @@ from pdserve.engine.weights.gguf_parts import find_parts
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Coding
 from pdserve.model_files.stored_types import type_names
+
+
+_PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})  # weights, and no codes of such
 
 
 def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
@@ -46,8 +50,8 @@ def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
         types = {name: part.tensor.type.name for name, part in parts.items()}
     elif (quantisation := quantisation_of(checkpoint)) is not None:
         modules = {name.rpartition(".")[0] for name in types}
-        own = {module: f"{module}.weight" for module in modules}
-        codes = {name: module for module, name in own.items() if name not in types}
+        own = {f"{module}.weight": module for module in modules}
+        codes = {name: module for name, module in own.items() if types.get(name) not in _PLAIN}
         wanted = codes.keys() & places.values()
         types = {**types, **{name: quantisation.kind_of(codes[name]) for name in wanted}}
     return {name: types[place] for name, place in places.items() if place in types}

@@ -36,11 +36,11 @@ class Scheme:
     rounds: bool = False  # weights have the type of scales
 
     def __str__(self) -> str:
-        """For people, as in `4 bits by 128`."""
+        """For people, as in `4 bits by 128`, or `8-bit floats`."""
         rows, columns = self.group
         by = f" by {columns}" if rows == 1 and columns else ""
         by = f" by {rows} x {columns}" if rows > 1 else by
-        return f"{self.bits} bits{by}"
+        return f"{self.bits}-bit floats{by}" if self.is_float else f"{self.bits} bits{by}"
 
 
 Matches = Callable[[str], bool]  # a module's name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,20 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
         logits = [Node.load(path, kind).logits(prompt) for path in (tmp_path / "q", plain)]
         assert torch.equal(*logits)
         assert logits[0].std() > 0.01
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_told_of_weights_names_no_raw_codes(name: str, tmp_path: Path) -> None:
+    """But how they are quantised, what they are packed as, bytes, and the error."""
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
+    quantised(made, tmp_path / "q", FORMATS[name], num_files=2)
+    checkpoint = resolve_checkpoint(str(tmp_path / "q"))
+    config = load_model_config(checkpoint)
+    told = packing(native_plan(checkpoint, config, BFLOAT16), stored_as(checkpoint, config))
+    for form in told.split("; "):
+        stored, _, packed = form.partition(" as ")
+        assert stored == "F32" or re.fullmatch(r"[\w-]+, \d(-bit floats| bits)( by [\dx ]+)?", stored)
+        assert re.fullmatch(r".+ \(\d+, [\d.]+ MiB, (exact|off by .+)\)", packed)
 
 
 @pytest.mark.parametrize(
