@@ -15,7 +15,7 @@ from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeig
 from pdserve.engine.plan.layer import LayerPlan, Matrices
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.weights.finite import check_codes, check_finite
+from pdserve.engine.weights.finite import check_codes, check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.engine.weights.stored import CodedTensor, StoredTensor
 from pdserve.model_files.checkpoint import Checkpoint
@@ -85,6 +85,7 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: P
 
     One at a time, so that only one is in memory besides its source.
     """
+    check_scales(tensors)
     if plan.table is not None and plan.table is not plan.lm_head:
         yield from _packed(plan.table, tensors)
     elif plan.table is None and (part := plan.embedding) is not None:

@@ -18,7 +18,6 @@ from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Coding
 from pdserve.model_files.stored_types import type_names
 
-
 _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})  # weights, and no codes of such
 
 

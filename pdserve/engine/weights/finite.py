@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pdserve.engine.weights.stored import ScaledTensor, StoredTensor
 from pdserve.model_files.coding import Codes
 from pdserve.shared.errors import ModelError
 
@@ -36,6 +37,13 @@ def check_finite(tensors: Mapping[str, Tensor], first_row: int = 0) -> None:
             _look_at_each(name, tensor, first_row)
 
 
+def check_scales(tensors: Mapping[str, StoredTensor]) -> None:
+    """Check the scales of all tensors, before anything is decoded. Raises as check_finite."""
+    for name, stored in tensors.items():
+        if isinstance(stored, ScaledTensor) and (row := stored.bad_row()) is not None:
+            raise _damaged(name, f"row {row}")
+
+
 def check_codes(name: str, codes: Codes, first_row: int = 0) -> None:
     """Check the scales and minimums of codes likewise; `first_row`: of the named tensor."""
     tensors = [torch.from_numpy(numbers) for numbers in codes.numbers]
@@ -46,8 +54,10 @@ def check_codes(name: str, codes: Codes, first_row: int = 0) -> None:
 def _look_at_each(name: str, tensor: Tensor, first_row: int) -> None:
     for number, row in enumerate(tensor, first_row):
         if not row.isfinite().all():
-            where = f"row {number}" if row.ndim else f"element {number}"
-            raise ModelError(
-                f"{name} holds a NaN or an infinity in {where}: the weights are damaged, fetch "
-                "them again"
-            )
+            raise _damaged(name, f"row {number}" if row.ndim else f"element {number}")
+
+
+def _damaged(name: str, where: str) -> ModelError:
+    return ModelError(
+        f"{name} holds a NaN or an infinity in {where}: the weights are damaged, fetch them again"
+    )

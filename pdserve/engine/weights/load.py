@@ -24,7 +24,7 @@ from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
-from pdserve.engine.weights.finite import check_finite
+from pdserve.engine.weights.finite import check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
 
@@ -110,13 +110,14 @@ def load_torch_weights(
 
     Of the files, only the parts that this rank has are read.
     """
-    weights = allocate_weights(plan, torch_dtype(dtype), device)
     tensors = open_tensors(
         checkpoint,
         plan.expected(),
         ties_embeddings=plan.config.ties_embeddings,
         within=plan.within(),
     )
+    check_scales(tensors)
+    weights = allocate_weights(plan, torch_dtype(dtype), device)
     # Without the biases that rank 0 adds, of which others have no slot.
     slots = {name: weights.slots[name] for name in tensors if name in weights.slots}
     total_bytes = sum(slot.destination.nbytes for slot in slots.values())

@@ -17,6 +17,7 @@ from pdserve.engine.weights.stored import (
     CodedTensor,
     Part,
     Reader,
+    ScaledTensor,
     Shapes,
     StoredTensor,
     listed,
@@ -49,6 +50,14 @@ class SomeRows:
         assert isinstance(self.tensor, CodedTensor), "it has a coding"
         stored, order = self._stored(part)
         return self.tensor.coded(stored).rows(np.array(order))
+
+    def bad_row(self) -> int | None:
+        """See `ScaledTensor`."""
+        row = self.tensor.bad_row() if isinstance(self.tensor, ScaledTensor) else None
+        if row is None:
+            return None
+        (rows, *_), order = self._stored(())
+        return order.index(row - rows.start) if row - rows.start in order else None
 
     def _stored(self, part: Part) -> tuple[tuple[slice, ...], list[int]]:
         """Return the part of the stored tensor, whole heads, and which rows of it are meant."""

@@ -50,6 +50,15 @@ class CodedTensor(StoredTensor, Protocol):
         ...
 
 
+@runtime_checkable
+class ScaledTensor(StoredTensor, Protocol):
+    """One of a format that has scales apart from its codes."""
+
+    def bad_row(self) -> int | None:
+        """The first row with a scale that is not finite; None: there is none. Decodes nothing."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What files hold."""

@@ -41,6 +41,10 @@ class StoredGguf:
         """See `CodedTensor`."""
         return self.part.codes(*self._ranges(part))
 
+    def bad_row(self) -> int | None:
+        """See `ScaledTensor`."""
+        return self.part.bad_row()
+
     def _ranges(self, part: Part) -> tuple[range, range]:
         """Rows and columns."""
         slices = part if isinstance(part, tuple) else (part,)

@@ -87,6 +87,19 @@ class StoredMatrix:
             None if minimums is None else minimums.numpy(),
         )
 
+    def bad_row(self) -> int | None:
+        """See `ScaledTensor`."""
+        group = self.bad_group()
+        return None if group is None else group[0] * self.group[0]
+
+    def bad_group(self) -> tuple[int, int] | None:
+        """The first group of outputs, and of inputs, whose scale is not finite."""
+        bad = ~self.scales[()].float().isfinite()
+        if not bad.any():
+            return None
+        row, column = bad.nonzero()[0].tolist()
+        return row, column
+
     def _of_each(self, numbers: StoredTensor, rows: range, columns: range) -> Tensor:
         """A group's number for each code of a part, or so that it is broadcast to them."""
         high, wide = (size or all_ for size, all_ in zip(self.group, self.shape, strict=True))
@@ -159,6 +172,12 @@ class Folded:
         width = self.shape[1]
         some = self.row[0:1, rows.start * width : rows.stop * width].reshape(len(rows), width)
         return some[:, columns.start : columns.stop]
+
+    def bad_row(self) -> int | None:
+        """See `ScaledTensor`."""
+        if not isinstance(self.row, StoredMatrix) or (group := self.row.bad_group()) is None:
+            return None
+        return group[1] * self.row.group[1] // self.shape[1]
 
 
 def ranges(part: Part, shape: tuple[int, ...]) -> tuple[range, range]:

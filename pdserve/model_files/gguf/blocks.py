@@ -27,6 +27,7 @@ class BlockType:
     elements: int  # of a block
     bytes: int  # of a block
     plain: Callable[[Bytes], Floats] | None = None  # decodes [blocks, bytes]; None: it is coded
+    scales: tuple[int, ...] = ()  # places of a block's float16 scales and minimums
 
     @property
     def coded(self) -> CodedType | None:
@@ -80,18 +81,18 @@ def _bfloat16(blocks: Bytes) -> Floats:
 TYPES: Final[dict[int, BlockType]] = {
     0: BlockType("F32", 1, 4, _float32),
     1: BlockType("F16", 1, 2, _float16),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    20: BlockType("IQ4_NL", 32, 18),
-    23: BlockType("IQ4_XS", 256, 136),
+    2: BlockType("Q4_0", 32, 18, scales=(0,)),
+    3: BlockType("Q4_1", 32, 20, scales=(0, 2)),
+    6: BlockType("Q5_0", 32, 22, scales=(0,)),
+    7: BlockType("Q5_1", 32, 24, scales=(0, 2)),
+    8: BlockType("Q8_0", 32, 34, scales=(0,)),
+    10: BlockType("Q2_K", 256, 84, scales=(80, 82)),
+    11: BlockType("Q3_K", 256, 110, scales=(108,)),
+    12: BlockType("Q4_K", 256, 144, scales=(0, 2)),
+    13: BlockType("Q5_K", 256, 176, scales=(0, 2)),
+    14: BlockType("Q6_K", 256, 210, scales=(208,)),
+    20: BlockType("IQ4_NL", 32, 18, scales=(0,)),
+    23: BlockType("IQ4_XS", 256, 136, scales=(0,)),
     30: BlockType("BF16", 1, 2, _bfloat16),
     39: BlockType("MXFP4", 32, 17),
 }

@@ -82,7 +82,9 @@ def test_what_is_told_of_weights_names_no_raw_codes(name: str, tmp_path: Path) -
     told = packing(native_plan(checkpoint, config, BFLOAT16), stored_as(checkpoint, config))
     for form in told.split("; "):
         stored, _, packed = form.partition(" as ")
-        assert stored == "F32" or re.fullmatch(r"[\w-]+, \d(-bit floats| bits)( by [\dx ]+)?", stored)
+        assert stored == "F32" or re.fullmatch(
+            r"[\w-]+, \d(-bit floats| bits)( by [\dx ]+)?", stored
+        )
         assert re.fullmatch(r".+ \(\d+, [\d.]+ MiB, (exact|off by .+)\)", packed)
 
 

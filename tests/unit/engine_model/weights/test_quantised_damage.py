@@ -18,7 +18,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.quantised.config import parse_quantisation
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.weights.load import load_torch_weights
+from pdserve.engine.weights.load import Progress, load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import edit_config, make_checkpoint
@@ -27,6 +27,7 @@ from tests.quantised_writers import packed_of
 from tests.unit.engine_model.weights.test_quantised import opened
 
 Tensors = dict[str, Tensor]
+UINT8 = torch.uint8
 UP = "model.layers.0.mlp.up_proj"
 DOWN = "model.layers.0.mlp.down_proj"
 STATE = f"{DOWN}.weight.quant_state.bitsandbytes__nf4"
@@ -37,10 +38,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("made"), "llama", num_hidden_layers=1)
 
 
-def load(path: Path) -> None:
+def load(path: Path, on_progress: Progress | None = None) -> None:
     checkpoint = resolve_checkpoint(str(path))
     plan = ModelPlan.of(load_model_config(checkpoint))
-    load_torch_weights(checkpoint, plan, ActivationDtype.FLOAT32, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    load_torch_weights(checkpoint, plan, ActivationDtype.FLOAT32, cpu, on_progress)
 
 
 def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors], None]:
@@ -101,6 +103,35 @@ def test_damaged_tensors_are_named(damage: str, made: Path, tmp_path: Path) -> N
     save_file(tensors, tmp_path / "q/model.safetensors")
     with pytest.raises(ModelError, match=said):
         load(tmp_path / "q")
+
+
+SCALES = (
+    "scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB",
+    "weight.absmax", "weight.nested_absmax", "_weight_scale",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_bad_scale_is_found_before_anything_is_decoded(
+    name: str, made: Path, tmp_path: Path
+) -> None:
+    quantised(made, tmp_path / "q", FORMATS[name])
+    file = tmp_path / "q/model.safetensors"
+    whole = load_file(file)
+    scales = [f"{DOWN}.{scale}" for scale in SCALES if f"{DOWN}.{scale}" in whole]
+    scales = [one for one in scales if not (one.endswith("absmax") and whole[one].dtype == UINT8)]
+    assert scales
+    for scale in scales:
+        bits = whole[scale].clone().flatten().view(UINT8)
+        size = whole[scale].element_size()
+        bits[-size:] = 0xFF  # of every type of scales: no number
+        save_file(whole | {scale: bits.view(whole[scale].dtype).view(whole[scale].shape)}, file)
+        with pytest.raises(ModelError, match=rf"{DOWN}\.weight holds a NaN .* in row \d+"):
+            load(tmp_path / "q", fail)
+
+
+def fail(share: float) -> None:
+    raise AssertionError(f"{share} of it was loaded")
 
 
 def test_a_tensor_in_two_files_and_a_file_that_is_cut(made: Path, tmp_path: Path) -> None:
