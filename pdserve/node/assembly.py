@@ -18,9 +18,8 @@ from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.drafts.model.source import ModelSource
-from pdserve.engine.drafts.source import Source
 from pdserve.engine.drafts.speculation import Speculation
-from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
+from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions, Texts
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv.block_pool import BlockPool
@@ -37,6 +36,7 @@ from pdserve.node.prefixes.host_tier import TierBlocks, make_tier
 from pdserve.node.prefixes.offers import FetchParts, PrefixOffers
 from pdserve.node.preparation import Preparation
 from pdserve.node.reports.gauges import (
+    watch_draft_texts,
     watch_drafts,
     watch_preemptions,
     watch_prefix_fetches,
@@ -47,7 +47,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
-from pdserve.settings.speculation import SourceName, asks
+from pdserve.settings.speculation import asks
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.simulated_link import link_between, parse_link
 from pdserve.wire.security import Security
@@ -125,15 +125,11 @@ def make_parts(
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    former = FormerAnswers()
-    texts: tuple[tuple[SourceName, Source], ...] = (
-        ("prediction", Predictions()),
-        ("text", OwnText()),
-        ("answers", former),
-    )
-    sources = [source for name, source in texts if asks(config.speculation, name)]
-    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, sources)
-    watch_drafts(metrics, speculation.counts, former)
+    kinds: list[Texts] = [Predictions(), OwnText(), FormerAnswers()]
+    texts = [kind for kind in kinds if asks(config.speculation, kind.name)]
+    speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, texts)
+    watch_drafts(metrics, speculation.counts)
+    watch_draft_texts(metrics, texts)
     if config.speculation.mode == "auto":
         engine.speculate = speculation
     fetch_parts = FetchParts(

@@ -7,48 +7,79 @@ tenant. An index is asked at each step, so it is no object of Python's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from pdserve import _native
-from pdserve.engine.drafts.source import Drafter
+from pdserve.engine.drafts.source import Drafter, Source
 from pdserve.engine.request import Request
 
 # Of a prompt's end before an answer: the answer's first tokens are then found, too.
 _BEFORE: Final = 32
 _MOST_OF_ANSWER: Final = 8192  # tokens that are kept of one; adding them takes a millisecond
-_MOST_OF_TENANT: Final = 1 << 18  # tokens, of 12 bytes each
+_MOST_OF_TENANT: Final = 1 << 18  # tokens, of 12 bytes
 _MOST_BYTES: Final = 1 << 27  # of all tenants
+
+
+class Texts(Source, Protocol):
+    """A source that keeps texts."""
+
+    @property
+    def name(self) -> Literal["text", "prediction", "answers"]:
+        """As Source.name."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it uses."""
 
 
 class OwnText:
     """A stream's own prompt and output. Implements `Source`."""
 
-    name = "text"
+    name: Final = "text"
+
+    def __init__(self) -> None:
+        self._texts: dict[Request, _native.OwnText] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all streams' indexes, of 12 to 24 bytes a token."""
+        return sum(text.num_bytes for text in self._texts.values())
 
     def drafter(self, request: Request) -> _native.OwnText:
         """As Source.drafter."""
-        return _native.OwnText()
+        text = self._texts[request] = _native.OwnText()
+        return text
 
     def ended(self, request: Request) -> None:
         """As Source.ended."""
+        self._texts.pop(request, None)
 
 
 class Predictions:
     """What clients expect to be answered. Implements `Source`."""
 
-    name = "prediction"
+    name: Final = "prediction"
+
+    def __init__(self) -> None:
+        self._texts: dict[Request, _native.OtherTexts] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all streams' predictions, which are no longer than the longest request."""
+        return sum(texts.num_bytes for texts in self._texts.values())
 
     def drafter(self, request: Request) -> Drafter | None:
         """As Source.drafter."""
         if not request.prediction:
             return None
         text = [*request.prompt_token_ids[-_BEFORE:], *request.prediction]
-        texts = _native.OtherTexts(len(text) + 1)
+        texts = self._texts[request] = _native.OtherTexts(len(text) + 1)
         texts.add(text)
         return texts
 
     def ended(self, request: Request) -> None:
         """As Source.ended."""
+        self._texts.pop(request, None)
 
 
 class FormerAnswers:
@@ -59,7 +90,7 @@ class FormerAnswers:
     longest time are forgotten first.
     """
 
-    name = "answers"
+    name: Final = "answers"
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         """`most_bytes`: of memory, for all tenants."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import exp
 from typing import Final
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.drafts.guesses import SourceCounts
-from pdserve.engine.drafts.texts import FormerAnswers
+from pdserve.engine.drafts.texts import Texts
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import PreemptionStatistics
@@ -130,9 +130,7 @@ def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> 
     count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
 
 
-def watch_drafts(
-    metrics: NodeMetrics, drafts: Mapping[str, SourceCounts], former: FormerAnswers
-) -> None:
+def watch_drafts(metrics: NodeMetrics, drafts: Mapping[str, SourceCounts]) -> None:
     """Tokens that were guessed, and those of them that were right: each saves a step's turn."""
     count, text = metrics.count_each, "Tokens guessed and computed"
     count("draft_tokens", text, "source", lambda: {n: s.drafted for n, s in drafts.items()})
@@ -140,8 +138,16 @@ def watch_drafts(
     count(
         "accepted_draft_tokens", text, "source", lambda: {n: s.accepted for n, s in drafts.items()}
     )
-    text = "Memory of former answers, in which drafts are looked for"
-    metrics.watch("draft_texts_bytes", text, lambda: former.num_bytes)
+
+
+def watch_draft_texts(metrics: NodeMetrics, texts: Sequence[Texts]) -> None:
+    """Memory of the texts in which drafts are looked for."""
+    metrics.watch_each(
+        "draft_texts_bytes",
+        "Memory of texts in which drafts are looked for",
+        "source",
+        lambda: {source.name: source.num_bytes for source in texts},
+    )
 
 
 def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:

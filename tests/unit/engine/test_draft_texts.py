@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.engine.drafts.texts import FormerAnswers, Predictions
+from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from tests.requests import make_request
@@ -73,6 +73,18 @@ def test_a_predicted_answer_is_proposed_where_it_fits() -> None:
     request.output_token_ids += [5]
     assert drafts(source, request) == [6]
     assert source.drafter(make_request(PROMPT)) is None
+
+
+def test_what_a_stream_needs_is_counted_until_it_is_over() -> None:
+    own, predicted = OwnText(), Predictions()
+    core = core_of(sources=[own, predicted])
+    request = adopted(core, PROMPT, [7], max_tokens=2, prediction=[7] * 1000)
+    (done,) = step(core, [8])
+    assert own.num_bytes >= 12 * len(PROMPT)
+    assert predicted.num_bytes >= 12_000
+    core.forget(done)
+    assert (own.num_bytes, predicted.num_bytes) == (0, 0)
+    assert request.guesses is None
 
 
 def test_the_engine_says_when_streams_are_over() -> None:

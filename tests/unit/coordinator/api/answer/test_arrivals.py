@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.api.answer.arrivals import Arrivals, WriteTurns
+from coordinator.api.answer.arrivals import Arrivals, WriteTurns, one_by_one
 from coordinator.generation import GenerationRequest
 from pdserve.protocol import FinishReason, Prompt, SamplingParams
 from pdserve.shared.clock import Clock, ManualClock
@@ -33,6 +33,15 @@ async def test_everything_that_is_there_comes_in_one_go() -> None:
     taken = await arrivals.take()
     assert sorted((a.index, a.event.token_ids) for a in taken) == [(0, [1]), (0, [2]), (1, [3])]
     assert {a.at_s for a in taken} == {5.0}
+    arrivals.close()
+
+
+async def test_one_by_one_each_token_is_still_a_guess_or_none() -> None:
+    arrivals = merged(generation(Tokens([1, 2, 3, 4], accepted=2, refused=5)))
+    (arrived,) = await arrivals.take()
+    events = [single.event for single in one_by_one(arrived)]
+    assert [event.accepted for event in events] == [0, 0, 1, 1]
+    assert [event.refused for event in events] == [5, 0, 0, 0]
     arrivals.close()
 
 
