@@ -290,9 +290,12 @@ class Decoder:
         done: Callable[[int], None] | None = None,
         state_rows: Tensor | None = None,  # [num_states] int64, ascending
         states_out: Tensor | None = None,  # [num_states, hidden_size] float32
+        taps: Tensor | None = None,  # [num_taps] int64: layers; of one rank only
+        taps_out: Tensor | None = None,  # [num_tokens, num_taps, hidden_size] float32
     ) -> None:
         """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
-        and the final states of `state_rows` (any rows) to `states_out`.
+        and the final states of `state_rows` (any rows) to `states_out`. All rows are copied to
+        `taps_out` before each layer of `taps`.
 
         Calls `done` with each number of layers in `ends` once the keys and values of that many
         layers are written; the interpreter lock is held only for this. An exception from `done`

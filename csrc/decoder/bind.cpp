@@ -39,9 +39,12 @@ public:
         nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows,
         nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
-        nb::handle states_out) {
+        nb::handle states_out, nb::handle taps, nb::handle taps_out) {
+        if (!taps.is_none() && !group_.is_none()) {
+            throw nb::value_error("taps: of one rank that has all layers");
+        }
         const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
-            block_tables, sampled_rows, kv_pool, out, state_rows, states_out);
+            block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -161,6 +164,7 @@ void bind_decoder(nb::module_& m) {
             arg("query_start"), arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
+            arg("taps") = nb::none(), arg("taps_out") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
         .def_prop_ro("workspace_bytes", &Decoder::workspace_bytes,
             "Memory for activations, as large as the largest step so far has needed.");

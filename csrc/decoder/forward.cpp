@@ -24,7 +24,6 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
       group_(group),
       tensor_(group == nullptr || group->tensor().is_alone() ? nullptr : &group->tensor()),
       element_bytes_(model.is_bfloat16 ? 2 : 4),
-      products_(model.is_bfloat16, variant),
       mixture_(model, variant),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
@@ -94,6 +93,7 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     for (const Layer& layer : model_.layers) {
         const int index = first + static_cast<int>(&layer - model_.layers.data());
         const bool is_last = model_.is_last_stage() && &layer == &model_.layers.back();
+        copy_taps(inputs, index);
         write_kv(layer, index);
         if (written && tensor_ == nullptr) written(index + 1);
         if (is_last && kept.all().num_rows == 0) {
@@ -116,6 +116,18 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     }
     if (kept.is_mixed()) keep_rows(kept.sampled());
     if (num_rows_ > 0) compute_logits(inputs.logits);
+}
+
+// Before a layer there are all rows: only the last one keeps some, after its attention.
+void Forward::copy_taps(const Inputs& inputs, int64_t layer) const {
+    const int64_t hidden = model_.sizes.hidden;
+    for (int64_t tap = 0; tap < inputs.num_taps; ++tap) {
+        if (inputs.taps[tap] != layer) continue;
+        for (int64_t row = 0; row < num_rows_; ++row) {
+            std::memcpy(inputs.taps_out + (row * inputs.num_taps + tap) * hidden,
+                buffers_.hidden + row * hidden, hidden * sizeof(float));
+        }
+    }
 }
 
 void Forward::begin(const int64_t* token_ids) {
@@ -172,8 +184,8 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
 
 void Forward::write_kv(const Layer& layer, int index) {
     normalise(layer.attention_norm);
-    products_.multiply(
-        layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv);
+    multiply(layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv,
+        layer.qkv.num_out);
     const attention::QkvRows rows{
         .qkv = buffers_.qkv,
         .is_bfloat16 = model_.is_bfloat16,
@@ -224,8 +236,8 @@ void Forward::finish_attention(const Layer& layer) {
 void Forward::finish_layer(const Layer& layer) {
     if (!model_.arithmetic.is_parallel) normalise(layer.mlp_norm);
     if (layer.has_experts()) return mix_experts(layer);
-    products_.multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
-        buffers_.inner);
+    multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
+        buffers_.inner, layer.mlp.inner());
     add_product(layer.mlp.down, buffers_.inner, layer.after_mlp_norm);
 }
 
@@ -252,7 +264,7 @@ void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
 
 void Forward::compute_logits(float* logits) {
     normalise(model_.final_norm, model_.arithmetic.logit_scale);
-    products_.multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
+    multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
         logits + model_.sizes.first_token_id, model_.sizes.vocab);
     const float cap = model_.arithmetic.logit_cap;
     if (cap == 0) return;
@@ -274,7 +286,7 @@ void Forward::add_product(
     const size_t row_bytes = matrix.num_in * element_bytes_;
     const auto make = [&](int64_t first, int64_t count, Result result, float* out) {
         const void* rows = static_cast<const char*>(x) + first * row_bytes;
-        products_.multiply(matrix, rows, count, result, out);
+        multiply(matrix, rows, count, result, out, matrix.num_out);
     };
     add_rows(make, after_norm);
 }
@@ -299,6 +311,23 @@ void Forward::add_rows(const MakeRows& make, const float* after_norm) {
     rows::add_normalised({target, after_norm, model_.norm_eps, width, buffers_.hidden, 1.0f,
                              model_.arithmetic.centres_norms},
         num_rows_, variant_);
+}
+
+// x is contiguous; out_stride is in elements.
+void Forward::multiply(
+    const linear::PackedMatrix& matrix, const void* x, int64_t num_rows, Result result, void* out,
+    int64_t out_stride) {
+    const linear::Product product{
+        .matrix = &matrix,
+        .x = x,
+        .is_bfloat16 = model_.is_bfloat16,
+        .x_stride = matrix.num_in,
+        .num_rows = num_rows,
+        .result = result,
+        .out = out,
+        .out_stride = out_stride,
+    };
+    linear::multiply(product, variant_);
 }
 
 }  // namespace pdserve::decoder

@@ -13,7 +13,6 @@
 #include "buffers.h"
 #include "experts/mixture.h"
 #include "model.h"
-#include "products.h"
 #include "step/inputs.h"
 #include "step/kept_rows.h"
 
@@ -59,6 +58,7 @@ private:
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
+    void copy_taps(const Inputs& inputs, int64_t layer) const;
     void mix_experts(const Layer& layer);
     void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
@@ -66,6 +66,8 @@ private:
     void add_product(
         const linear::PackedMatrix& matrix, const void* x, const float* after_norm);
     void add_rows(const MakeRows& make, const float* after_norm);
+    void multiply(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
+        linear::Result result, void* out, int64_t out_stride);
 
     const Model& model_;
     const Variant variant_;
@@ -73,7 +75,6 @@ private:
     ranks::TensorRanks* const tensor_;  // that compute the same layers; null: none
     const size_t element_bytes_;
     ScratchBuffer memory_;
-    const Products products_;
     Mixture mixture_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept

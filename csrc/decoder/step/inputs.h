@@ -17,6 +17,9 @@ struct Inputs {
     float* logits;  // [sampled.num_rows, vocab]; a rank writes its share of the columns
     attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
     float* states_out;                        // [states.num_rows, hidden], normalised
+    const int64_t* taps;  // [num_taps] layers before which the rows are copied out
+    int64_t num_taps;
+    float* taps_out;  // [step.num_tokens, num_taps, hidden]
 };
 
 }  // namespace pdserve::decoder

@@ -13,7 +13,7 @@ namespace pdserve::decoder {
 StepView::StepView(const Model& model, nb::handle token_ids, nb::handle positions,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables,
     nb::handle sampled_rows, nb::handle kv_pool, nb::handle out, nb::handle state_rows,
-    nb::handle states_out)
+    nb::handle states_out, nb::handle taps, nb::handle taps_out)
     : token_ids_(token_ids, "token_ids"),
       positions_(positions, "positions"),
       batch_(query_start, context_lens, block_tables),
@@ -25,10 +25,15 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
     batch_.check_values(token_ids_.size(0), pool_);
     check_positions();
     check_sampled(model);
-    if (state_rows.is_none() && states_out.is_none()) return;
-    state_rows_.emplace(state_rows, "state_rows");
-    states_out_.emplace(states_out, "states_out", Access::kWrite);
-    check_states(model);
+    if (!state_rows.is_none() || !states_out.is_none()) {
+        state_rows_.emplace(state_rows, "state_rows");
+        states_out_.emplace(states_out, "states_out", Access::kWrite);
+        check_states(model);
+    }
+    if (taps.is_none() && taps_out.is_none()) return;
+    taps_.emplace(taps, "taps");
+    taps_out_.emplace(taps_out, "taps_out", Access::kWrite);
+    check_taps(model);
 }
 
 void StepView::check_tokens(const Model& model) const {
@@ -82,6 +87,16 @@ void StepView::check_states(const Model& model) const {
     states_out_->expect_contiguous();
 }
 
+void StepView::check_taps(const Model& model) const {
+    taps_->expect_type({ElementType::kInt64});
+    taps_->expect_shape({-1}, "[num_taps]");
+    taps_->expect_contiguous();
+    taps_out_->expect_type({ElementType::kFloat32});
+    taps_out_->expect_shape({token_ids_.size(0), taps_->size(0), model.sizes.hidden},
+        "[num_tokens, num_taps, hidden_size]");
+    taps_out_->expect_contiguous();
+}
+
 Inputs StepView::inputs(const Model& model) const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
@@ -98,6 +113,11 @@ Inputs StepView::inputs(const Model& model) const {
     if (state_rows_) {
         inputs.states = {state_rows_->data<int64_t>(), state_rows_->size(0)};
         inputs.states_out = states_out_->data<float>();
+    }
+    if (taps_) {
+        inputs.taps = taps_->data<int64_t>();
+        inputs.num_taps = taps_->size(0);
+        inputs.taps_out = taps_out_->data<float>();
     }
     return inputs;
 }

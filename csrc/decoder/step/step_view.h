@@ -15,12 +15,13 @@ namespace pdserve::decoder {
 
 class StepView {
 public:
-    // `state_rows` and `states_out` are both None, or neither is.
+    // `state_rows` and `states_out` are both None, or neither is; so are `taps` and `taps_out`.
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
     StepView(const Model& model, nanobind::handle token_ids, nanobind::handle positions,
         nanobind::handle query_start, nanobind::handle context_lens, nanobind::handle block_tables,
         nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
-        nanobind::handle state_rows, nanobind::handle states_out);
+        nanobind::handle state_rows, nanobind::handle states_out, nanobind::handle taps,
+        nanobind::handle taps_out);
 
     // Borrows the arrays.
     Inputs inputs(const Model& model) const;
@@ -31,6 +32,7 @@ private:
     void check_pool(const Model& model) const;
     void check_sampled(const Model& model) const;
     void check_states(const Model& model) const;
+    void check_taps(const Model& model) const;
 
     TensorView token_ids_;
     TensorView positions_;
@@ -40,6 +42,8 @@ private:
     TensorView out_;
     std::optional<TensorView> state_rows_;  // none: no states are wanted
     std::optional<TensorView> states_out_;
+    std::optional<TensorView> taps_;  // none: no rows are copied out
+    std::optional<TensorView> taps_out_;
 };
 
 }  // namespace pdserve::decoder

@@ -105,7 +105,10 @@ class TorchDecoder:
         hidden = self._ends.enter(batch.token_ids)
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
+        taps = batch.taps
         for index, layer in enumerate(self._weights.layers):
+            if taps is not None:
+                taps.out[:, taps.layers == index] = hidden[:, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))
             own_angles = angles[self._ropes.of_layers[index]]
             query, key, value = self._heads(layer, taken, own_angles)

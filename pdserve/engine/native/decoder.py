@@ -140,7 +140,8 @@ class NativeDecoder:
     ) -> Tensor | None:
         logits = self._logits_of(len(batch.sampled_rows))
         ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
-        states = () if batch.states is None else (batch.states.rows, batch.states.out)
+        states = (None, None) if batch.states is None else (batch.states.rows, batch.states.out)
+        taps = () if batch.taps is None else (batch.taps.layers, batch.taps.out)
         self._decoder.logits(
             batch.token_ids,
             batch.positions,
@@ -153,5 +154,6 @@ class NativeDecoder:
             ends,
             done,
             *states,
+            *taps,
         )
         return logits if len(batch.sampled_rows) else None

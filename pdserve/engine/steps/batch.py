@@ -26,6 +26,14 @@ class WantedStates:
         return WantedStates(self.rows[first:last] - begin, self.out[first:last])
 
 
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Rows of the residual stream that the caller needs, before some layers. On the host."""
+
+    layers: Tensor  # [num_taps] int64
+    out: Tensor  # [num_tokens, num_taps, hidden_size] float32, written by the decoder
+
+
 @dataclass(slots=True, eq=False)
 class Cargo:
     """Tensors of the host that the rest of the step needs on the device: they go with the batch.
@@ -48,6 +56,7 @@ class Batch:
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
     states: WantedStates | None = None  # final states that are needed as well
+    taps: Taps | None = None  # of decoders that compute all layers
     cargo: Cargo | None = None  # what else goes to the device
     sampled_before: Tensor | None = (
         None  # int32 on the device: by the step before, launched as well
