@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from pdserve.engine.models.config import load_model_config
 from pdserve.model_files.checkpoint import resolve_checkpoint
@@ -67,16 +70,42 @@ def make_family(path: Path, name: str) -> Path:
 
 def make_tiny(path: Path, max_model_len: int = MAX_MODEL_LEN) -> Path:
     """The smallest: for tests of the cluster, not of the model."""
-    return make_checkpoint(
-        path,
-        "llama",
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=max_model_len,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
+    return make_tiny_of(path, max_position_embeddings=max_model_len)
+
+
+def make_tiny_of(path: Path, **overrides: Any) -> Path:
+    """The smallest, but for what is said otherwise."""
+    small: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    return make_checkpoint(path, "llama", **small | overrides)
+
+
+def make_with_draft(folder: Path) -> tuple[Path, Path]:
+    """A model of six layers, of which five add nothing, and a draft model that has the first."""
+    model, draft = make_tiny_of(folder / "model", num_hidden_layers=6), folder / "draft"
+    weights = load_file(model / "model.safetensors")
+    for name, tensor in weights.items():
+        if _layer(name) > 0 and ("o_proj" in name or "down_proj" in name):
+            tensor.zero_()
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    shutil.copytree(model, draft)
+    first = {name: tensor for name, tensor in weights.items() if _layer(name) <= 0}
+    save_file(first, draft / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return model, draft
+
+
+def _layer(name: str) -> int:
+    """Which layer has this tensor; -1: none."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[1] == "layers" else -1
 
 
 def make_prompt(num_tokens: int, seed: object = 0) -> list[int]:
