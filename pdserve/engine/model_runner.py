@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from msgspec import structs
@@ -30,7 +30,7 @@ from pdserve.engine.prompt_results.results import (
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batch import Batch, Taps
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
@@ -70,6 +70,8 @@ class ModelRunner:
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._is_asynchronous = model.most_ahead > 0 or model.device.type != "cpu"
         self._last_end_s = 0.0  # of the last step, if that is so
+        self.taps: Sequence[int] = ()  # layers before which rows of decodes are copied out
+        self._tapped: list[tuple[Request, int, Tensor]] = []
 
     def beside(self, grammars: GrammarProgress) -> ModelRunner:
         """Return another one of the same model and pool, whose steps may run beside these.
@@ -145,6 +147,27 @@ class ModelRunner:
     def begin_decoding(self, requests: Sequence[Request]) -> StepSampling:
         """The same for decodes without grammars, while `foreseen`."""
         return self._model.sampler.begin(Draws(requests, None, None, self._eos_token_ids))
+
+    def tap(self, rows: Sequence[Scheduled], batch: Batch) -> Batch:
+        """Have the rows of a step of decodes copied out, if somebody wants them."""
+        self._tapped = []
+        if not self.taps or len(batch.sampled_rows) != len(batch.token_ids):
+            return batch
+        hidden_size, ends = self._model.config.hidden_size, accumulate(r.num_tokens for r in rows)
+        out = torch.empty(len(batch.token_ids), len(self.taps), hidden_size)
+        self._tapped = [
+            (row.request, row.request.num_computed_tokens, out[end - row.num_tokens : end])
+            for row, end in zip(rows, ends, strict=True)
+        ]
+        return replace(batch, taps=Taps(torch.tensor(self.taps), out))
+
+    def take_tapped(self) -> list[tuple[Request, int, Tensor]]:
+        """Return the rows of the last step: of each request, from a position on, and forget them.
+
+        Each is [num_tokens, num_taps, hidden_size].
+        """
+        tapped, self._tapped = self._tapped, []
+        return tapped
 
     def all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
@@ -266,6 +289,7 @@ class ModelStep:
             sampling = self._runner.begin_sampling(batch.sampled_requests)
         if sampling is not None and sampling.cargo is not None:
             batch = replace(batch, cargo=sampling.cargo)
+        batch = self._runner.tap(self._rows, batch)
         logits = self._runner.all_logits(self._rows, batch, self._progress)
         if logits is not None and sampling is not None:
             sampling.launch(logits)

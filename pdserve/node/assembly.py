@@ -16,14 +16,17 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
+from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.drafts.model.source import ModelSource
 from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions, Texts
 from pdserve.engine.engine import Engine
-from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
+from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import CouldFetch, Victims, make_headroom
+from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
@@ -171,15 +174,22 @@ def make_parts(
     )
 
 
-def use_loaded(parts: NodeParts, grammars: GrammarProgress, model: DraftModel | None) -> None:
+def use_loaded(
+    parts: NodeParts, runner: ModelRunner, draft: DraftModel | Eagle3Head | None
+) -> None:
     """Have the engine wait for masks of grammars, and drafts follow them and a draft model."""
-    engine, config = parts.engine, parts.config
-    engine.hold = partial(grammars.hold, wake=engine.wake)
-    parts.speculation.follow(grammars, forces=asks(config.speculation, "grammar"))
-    if model is not None:
-        source = ModelSource(model, engine.queues, parts.perf.step_s, config.engine.token_budget)
-        parts.speculation.add(source)
-        engine.draft = source.plan
+    engine, config, step_s = parts.engine, parts.config, parts.perf.step_s
+    engine.hold = partial(runner.grammars.hold, wake=engine.wake)
+    parts.speculation.follow(runner.grammars, forces=asks(config.speculation, "grammar"))
+    if draft is None:
+        return
+    source: ModelSource | HeadSource
+    if isinstance(draft, DraftModel):
+        source = ModelSource(draft, engine.queues, step_s, config.engine.token_budget)
+    else:
+        source = HeadSource(draft, runner, engine.queues, step_s)
+    parts.speculation.add(source)
+    engine.draft = source.plan
 
 
 def _make_transfer_ends(

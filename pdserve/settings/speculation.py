@@ -35,7 +35,8 @@ class SpeculationConfig(ConfigStruct, frozen=True):
     model: Annotated[
         str,
         Meta(
-            description="smaller model of the same vocabulary, as checkpoint.model; empty: none",
+            description="smaller model of the same vocabulary, or an EAGLE-3 head of the model, as "
+            "checkpoint.model; empty: none",
             extra={"flag": "speculation_model"},
         ),
     ] = ""

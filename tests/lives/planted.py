@@ -110,30 +110,6 @@ BUGS = {
         "full = pool.blocks_for(request",
         40,
     ),
-    "a wrong draft is kept": Bug(
-        EngineCore, "_accepted", "previous.token_id != draft", "False", 20
-    ),
-    "what a wrong draft computed counts": Bug(
-        EngineCore, "end_step", "num_tokens = 1 + len(token.after)", "pass", 20
-    ),
-    "the block of a wrong draft is cached": Bug(
-        EngineCore,
-        "end_step",
-        "self._publish_full_blocks(request, before)",
-        "request.extend_hashes(len(request.block_table) * block_size, block_size); "
-        "self.pool.publish(request.block_table[-1], request.block_hashes[-1])",
-        40,
-    ),
-    "a draft goes on behind the end": Bug(
-        EngineCore,
-        "_accepted",
-        "or end_after(request, draft, num_output, self.eos_token_ids) is not None",
-        "",
-        20,
-    ),
-    "a stream that is to leave goes on with its drafts": Bug(
-        EngineCore, "_accepted", "or (most is not None and num_output >= most)", ""
-    ),
     "freed blocks keep their generation": Bug(
         BlockPool, "release", "self._bump_generations(freed)", "pass"
     ),

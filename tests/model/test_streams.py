@@ -20,7 +20,6 @@ from tests.model.world import Violation
 
 WORLDS = [
     Config("messages arrive in any order, and a node is lost", crashes=1),
-    Config("steps have drafts, and the stream is taken over", takeovers=1, drafts=1, in_order=True),
     Config("the stream moves, and a node is lost", moves=1, crashes=1, in_order=True),
     Config("the stream is taken over, and a node is lost", takeovers=1, crashes=1, in_order=True),
     Config("messages arrive in any order, and a node that is not lost is taken for it", cuts=1),
@@ -31,8 +30,6 @@ WORLDS = [
     Config("messages arrive in any order, and the stream is taken over", takeovers=1, cancels=True),
     Config("the stream is taken over, and a node refuses", takeovers=1, refusals=1),
     Config("the stream is taken over again and again", takeovers=2, in_order=True),
-    Config("steps have drafts, and the stream moves", moves=1, drafts=1, cancels=True),
-    Config("steps have drafts, and a node is lost", crashes=1, drafts=2),
     Config("the stream is taken over, and a node cut off", takeovers=1, cuts=1, in_order=True),
 ]
 
@@ -57,9 +54,6 @@ CASES = {
     Mutation.TAKEN_IN_STEP: (Config("", takeovers=1, in_order=True), "reads wrong KV"),
     Mutation.END_UNTOLD: (Config("", takeovers=1, in_order=True), "never come back"),
     Mutation.END_UNHEEDED: (Config("", takeovers=1, in_order=True), "never come back"),
-    Mutation.REFUSED_HASHED: (Config("", drafts=1), "holds a wrong block"),
-    Mutation.REFUSED_COUNTED: (Config("", drafts=1), "reads wrong KV"),
-    Mutation.DRAFT_ANNOUNCED: (Config("", takeovers=1, drafts=1, in_order=True), "reads wrong KV"),
     Mutation.USED_AGAIN: (Config("", takeovers=2, refusals=1), "a token of node 1 is shown"),
 }
 

@@ -65,7 +65,6 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.ranks.sizes import Parallelism
     from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
-    from pdserve.model_files.same_vocabulary import check_same_vocabulary
     from pdserve.model_files.tokenizer import read_tokenizer
     from pdserve.node.start.sizing import check_memory, sizes_of
 
@@ -83,15 +82,28 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     if _is_gpu(engine, num_gpus):
         sizes_of(engine, model, "cuda")
         return
-    num_bytes, codings = 0, None
+    num_bytes, codings = _draft_bytes(draft_model(config.speculation), checkpoint.path), None
     if is_here:
-        num_bytes, codings = checkpoint.weight_bytes(), stored_codings(checkpoint, model)
-    named_draft = draft_model(config.speculation)
-    if named_draft and Path(named_draft).expanduser().exists():
-        draft = resolve_checkpoint(named_draft, None)
-        try:
-            check_same_vocabulary(checkpoint.path, draft.path)
-        except ModelError as error:
-            raise ConfigError(f"speculation.model {named_draft}: {error}") from error
-        num_bytes += draft.weight_bytes()
+        num_bytes += checkpoint.weight_bytes()
+        codings = stored_codings(checkpoint, model)
     check_memory(engine, model, num_bytes, codings=codings)
+
+
+def _draft_bytes(named: str, model: Path) -> int:
+    """Size of the draft model's weights; 0: there is none, or it is on the hub.
+
+    Raises:
+        ConfigError: it has another vocabulary than the model.
+    """
+    from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.model_files.same_vocabulary import check_same_vocabulary
+
+    if not named or not Path(named).expanduser().exists():
+        return 0
+    draft = resolve_checkpoint(named, None)
+    try:
+        if not draft.config().get("speculators_model_type"):  # a head has no tokenizer
+            check_same_vocabulary(model, draft.path)
+    except ModelError as error:
+        raise ConfigError(f"speculation.model {named}: {error}") from error
+    return draft.weight_bytes()

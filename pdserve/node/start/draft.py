@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan, parse_eagle3
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.config import load_model_config
@@ -21,7 +22,7 @@ from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import NodeConfig, WeightsConfig
 from pdserve.settings.speculation import draft_model
-from pdserve.shared.errors import ConfigError, PdserveError
+from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,16 @@ def plan_models(config: NodeConfig) -> NodeModel:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
     draft = plan_draft(config, model, num_bytes // KV_SHARE)
+    if isinstance(draft, HeadPlan):
+        return replace(model, draft=draft)
     left_bytes = num_bytes - draft.num_blocks * draft.layout.block_bytes
     num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
     log.info("beside the draft model's KV, %d blocks are left", num_blocks)
     return replace(model, num_blocks=num_blocks, draft=draft)
 
 
-def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel:
-    """Plan the draft model; this process computes it alone, on the cores of rank 0.
+def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel | HeadPlan:
+    """Plan the draft model, or head; this process computes it alone, on the cores of rank 0.
 
     Raises:
         ConfigError: it cannot guess for the model.
@@ -60,6 +63,8 @@ def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel
         )
     try:
         checkpoint = resolve_checkpoint(named, None)
+        if (values := checkpoint.config()).get("speculators_model_type"):
+            return _plan_head(HeadPlan(checkpoint.path, parse_eagle3(values, named)), model)
         check_same_vocabulary(model.checkpoint.path, checkpoint.path)
         longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
         log.info("draft model: %s", named)
@@ -78,9 +83,19 @@ def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel
         raise ConfigError(f"speculation.model {named}: {error}") from error
 
 
+def _plan_head(head: HeadPlan, model: NodeModel) -> HeadPlan:
+    head.check_model(model.config)
+    if not model.share.is_alone:
+        raise ModelError("an EAGLE-3 head takes rows of layers that one rank has all of")
+    return head
+
+
 def load_draft(
-    model: NodeModel, draft: NodeModel, config: NodeConfig, check_wanted: Callable[[], None]
-) -> DraftModel:
+    model: NodeModel,
+    draft: NodeModel | HeadPlan,
+    config: NodeConfig,
+    check_wanted: Callable[[], None],
+) -> DraftModel | Eagle3Head:
     """Load and profile the draft model, in the thread that will compute it.
 
     `check_wanted` is called now and then, and may raise to abandon this.
@@ -88,6 +103,8 @@ def load_draft(
     Raises:
         ModelError: its weights cannot be used.
     """
+    if isinstance(draft, HeadPlan):
+        return Eagle3Head.load(draft.folder, draft.config)
     cache = packed_cache(config.engine)
     runner = load_runner(draft, None, lambda _: check_wanted(), cache)
     costs = step_costs(config.profile, config.engine, draft, runner, check_wanted).costs

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.drafts.heads.eagle3 import HeadPlan
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv.cache import DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
@@ -68,7 +69,7 @@ class NodeModel:
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
     worst_step: LargestStep = ANY_STEP
-    draft: NodeModel | None = None  # a smaller model that guesses for it
+    draft: NodeModel | HeadPlan | None = None  # what guesses for it: a smaller model, or a head
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
 
     @property
@@ -166,8 +167,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout.tokens_in(num_blocks),
         max_model_len,
     )
-    plan = _plan(checkpoint, model, sizes.form, device)
-    packed = packing(plan, stored_as(checkpoint, model))
+    packed = packing(_plan(checkpoint, model, sizes.form, device), stored_as(checkpoint, model))
     weights = f"stored as {stored}; packed: {packed}; computed with as {sizes.form.name}"
     log.info("weights: %s", weights)
     return NodeModel(
@@ -181,7 +181,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         activations=sizes.activations,
         attention=engine.attention,
         has_graphs=engine.cuda_graphs,
-        kernels=_kernels(engine, plan, sizes) if device.type == "cpu" else None,
+        kernels=_kernels(engine, model, sizes) if device.type == "cpu" else None,
         share=share,
         worst_step=_worst_step(engine),
         weights=weights,
@@ -246,10 +246,10 @@ def device_of_rank(first: torch.device, rank: int) -> torch.device:
     return torch.device(first.type, (first.index or 0) + rank)
 
 
-def _kernels(engine: EngineConfig, plan: ModelPlan, sizes: Sizes) -> KernelChoice:
+def _kernels(engine: EngineConfig, model: ModelConfig, sizes: Sizes) -> KernelChoice:
     try:
         return choose_kernels(
-            plan.matrices,
+            [matrix.num_in for matrix in ModelPlan.of(model).matrices],
             sizes.activations,
             sizes.form,
             weights_folder(engine),

@@ -124,10 +124,7 @@ class FetchRules:
         world = _with_fetch(world, node, begun)
         if stream is None or stream.is_cancelled or not stream.num_computed:
             return self.end(world, node, begun)
-        num_tokens = stream.num_computed
-        if self._mutation is Mutation.DRAFT_ANNOUNCED and stream.num_drafts:
-            num_tokens += 1 + stream.num_drafts
-        sources = stream.table[: num_tokens // BLOCK_TOKENS]
+        sources = stream.table[: stream.num_computed // BLOCK_TOKENS]
         world = self._hold(world, node, begun, sources)
         return self._expect(world, node, begun, sources)
 

@@ -46,15 +46,9 @@ class NodeSide:
             for leg in here.legs:
                 name = f"attempt {leg.attempt} on {node}"
                 if leg.is_stepping:
-                    yield f"a step of {name} ends", partial(self._end_step, world, node, leg, 0)
-                    if leg.num_drafts:
-                        right = partial(self._end_step, world, node, leg, leg.num_drafts)
-                        yield f"a step of {name} ends with a right draft", right
+                    yield f"a step of {name} ends", partial(self._end_step, world, node, leg)
                 elif not is_stepping and not self._is_fetching(world, node, leg):
                     yield f"a step of {name} begins", partial(self._begin_step, world, node, leg)
-                    if world.budget.drafts and _may_guess(leg):
-                        drafted = partial(self._begin_with_draft, world, node, leg)
-                        yield f"a step of {name} begins with a draft", drafted
             yield from self._fetches.progress(world, node)
             if here.is_cut:
                 yield f"{node} sees that it was cut off", partial(self._notice, world, node)
@@ -136,14 +130,9 @@ class NodeSide:
         fetches = world.nodes[node].fetches
         return any(f.attempt == leg.attempt and not f.is_prefetch for f in fetches)
 
-    def _begin_with_draft(self, world: World, node: int, leg: Leg) -> World | None:
-        budget = world.budget._replace(drafts=world.budget.drafts - 1)
-        leg = leg._replace(num_drafts=1)
-        return self._begin_step(world._replace(budget=budget), node, leg)
-
     def _begin_step(self, world: World, node: int, leg: Leg) -> World | None:
         """Compute all that has no KV yet; None: there are no blocks for it."""
-        end = NUM_PROMPT + leg.num_output + leg.num_drafts
+        end = NUM_PROMPT + leg.num_output
         num_missing = -(-end // BLOCK_TOKENS) - len(leg.table)
         cached = () if leg.table else hashes(_num_reusable(leg.num_output))
         if num_missing:
@@ -160,28 +149,19 @@ class NodeSide:
             world = self._publish(world, node, leg, end)
         return world
 
-    def _end_step(self, world: World, node: int, leg: Leg, num_right: int) -> World:
-        """`num_right`: of its drafts. A stream that leaves does so with its next token."""
-        num_kept = 0 if leg.is_leaving else num_right
-        end = NUM_PROMPT + leg.num_output + num_kept
+    def _end_step(self, world: World, node: int, leg: Leg) -> World:
+        end = NUM_PROMPT + leg.num_output
         world = world.write(node, leg.table, leg.num_computed, end, is_done=True)
         if leg.is_cancelled:
             world = world.without_leg(node, leg)
             is_freed = self._mutation is Mutation.FREED_IN_STEP
             return world if is_freed else self._release(world, node, leg)
-        refused = leg.num_drafts - num_kept
-        offered = end + refused * (self._mutation is Mutation.REFUSED_HASHED)
-        world = self._publish(world, node, leg, offered)
-        num_output = leg.num_output + 1 + num_kept
-        is_done = num_output == NUM_OUTPUT
+        world = self._publish(world, node, leg, end)
+        is_done = leg.num_output + 1 == NUM_OUTPUT
         is_last = leg.is_leaving and not is_done and self._mutation is not Mutation.END_UNTOLD
-        for number in range(leg.num_output, num_output):
-            token = Message(Kind.TOKEN, leg.attempt, node, number, is_last=is_last)
-            world = world.tell_coordinator(token)
-        counted = end + refused * (self._mutation is Mutation.REFUSED_COUNTED)
-        leg = leg._replace(
-            num_output=num_output, num_computed=counted, is_stepping=False, num_drafts=0
-        )
+        token = Message(Kind.TOKEN, leg.attempt, node, leg.num_output, is_last=is_last)
+        world = world.tell_coordinator(token)
+        leg = leg._replace(num_output=leg.num_output + 1, num_computed=end, is_stepping=False)
         if is_done:
             world = self._fetches.keep_no_stream(world, node, leg.attempt)
         elif leg.is_leaving:
@@ -227,9 +207,3 @@ class NodeSide:
 def _num_reusable(num_output: int) -> int:
     """Full blocks of what has been emitted; at least one token must be computed to have logits."""
     return (NUM_PROMPT + num_output - 1) // BLOCK_TOKENS
-
-
-def _may_guess(leg: Leg) -> bool:
-    """Whether a draft may be followed by a token, here."""
-    is_decoding = leg.num_output > 0 and leg.num_computed == NUM_PROMPT + leg.num_output - 1
-    return is_decoding and not leg.is_leaving and leg.num_output + 1 < NUM_OUTPUT

@@ -2,9 +2,8 @@
 
 A cell is one token's place in a block: it holds the KV of the token at `position` as
 `position + 1`, or SCRAP. The prompt fills the first block. A step computes all tokens that have no
-KV yet, and samples the next one. It may compute a draft, too: if that is right, it is the next one,
-and another one is sampled; if not, its KV is SCRAP. Generations are kept relative to the block's
-present one, which is 0 then: a ticket's entry is 0 while it is good, and -1 once it is stale.
+KV yet, and samples the next one. Generations are kept relative to the block's present one, which
+is 0 then: a ticket's entry is 0 while it is good, and -1 once it is stale.
 """
 
 from __future__ import annotations
@@ -44,9 +43,6 @@ class Mutation(Enum):
     TAKEN_IN_STEP = auto()  # a stream's rest is handed off before the end of its last step there
     END_UNTOLD = auto()  # the source does not say that its leg has ended
     END_UNHEEDED = auto()  # nor is it heeded if nobody takes the stream over any more
-    REFUSED_HASHED = auto()  # the block that a wrong draft fills is offered
-    REFUSED_COUNTED = auto()  # the stream goes on behind a wrong draft
-    DRAFT_ANNOUNCED = auto()  # the block that a draft fills is announced before it is known
     USED_AGAIN = auto()  # a leg has the id of one that was to take the stream over, and did not
 
 
@@ -60,7 +56,6 @@ class Config:
     moves: int = 0  # with a prefetch
     takeovers: int = 0
     refusals: int = 0
-    drafts: int = 0  # steps with one
     cancels: bool = False  # the user may give up at any time
     in_order: bool = False  # tokens arrive as they were sent
     mutation: Mutation | None = None
@@ -97,7 +92,6 @@ class Leg(NamedTuple):
     is_stepping: bool = False
     is_cancelled: bool = False  # while it steps
     is_leaving: bool = False  # it ends here with its next token
-    num_drafts: int = 0  # of the step that is under way
 
 
 class Fetch(NamedTuple):
@@ -190,7 +184,6 @@ class Budget(NamedTuple):
     moves: int
     takeovers: int
     refusals: int
-    drafts: int
 
 
 Letters: TypeAlias = tuple[Message, ...]
@@ -281,13 +274,6 @@ def first_world(config: Config) -> World:
         (blank_node(is_up=True),) * len(NODES),
         ((),) * len(NODES),
         (),
-        Budget(
-            config.crashes,
-            config.cuts,
-            config.moves,
-            config.takeovers,
-            config.refusals,
-            config.drafts,
-        ),
+        Budget(config.crashes, config.cuts, config.moves, config.takeovers, config.refusals),
     )
     return world.tell_node(0, Message(Kind.LEG, 0))

@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
-from pdserve.engine.grammar.answer import Answer
-from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord
-from pdserve.shared.errors import PdserveError
-from tests.lives.planted import Bug, planted
 from tests.matrix import matrix
 from tests.unit.engine_grammar.answers import DemoModel
 from tests.unit.engine_model.drafted import Streams, Told, Unhurried, answers, run, tokens_of
@@ -71,28 +67,8 @@ def make_requests(demo: DemoModel, seed: int) -> list[Request]:
     return made
 
 
-SLIPS = {
-    "does not come back from a draft": Bug(
-        Position, "fill_ahead", "matcher.rollback(num_consumed)", "matcher"
-    ),
-    "goes along a right draft twice": Bug(
-        Answer, "_advance", "output_token_ids[position", "output_token_ids[-1 + position"
-    ),
-}
-
-
 @pytest.mark.parametrize("seed", matrix(range(40), 2))
 def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
-    say_the_same(demo, seed)
-
-
-@pytest.mark.parametrize("slip", matrix(SLIPS, 1))
-def test_a_matcher_that_is_elsewhere_is_found(demo: DemoModel, slip: str) -> None:
-    with planted(SLIPS[slip]), pytest.raises((AssertionError, PdserveError)):
-        say_the_same(demo, 0)
-
-
-def say_the_same(demo: DemoModel, seed: int) -> None:
     """Guessed by who knows better or worse, moved and preempted at any time; and then asked again.
 
     What clients predict has errors.

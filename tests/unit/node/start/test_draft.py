@@ -10,16 +10,21 @@ import msgspec
 import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan
+from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.node.start.draft import KV_SHARE, load_draft, plan_models
 from pdserve.node.start.model import NodeModel
-from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig
+from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, WeightsConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ConfigError
+from tests.checkpoints import make_checkpoint
+from tests.heads import make_eagle3
 
 
-def config(model: Path | str, **engine: str | int) -> NodeConfig:
+def config(model: Path | str, served: Path | str = "", **engine: str | int) -> NodeConfig:
     return NodeConfig(
+        checkpoint=WeightsConfig(model=str(served)),
         engine=EngineConfig(**({"device": "cpu", "kv_memory": "64MiB"} | engine)),
         speculation=SpeculationConfig(model=str(model)),
         profile=ProfileConfig(profile="off"),
@@ -33,7 +38,7 @@ def kv_bytes(model: NodeModel) -> int:
 def test_the_kv_of_both_models_shares_the_memory() -> None:
     alone, both = plan_models(config("")), plan_models(config(DRAFT_PATH))
     assert alone.draft is None
-    assert both.draft is not None
+    assert isinstance(both.draft, NodeModel)
     assert kv_bytes(both.draft) <= kv_bytes(alone) // KV_SHARE
     assert kv_bytes(alone) * 0.99 < kv_bytes(both) + kv_bytes(both.draft) <= kv_bytes(alone)
     assert both.revision == alone.revision
@@ -42,15 +47,16 @@ def test_the_kv_of_both_models_shares_the_memory() -> None:
 
 def test_it_is_computed_alone_beside_ranks() -> None:
     both = plan_models(config(DRAFT_PATH, tensor_parallel=2, threads=2))
-    assert both.draft is not None
+    assert isinstance(both.draft, NodeModel)
     assert both.draft.share.is_alone
 
 
 def test_it_is_loaded_and_its_costs_are_guessed_by_its_size() -> None:
     settings = config(DRAFT_PATH)
     both = plan_models(settings)
-    assert both.draft is not None
+    assert isinstance(both.draft, NodeModel)
     draft = load_draft(both, both.draft, settings, lambda: None)
+    assert isinstance(draft, DraftModel)
     sizes = [packed_bytes(model.plan(), model.activations) for model in (both.draft, both)]
     assert draft.perf.costs.knot_s[0] == pytest.approx(0.005 * sizes[0] / sizes[1])
     assert draft.pool.num_free == both.draft.num_blocks
@@ -80,3 +86,16 @@ def test_there_is_none_where_nobody_asks_it() -> None:
         SpeculationConfig(sources=["text"], model="x")
     with pytest.raises(ValueError, match=r"say which, in speculation\.model"):
         SpeculationConfig(sources=["model"])
+
+
+def test_an_eagle3_head_is_told_from_a_model_by_its_config(tmp_path: Path) -> None:
+    served, head = make_checkpoint(tmp_path / "model", "llama"), make_eagle3(tmp_path / "head")
+    settings = config(head, served)
+    both = plan_models(settings)
+    assert isinstance(both.draft, HeadPlan)
+    assert both.num_blocks == plan_models(config("", served)).num_blocks
+    assert isinstance(load_draft(both, both.draft, settings, lambda: None), Eagle3Head)
+    with pytest.raises(ConfigError, match=f"speculation.model {head}: it is a head of another"):
+        plan_models(config(head))
+    with pytest.raises(ConfigError, match=f"speculation.model {head}: .* one rank"):
+        plan_models(config(head, served, tensor_parallel=2, threads=2))

@@ -1,0 +1,132 @@
+"""Decides what a head drafts before a step, by the time that it is expected to save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pdserve.engine.drafts.guesses import Shares
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
+from pdserve.engine.drafts.heads.stream import HeadStream
+from pdserve.engine.drafts.model.depth import best_depth
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
+from pdserve.measured.perf_model import StepShape
+
+_NEWEST: Final = 0.05  # weight of the newest in a moving average
+_REFUSED_OFTEN: Final = 10  # refusals after which what is known of all streams fades a little
+
+
+@dataclass(slots=True)
+class HeadDrafts:
+    """What a head computes before a step, in the thread that computes steps."""
+
+    wanted: Sequence[tuple[HeadStream, int]]
+    now: Callable[[], float]
+    token_s: float = 0.0  # that a draft took
+
+    def __call__(self) -> None:
+        """Compute it."""
+        started_s = self.now()
+        for stream, number in self.wanted:
+            stream.draft(number)
+        num_drafts = sum(number for _, number in self.wanted)
+        self.token_s = (self.now() - started_s) / num_drafts
+
+
+class HeadSource:
+    """Implements `Source`, and `core.Draft`."""
+
+    name = "model"  # that speculation.model names
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        runner: ModelRunner,
+        queues: Queues,
+        step_s: Callable[[StepShape], float],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            head: of the runner's model.
+            runner: computes the steps, and from now on copies rows out for the head.
+            queues: whose streams.
+            step_s: predicted time of a step without drafts, or with some.
+            now: a clock.
+        """
+        self._head = head
+        self._runner = runner
+        self._queues = queues
+        self._step_s = step_s
+        self._now = now
+        self._streams: dict[Request, HeadStream] = {}
+        self._shares = Shares()
+        self._token_s = 0.0
+        self._last: HeadDrafts | None = None
+        self._num_refused = 0
+        runner.taps = head.config.taps
+
+    def drafter(self, request: Request) -> HeadStream:
+        """As Source.drafter."""
+        return self._streams.setdefault(request, HeadStream(request, self._head, self._shares))
+
+    def ended(self, request: Request) -> None:
+        """As Source.ended."""
+        self._streams.pop(request, None)
+
+    def plan(self) -> HeadDrafts | None:
+        """Return what to compute before the next step is planned; None: nothing is worth it."""
+        self._learn()
+        decoding = self._queues.decoding
+        if self._queues.waiting or len(decoding) < len(self._queues.running):
+            return None
+        wanted = [
+            (stream, request.sampling.max_tokens - len(request.output_token_ids) - 1)
+            for request in decoding
+            if (stream := self._streams.get(request)) is not None
+            and stream.can_draft
+            and request.leg_token_limit is None
+        ]
+        wanted = [(stream, most) for stream, most in wanted if most > 0]
+        if not wanted:
+            return None
+        streams = [stream for stream, _ in wanted]
+        depth = self._best_depth(decoding, streams)
+        if not depth:
+            self._refused(streams)
+            return None
+        drafts = [(stream, min(depth, most)) for stream, most in wanted]
+        self._last = HeadDrafts(drafts, self._now)
+        return self._last
+
+    def _best_depth(self, decoding: Sequence[Request], streams: Sequence[HeadStream]) -> int:
+        shape = StepShape(
+            num_tokens=len(decoding),
+            num_sampled=len(decoding),
+            decode_context=sum(request.num_computed_tokens + 1 for request in decoding),
+        )
+        limit_s = min(request.targets.tpot_s for request in decoding)
+        token_s = self._token_s * len(streams)
+        likely = [stream.likely for stream in streams]
+        return best_depth(shape, likely, self._step_s, token_s.__mul__, limit_s).num_drafts
+
+    def _learn(self) -> None:
+        """Take in the rows of the last step, and what the last drafts took."""
+        for request, first, rows in self._runner.take_tapped():
+            if (stream := self._streams.get(request)) is not None:
+                stream.take(first, rows)
+        if self._last is not None:
+            weight = _NEWEST if self._token_s else 1.0
+            self._token_s += weight * (self._last.token_s - self._token_s)
+            self._last = None
+
+    def _refused(self, streams: Sequence[HeadStream]) -> None:
+        for stream in streams:
+            stream.untried()
+        self._num_refused += 1
+        if self._num_refused % _REFUSED_OFTEN == 0:
+            self._shares.forget(0)
