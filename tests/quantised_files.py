@@ -103,6 +103,7 @@ AWQ = Written(
     {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"},
     awq_of(16),
 )
+_AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32}
 _FP8, _INT8 = torch.float8_e4m3fn, torch.int8
 _ROW = {"strategy": "channel"}
 _AO = ("_weight_qdata", "_weight_scale")
@@ -119,6 +120,18 @@ FORMATS = {
         gptq_config(8, -1, checkpoint_format="gptq_v2"), gptq_of(8, -1, is_first=False)
     ),
     "gptq-3": Written(gptq_config(3, 32, format="gptq_v2"), gptq_of(3, 32, is_first=False)),
+    "auto-round": Written(
+        _AUTO_ROUND | {"bits": 4, "packing_format": "auto_round:auto_gptq", "sym": False},
+        gptq_of(4, 32, has_order=False),
+    ),
+    "auto-round-awq": Written(
+        _AUTO_ROUND | {"bits": 4, "packing_format": "auto_round:auto_awq"}, awq_of(32)
+    ),
+    "auto-round-mxfp4": Written(
+        _AUTO_ROUND
+        | {"bits": 4, "packing_format": "auto_round:llm_compressor", "data_type": "mx_fp"},
+        fp4_of(32),
+    ),
     "packed": Written(
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
         packed_of(4, 32, has_zeros=False),

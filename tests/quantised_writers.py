@@ -81,7 +81,14 @@ def awq_of(group: int) -> Write:
     return write
 
 
-def gptq_of(bits: int, group: int, *, is_first: bool = True, is_shuffled: bool = False) -> Write:
+def gptq_of(
+    bits: int,
+    group: int,
+    *,
+    is_first: bool = True,
+    is_shuffled: bool = False,
+    has_order: bool = True,
+) -> Write:
     """Words hold inputs; zero points are one less in the first version."""
 
     def write(random: Random, num_out: int, num_in: int) -> tuple[dict[str, Tensor], Array]:
@@ -102,7 +109,7 @@ def gptq_of(bits: int, group: int, *, is_first: bool = True, is_shuffled: bool =
             "qweight": tensor_of(words(codes, bits).T),
             "qzeros": tensor_of(words(zeros, bits) - np.int32(ones)),
             "scales": tensor_of(scales),
-            "g_idx": tensor_of(g_idx.astype(np.int32)),
+            **({"g_idx": tensor_of(g_idx.astype(np.int32))} if has_order else {}),
         }
         return made, weights
 

@@ -17,16 +17,16 @@ def gptq_matrix(module: Module, scheme: Scheme) -> StoredMatrix:
     """Raises ModelError: a tensor is missing, or is not as the scheme and the config make it."""
     num_out, num_in = module.shape
     bits = scheme.bits
-    if num_in * bits % 32 or num_out * bits % 32:
+    is_dense = 32 % bits > 0
+    if num_in * bits % 32 or (is_dense and num_out * bits % 32):
         raise MisshapedTensor(
             f"{module.name} has {num_out} outputs and {num_in} inputs; GPTQ with {bits} bits has "
-            f"multiples of {32 // math.gcd(32, bits)}"
+            f"multiples of {32 // math.gcd(32, bits)}{'' if is_dense else ' of inputs'}"
         )
     _, groups = module.whole_groups(scheme)
     words = module.take("qweight", INT32, (num_in * bits // 32, num_out))
-    zeros = module.take("qzeros", INT32, (groups, num_out * bits // 32))
+    zeros = module.take("qzeros", INT32, (groups, -(-num_out * bits // 32)))
     scales = module.take("scales", FLOATS, (groups, num_out))
-    is_dense = 32 % bits > 0
     zero: Words | int = Words(
         _one_more(zeros, bits) if scheme.zeros_less_one and not is_dense else zeros,
         bits,

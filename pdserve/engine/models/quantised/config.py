@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.quantised.auto_round import auto_round
 from pdserve.engine.models.quantised.compressed import compressed_tensors
 from pdserve.engine.models.quantised.floats import fp8, modelopt
 from pdserve.engine.models.quantised.integers import awq, gptq
@@ -27,6 +28,7 @@ SIDE_FILES: Final[Mapping[str, str]] = {
 METHODS: Final[Mapping[str, Callable[[JsonFields], Quantisation]]] = {
     "awq": awq,
     "gptq": gptq,
+    "auto-round": auto_round,
     "compressed-tensors": compressed_tensors,
     "fp8": fp8,
     "modelopt": modelopt,

@@ -27,8 +27,7 @@ def awq(fields: JsonFields) -> Quantisation:
     if fields.text(version, "gemm").lower() != "gemm":
         raise fields.error(version, "'gemm': other kernels order words differently; repack it")
     size = group_size(fields, "group_size" if "group_size" in fields else "q_group_size")
-    if not fields.boolean("zero_point", True):
-        raise fields.error("zero_point", "true: without zero points nothing says what they are")
+    fields.boolean("zero_point", True)  # writers store zero points of 8 where there are none
     return Quantisation("awq", ((every, Scheme(Layout.AWQ, 4, (1, size), False)),), fields.where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from pdserve.engine.weights.packing import packing
 from pdserve.engine.weights.stored import StoredTensor
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
-from tests.quantised_files import FORMATS, quantised
+from tests.quantised_files import AWQ, FORMATS, Written, gptq_config, quantised
+from tests.quantised_writers import gptq_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 LONG = [
@@ -86,6 +88,37 @@ def test_what_is_told_of_weights_names_no_raw_codes(name: str, tmp_path: Path) -
             r"[\w-]+, \d(-bit floats| bits)( by [\dx ]+)?", stored
         )
         assert re.fullmatch(r".+ \(\d+, [\d.]+ MiB, (exact|off by .+)\)", packed)
+
+
+@pytest.mark.parametrize(("bits", "num_tokens"), [(8, 257), (4, 259), (2, 270)])
+def test_a_gptq_head_may_have_any_number_of_tokens(
+    bits: int, num_tokens: int, tmp_path: Path
+) -> None:
+    """gptqmodel gives the head 8 bits of its own, and rounds words of zero points up."""
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1, vocab_size=num_tokens)
+    config = gptq_config(4, 32, dynamic={"lm_head": {"bits": bits, "group_size": 16}})
+    of_head = Written(config, gptq_of(bits, 16), lambda module: module == "lm_head")
+    check_parts(tmp_path / "q", quantised(made, tmp_path / "q", of_head))
+
+
+def test_awq_without_zero_points_has_zero_points_of_8(tmp_path: Path) -> None:
+    """So do those who write it: both libraries that can."""
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
+    symmetric = Written(AWQ.config | {"zero_point": False}, AWQ.write)
+    check_parts(tmp_path / "q", quantised(made, tmp_path / "q", symmetric))
+
+
+def test_modules_of_other_bits_by_auto_round(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)
+    kind = FORMATS["auto-round"]
+    extra = {r"model\.layers\.\d+\.mlp.*": {"bits": 8}, "lm_head": {"bits": 16}}
+    four, eight = gptq_of(4, 32, has_order=False), gptq_of(8, 32, has_order=False)
+
+    def write(random: np.random.Generator, num_out: int, num_in: int) -> Any:
+        return (eight if 96 in (num_out, num_in) else four)(random, num_out, num_in)
+
+    mixed = Written(kind.config | {"extra_config": extra}, write)
+    check_parts(tmp_path / "q", quantised(made, tmp_path / "q", mixed))
 
 
 @pytest.mark.parametrize(

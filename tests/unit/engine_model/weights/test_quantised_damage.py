@@ -203,7 +203,15 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "awq", "bits": 3, "group_size": 64}, "bits is 3; it must be 4"),
     ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size is 0"),
     ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "'gemm'"),
-    ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": False}, "zero_point"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": 8}, "true or false"),
+    ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:x"}, "auto_awq of in"),
+    (
+        {
+            **{"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
+            **{"group_size": 32, "extra_config": {"lm_head": {"bits": 8}}},
+        },
+        "lm_head: bits is 8; it must be one of 4, or 16",
+    ),
     ({"quant_method": "gptq", "bits": 5}, "one of 2, 3, 4, 8"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_p"}, "'gptq_p'.* gptq_v2"),
     ({"quant_method": "gptq", "bits": 3, "sym": False}, "writers differ"),
