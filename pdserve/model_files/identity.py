@@ -61,9 +61,13 @@ def _spans(file: Path, header: bytes) -> Spans:
     try:
         entries = json.loads(header)
         spans = [e["data_offsets"] for name, e in entries.items() if name != "__metadata__"]
-        return sorted((begin + int(start), begin + int(end)) for start, end in spans)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found = sorted((begin + int(start), begin + int(end)) for start, end in spans)
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelError(f"{file} is damaged: its header is not a safetensors header") from error
+    size = file.stat().st_size
+    if any(not begin <= start <= end <= size for start, end in found):
+        raise ModelError(f"{file} is damaged: its header places a tensor outside of it")
+    return found
 
 
 def _is_safetensors(file: Path) -> bool:

@@ -48,13 +48,22 @@ class TokenizerConfig:
         for key in ("additional_special_tokens", "extra_special_tokens"):
             value = self.values.get(key) or []
             listed = list(value.values()) if isinstance(value, dict) else value
+            if not isinstance(listed, list):
+                raise TokenizerError(f"tokenizer_config.json: {key} is {value!r}, not a list")
             extra += [token for token in map(_content, listed) if token is not None]
         return extra
 
     @property
     def added_tokens(self) -> dict[int, dict[str, Any]]:
-        """token id |-> the arguments of its `AddedToken`."""
-        added: dict[str, dict[str, Any]] = self.values.get("added_tokens_decoder") or {}
+        """token id |-> the arguments of its `AddedToken`. Raises TokenizerError: it is no such."""
+        added = self.values.get("added_tokens_decoder") or {}
+        is_said = isinstance(added, dict) and all(
+            token_id.isdecimal() and isinstance(flags, dict) for token_id, flags in added.items()
+        )
+        if not is_said:
+            raise TokenizerError(
+                "tokenizer_config.json: added_tokens_decoder must have an object for each id"
+            )
         return {int(token_id): flags for token_id, flags in added.items()}
 
     @property
@@ -114,12 +123,19 @@ def _mark_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig)
     Names without an id stay unknown: a new id would be outside the model's embedding.
     """
     for token_id, flags in sorted(config.added_tokens.items()):
-        token = tokenizers.AddedToken(**flags)
+        token = _added(token_id, flags)
         known_id = backend.token_to_id(token.content)
         if known_id == token_id or (known_id is None and token_id == backend.get_vocab_size()):
             backend.add_tokens([token])
     names = [*config.named_special_tokens.values(), *config.extra_special_tokens]
     backend.add_special_tokens([name for name in names if backend.token_to_id(name) is not None])
+
+
+def _added(token_id: int, flags: dict[str, Any]) -> tokenizers.AddedToken:
+    try:
+        return tokenizers.AddedToken(**flags)
+    except (TypeError, ValueError) as error:
+        raise TokenizerError(f"tokenizer_config.json: token {token_id} is {flags!r}") from error
 
 
 def _content(token: object) -> str | None:

@@ -70,13 +70,17 @@ def _weights(checkpoint: Checkpoint) -> str:
 
 
 def _packed(checkpoint: Checkpoint) -> str:
-    """As a node on a CPU has them."""
+    """As a node on a CPU has them. Raises ModelError: they are not those of the config."""
     from pdserve.engine.models.config import load_model_config
     from pdserve.engine.plan.forms import form_of
+    from pdserve.engine.plan.model import ModelPlan
     from pdserve.engine.weights.codings import native_plan, stored_as
+    from pdserve.engine.weights.opening import open_tensors
     from pdserve.engine.weights.packing import packing
 
     config = load_model_config(checkpoint)
+    whole, ties = ModelPlan.of(config), config.ties_embeddings
+    open_tensors(checkpoint, whole.expected(), ties_embeddings=ties, within=whole.within())
     form = form_of("none", config.default_dtype("cpu"))
     plan = native_plan(checkpoint, config, form)
     return f"on CPUs, {packing(plan, stored_as(checkpoint, config))}"

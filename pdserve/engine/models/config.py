@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pdserve.engine.models.arithmetic import PLAIN, Arithmetic
 from pdserve.engine.models.expert_config import ExpertConfig
@@ -24,6 +25,9 @@ from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.end_tokens import end_tokens, token_ids
+
+_MOST_LAYERS: Final = 1_000
+_MOST_HEADS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
     architecture, family = find_family(fields)
     refuse_foreign_fields(fields, family)
     parse_quantisation(fields)
-    num_layers = fields.integer("num_hidden_layers")
-    num_heads = fields.integer("num_attention_heads")
+    num_layers = fields.integer("num_hidden_layers", maximum=_MOST_LAYERS)
+    num_heads = fields.integer("num_attention_heads", maximum=_MOST_HEADS)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")

@@ -7,9 +7,12 @@ weighted sum of what the best of them make of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.shared.errors import ModelError
+
+_MOST_EXPERTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def _experts(
 ) -> ExpertConfig:
     # transformers 5 writes num_local_experts for all, and older checkpoints of Qwen3 num_experts.
     keys = [key for key in ("num_local_experts", "num_experts") if key in fields]
-    num_experts = fields.integer(keys[0] if keys else "num_experts")
+    num_experts = fields.integer(keys[0] if keys else "num_experts", maximum=_MOST_EXPERTS)
     if fields.integer(keys[-1] if keys else "num_experts") != num_experts:
         raise fields.error("num_experts", f"{num_experts}, as num_local_experts")
     num_chosen = fields.integer("num_experts_per_tok")

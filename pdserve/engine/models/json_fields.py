@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pdserve.shared.errors import ModelError
+
+MOST: Final = 2**31 - 1  # of any whole number in a config
 
 
 class JsonFields:
@@ -32,12 +34,25 @@ class JsonFields:
         """Return the field as parsed from JSON; None when absent."""
         return self._fields.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return a whole number. Raises ModelError when absent without a default, or too small."""
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MOST
+    ) -> int:
+        """Return a whole number. Raises ModelError when absent without a default, or out of range.
+
+        Args:
+            key: of the field.
+            default: if it is absent.
+            minimum: that it may be.
+            maximum: likewise; what is counted is listed, whatever the weights turn out to be.
+        """
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(key, f"a whole number from {minimum} up")
-        return value
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not minimum <= value <= maximum:
+            is_large = is_whole and value > maximum
+            raise self.error(
+                key, f"a whole number {f'up to {maximum}' if is_large else f'from {minimum} up'}"
+            )
+        return int(value)
 
     def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
         """Return a finite number. Raises ModelError when absent without a default, or too small."""
