@@ -133,6 +133,7 @@ struct QkvRows {
     const float* q_norm;   // [head_dim]; null: the model does not normalise its heads
     const float* k_norm;   // [head_dim]
     bool norms_together = false;  // all heads of each: then norms are as wide as these
+    const float* mean_squares = nullptr;  // with it, [num_tokens, 2]; null: of these heads
     float norm_eps;
     const float* cos_sin;  // [num_tokens, head_dim]: head_dim / 2 cosines, then the sines
 };
@@ -142,5 +143,10 @@ struct QkvRows {
 // tokens.
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant);
+
+// The mean squares of the query heads, and of the key heads, of rows [first, first + count): into
+// out[count, 2].
+void measure_heads(const QkvRows& rows, int num_kv_heads, int head_dim, int64_t first,
+    int64_t count, float* out);
 
 }  // namespace pdserve::attention

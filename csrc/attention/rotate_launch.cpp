@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -56,6 +57,13 @@ void check_qkv(
     cos_sin.expect_contiguous();
 }
 
+float widened(BFloat16 number) {
+    const uint32_t bits = static_cast<uint32_t>(number.bits) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
 }  // namespace
 
 void rotate_and_write(
@@ -69,6 +77,7 @@ void rotate_and_write(
         .q_norm = rows.q_norm,
         .k_norm = rows.k_norm,
         .norms_together = rows.norms_together,
+        .mean_squares = rows.mean_squares,
         .norm_eps = rows.norm_eps,
         .cos_sin = rows.cos_sin,
         .layer_pool = static_cast<char*>(pool.data) + layer * pool.layer_bytes(),
@@ -88,6 +97,27 @@ void rotate_and_write(
     ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
         const int64_t first = item * tokens_per_item;
         rotate(call, first, std::min(step.num_tokens, first + tokens_per_item));
+    });
+}
+
+void measure_heads(const QkvRows& rows, int num_kv_heads, int head_dim, int64_t first,
+    int64_t count, float* out) {
+    const auto mean_square = [&](int64_t row, int64_t begin, int num_heads) {
+        const int64_t size = int64_t{num_heads} * head_dim;
+        const int64_t start = row * rows.stride + begin;
+        double sum = 0;
+        for (int64_t i = start; i < start + size; ++i) {
+            const float number = rows.is_bfloat16
+                ? widened(static_cast<const BFloat16*>(rows.qkv)[i])
+                : static_cast<const float*>(rows.qkv)[i];
+            sum += double{number} * number;
+        }
+        return static_cast<float>(sum / static_cast<double>(size));
+    };
+    ThreadPool::instance().parallel_for(count, [&](int64_t row) {
+        out[2 * row] = mean_square(first + row, 0, rows.num_heads);
+        const int64_t keys = int64_t{rows.num_heads} * head_dim;
+        out[2 * row + 1] = mean_square(first + row, keys, num_kv_heads);
     });
 }
 

@@ -20,6 +20,7 @@ struct Buffers {
     float* shared_scores;  // [num_tokens]
     float* made;         // [num_tokens, hidden], of a sublayer with a norm behind it
     float* cos_sin;      // [num_ropes, num_tokens, head_dim]
+    float* mean_squares; // [num_tokens, 2], of query heads and of key heads, if ranks share these
     int64_t* slots;      // [num_tokens]
     size_t num_bytes;
 
@@ -43,6 +44,8 @@ struct Buffers {
         made = static_cast<float*>(
             carve(sizes.has_after_norms ? sizes.hidden : 0, sizeof(float)));
         cos_sin = static_cast<float*>(carve(sizes.num_ropes * sizes.head_dim, sizeof(float)));
+        mean_squares =
+            static_cast<float*>(carve(sizes.norms_heads_together ? 2 : 0, sizeof(float)));
         slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));
     }
 };

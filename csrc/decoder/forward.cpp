@@ -186,7 +186,7 @@ void Forward::write_kv(const Layer& layer, int index) {
     normalise(layer.attention_norm);
     multiply(layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv,
         layer.qkv.num_out);
-    const attention::QkvRows rows{
+    attention::QkvRows rows{
         .qkv = buffers_.qkv,
         .is_bfloat16 = model_.is_bfloat16,
         .stride = model_.sizes.qkv_width(),
@@ -197,7 +197,27 @@ void Forward::write_kv(const Layer& layer, int index) {
         .norm_eps = model_.norm_eps,
         .cos_sin = buffers_.cos_sin + layer.rope * num_rows_ * model_.sizes.head_dim,
     };
+    if (rows.norms_together && rows.q_norm != nullptr && tensor_ != nullptr) {
+        rows.mean_squares = measure_heads(rows);
+    }
     attention::rotate_and_write(step_, pool_, index, rows, variant_);
+}
+
+// The mean squares of all ranks' heads. All have equally many queries, and equally many keys; keys
+// that several have are all so equally often.
+const float* Forward::measure_heads(const attention::QkvRows& rows) {
+    const Sizes& sizes = model_.sizes;
+    const int64_t at_once = ranks::rows_at_once(2);
+    float* const means = buffers_.mean_squares;
+    for (int64_t first = 0; first < num_rows_; first += at_once) {
+        const int64_t count = std::min(at_once, num_rows_ - first);
+        attention::measure_heads(rows, static_cast<int>(sizes.num_kv_heads),
+            static_cast<int>(sizes.head_dim), first, count, tensor_->part());
+        tensor_->sum(means + 2 * first, count, 2, false);
+    }
+    const auto num_ranks = static_cast<float>(tensor_->count());
+    for (int64_t i = 0; i < 2 * num_rows_; ++i) means[i] /= num_ranks;
+    return means;
 }
 
 void Forward::attend(int index, attention::Plan& plan) {

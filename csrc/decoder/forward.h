@@ -54,6 +54,7 @@ private:
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);
+    const float* measure_heads(const attention::QkvRows& rows);
     void attend(int index, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);

@@ -24,6 +24,7 @@ public:
 
     bool is_first() const { return rank_ == 0; }
     bool is_alone() const { return num_ranks_ == 1; }
+    int count() const { return num_ranks_; }
 
     // Waits for all ranks. Throws RanksLost.
     void meet();

@@ -13,6 +13,7 @@ from torch.nn import functional
 from pdserve.engine.models.arithmetic import Activation, Arithmetic
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.ranks.collectives import ALONE, Collectives
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -114,7 +115,13 @@ def embedding_factor(arithmetic: Arithmetic, dtype: torch.dtype) -> float:
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, centres: bool = False, num_dims: int = 1
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    centres: bool = False,
+    num_dims: int = 1,
+    mean_square: Tensor | None = None,
 ) -> Tensor:
     """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in its dtype.
 
@@ -124,28 +131,43 @@ def rms_norm(
         eps: added to the mean square.
         centres: subtract the mean first.
         num_dims: how many of the last dimensions are a row.
+        mean_square: of each row; None: that of what is here of it.
     """
     wide, dims = x.float(), tuple(range(-num_dims, 0))
     if centres:
         wide = wide - wide.mean(dim=dims, keepdim=True)
-    mean_square = wide.square().mean(dim=dims, keepdim=True)
+    if mean_square is None:
+        mean_square = wide.square().mean(dim=dims, keepdim=True)
     normed = wide * torch.rsqrt(mean_square + eps)
     return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
 
-def head_norm(heads: Tensor, weight: Tensor, own: ModelConfig) -> Tensor:
+def head_norm(
+    heads: Tensor, weight: Tensor, own: ModelConfig, ranks: Collectives = ALONE
+) -> Tensor:
     """Normalise the query and key heads of a rank: each, or all queries and all keys of a token.
 
     Args:
         heads: [num_tokens, num_heads + num_kv_heads, head_dim].
         weight: [num_heads + num_kv_heads, head_dim].
         own: the model as the rank has it.
+        ranks: those that have the other heads.
     """
     if not own.arithmetic.norms_heads_together:
         return rms_norm(heads, weight, own.rms_norm_eps)
-    sizes = [own.num_heads, own.num_kv_heads]
-    kinds = zip(torch.split(heads, sizes, dim=1), torch.split(weight, sizes), strict=True)
-    return torch.cat([rms_norm(*kind, own.rms_norm_eps, num_dims=2) for kind in kinds], dim=1)
+    sizes, num_ranks = [own.num_heads, own.num_kv_heads], ranks.shard.num_ranks
+    kinds, means = torch.split(heads, sizes, dim=1), None
+    if num_ranks > 1:
+        # Ranks have equally many of each kind. Heads that several have are all so equally often.
+        squares = [kind.float().square().mean(dim=(1, 2), keepdim=True) for kind in kinds]
+        means = ranks.all_reduce(torch.stack(squares)) / num_ranks
+    normed = [
+        rms_norm(kind, own_weight, own.rms_norm_eps, num_dims=2, mean_square=mean)
+        for kind, own_weight, mean in zip(
+            kinds, torch.split(weight, sizes), (None, None) if means is None else means, strict=True
+        )
+    ]
+    return torch.cat(normed, dim=1)
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:

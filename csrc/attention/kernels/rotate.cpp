@@ -59,11 +59,15 @@ PDSERVE_INLINE void rotate_head(const T* head, int head_dim, const float* norm, 
 template <bool kHasNorm, class T>
 class HeadNorm {
 public:
-    HeadNorm(const RotateCall& call, const float* weight, const T* heads, int num_heads)
+    // `mean_square`: of all together; null: of those that are here.
+    HeadNorm(const RotateCall& call, const float* weight, const T* heads, int num_heads,
+        const float* mean_square)
         : call_(call), weight_(weight) {
         if constexpr (!kHasNorm) return;
         if (!call.norms_together) return;
-        factor_ = norm_of(heads, int64_t{num_heads} * call.head_dim, call.norm_eps);
+        factor_ = mean_square != nullptr
+            ? 1.0f / __builtin_sqrtf(*mean_square + call.norm_eps)
+            : norm_of(heads, int64_t{num_heads} * call.head_dim, call.norm_eps);
         stride_ = call.head_dim;
     }
 
@@ -90,12 +94,15 @@ void rotate_token(const RotateCall& call, int64_t token) {
         + slot % call.block_size * call.row_elements;
     S* value = key + call.value_offset;
     const float* cosines = call.cos_sin + token * head_dim;
-    const HeadNorm<kHasNorm, T> q_norm(call, call.q_norm, row, call.num_heads);
+    const float* means = call.mean_squares;
+    if (means != nullptr) means += 2 * token;
+    const HeadNorm<kHasNorm, T> q_norm(call, call.q_norm, row, call.num_heads, means);
     for (int h = 0; h < call.num_heads; ++h, row += head_dim) {
         rotate_head<kHasNorm>(
             row, call.head_dim, q_norm.weight(h), q_norm.factor(row), cosines, row);
     }
-    const HeadNorm<kHasNorm, T> k_norm(call, call.k_norm, row, call.num_kv_heads);
+    if (means != nullptr) ++means;
+    const HeadNorm<kHasNorm, T> k_norm(call, call.k_norm, row, call.num_kv_heads, means);
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, key += head_elements) {
         T* turned = row;
         if constexpr (!kIsCoded<S>) turned = key;

@@ -19,6 +19,7 @@ struct RotateCall {
     const float* q_norm;  // [head_dim]; null: heads are not normalised
     const float* k_norm;  // [head_dim]
     bool norms_together;  // all query heads, and all key heads: then norms are as wide as these
+    const float* mean_squares;  // with it, [num_tokens, 2]; null: of the heads that are here
     float norm_eps;
     const float* cos_sin;  // [num_tokens, head_dim]
 

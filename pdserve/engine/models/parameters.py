@@ -122,7 +122,7 @@ class _Allocation:
                 head += norm.num_heads
             else:
                 place = norms[name] = self._norm(norm, norm.size)
-            self._slots[norm.tensor] = TensorSlot(place, offset=norm.offset)
+            self._slots[norm.tensor] = TensorSlot(place, norm.cut, offset=norm.offset)
         mixer, mlp = self._linears(layer.mixer), self._linears(layer.mlp.matrices)
         experts, choice = layer.mlp.experts, layer.mlp.choice
         if choice is None:

@@ -133,6 +133,6 @@ class TorchDecoder:
         heads = layer.mixer["qkv"](normed).view(len(normed), -1, config.head_dim)
         query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
         if layer.qk_norm is not None:
-            query_key = head_norm(query_key, layer.qk_norm, config)
+            query_key = head_norm(query_key, layer.qk_norm, config, self._ranks)
         query_key = rotate(query_key, *angles)
         return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value

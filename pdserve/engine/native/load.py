@@ -91,7 +91,10 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: P
     elif plan.table is None and (part := plan.embedding) is not None:
         yield from _embedding(part, dtype, tensors[part.weight])
     for norm in plan.norms:
-        yield norm.tensor, (_checked(tensors, norm.tensor).float() + norm.offset).contiguous()
+        yield (
+            norm.tensor,
+            (_checked(tensors, norm.tensor, *norm.cut).float() + norm.offset).contiguous(),
+        )
     total, done = sum(matrix.num_weights for matrix in plan.matrices), 0
     for matrix in plan.matrices:
         yield from _packed(matrix, tensors)

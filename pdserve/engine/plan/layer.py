@@ -34,6 +34,7 @@ class Norm:
     is_of_all_heads: bool = False  # it has a number for each dimension of all; else of each
     offset: float = 0.0  # added to the tensor
     is_wide: bool = False  # float32, whatever the type of activations
+    cut: tuple[slice, ...] = ()  # of the tensor, that the rank has; (): all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +138,21 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
     out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
     together = config.arithmetic.norms_heads_together
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
+    numbers = {"q_norm": queries, "k_norm": keys}
     return LayerPlan(
         norms={
             norm.name: Norm(
                 f"{layer}{norm.tensor}.weight",
-                (num_heads[norm.name] if together else 1) * head_dim
+                (len(numbers[norm.name]) if together else head_dim)
                 if norm.is_of_heads
                 else config.hidden_size,
                 num_heads[norm.name] if norm.is_of_heads else 0,
                 norm.is_of_heads and together,
                 config.norm_offset,
                 config.has_wide_norms,
+                (slice(numbers[norm.name].start, numbers[norm.name].stop),)
+                if norm.is_of_heads and together
+                else (),
             )
             for norm in config.norms
         },

@@ -98,11 +98,6 @@ def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
         raise ConfigError(
             f"pipeline_parallel {parallelism.pipeline}: the model has {config.num_layers} layers"
         )
-    if num_ranks > 1 and config.arithmetic.norms_heads_together:
-        raise ConfigError(
-            f"tensor_parallel {num_ranks}: {config.architecture} normalises all heads together, "
-            "and ranks have some each; pipeline_parallel divides layers"
-        )
     heads, kv_heads = config.num_heads, config.num_kv_heads
     least = min(config.intermediate_size, config.vocab_size)
     if config.experts is not None:

@@ -75,6 +75,7 @@ def cuda_decoders(
         ("qwen3", 4, 1, {}),  # 2 KV heads, each on two ranks
         pytest.param("llama", 2, 2, {"vocab_size": 319}, marks=pytest.mark.long),
         ("qwen3", 1, 2, {"num_hidden_layers": 3}),
+        pytest.param("olmo2", 2, 1, {}, marks=pytest.mark.long),
     ],
 )
 def test_tokens_are_those_of_one_rank(

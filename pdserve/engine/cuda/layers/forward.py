@@ -141,7 +141,7 @@ class Forward:
         qk_norm = weights.qk_norm
         if qk_norm is not None and self.own.arithmetic.norms_heads_together:
             heads = qkv.view(len(qkv), -1, self.own.head_dim)
-            normed = head_norm(heads[:, : len(qk_norm)], qk_norm, self.own)
+            normed = head_norm(heads[:, : len(qk_norm)], qk_norm, self.own, self.ranks)
             qkv = torch.cat([normed, heads[:, len(qk_norm) :]], dim=1).flatten(1)
             qk_norm = None  # is done
         rotation = Rotation(cos, sin, qk_norm, eps)

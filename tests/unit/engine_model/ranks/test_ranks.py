@@ -38,6 +38,7 @@ from tests.unit.engine_model.reference import assert_node_matches
 
 TENSOR, STAGES, BOTH = Parallelism(2), Parallelism(pipeline=2), Parallelism(2, 2)
 DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
+    "olmo2": Parallelism(4),  # a norm is of all ranks' heads
     "qwen3 moe with MLPs": BOTH,
     "mistral with window": Parallelism(4),
     "qwen2 with windows": Parallelism(pipeline=3),
@@ -57,13 +58,14 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "granite with biases": BOTH,
     "glm4": Parallelism(4),
     "smollm3": BOTH,
-    "olmo3": STAGES,
+    "olmo2 with bias": TENSOR,
+    "olmo3": BOTH,
     "mixtral": Parallelism(4),
 }
 Make = Callable[..., Path]
 
 
-@pytest.mark.parametrize(("case", "parallelism"), matrix(DIVIDED.items(), 3), ids=str)
+@pytest.mark.parametrize(("case", "parallelism"), matrix(DIVIDED.items(), 4), ids=str)
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, parallelism: Parallelism
 ) -> None:
@@ -216,12 +218,6 @@ def test_heads_that_cannot_be_divided_are_refused(checkpoint_of: Make, num_ranks
     config = load_model_config(resolve_checkpoint(str(checkpoint_of("llama"))))
     with pytest.raises(ConfigError, match="can be divided among 1, 2, 4 ranks"):
         check_ranks(config, Parallelism(num_ranks))
-
-
-def test_ranks_that_would_have_parts_of_a_norm_are_refused(checkpoint_of: Make) -> None:
-    config = load_model_config(resolve_checkpoint(str(checkpoint_of("olmo2"))))
-    with pytest.raises(ConfigError, match="tensor_parallel 2: Olmo2ForCausalLM normalises all"):
-        check_ranks(config, TENSOR)
 
 
 def test_more_stages_than_layers_are_refused(checkpoint_of: Make) -> None:

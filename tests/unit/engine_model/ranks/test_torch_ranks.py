@@ -37,6 +37,7 @@ from tests.unit.engine_model.threaded_ranks import CPU, threaded_node
 F32 = ActivationDtype.FLOAT32
 
 DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated by 4
+    "olmo2 with bias": (4, 1),  # a norm is of all ranks' heads
     "qwen3 moe with MLPs": (2, 2),
     "mistral with window": (4, 1),
     "qwen2 with windows": (1, 2),
@@ -55,7 +56,8 @@ DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated b
     "granite with biases": (2, 2),
     "glm4": (4, 1),
     "smollm3": (2, 2),
-    "olmo3": (1, 2),
+    "olmo2": (2, 1),
+    "olmo3": (2, 2),
     "mixtral": (4, 1),
 }
 LEAST_PART = 8  # rows: stages compute all but the smallest steps in parts
@@ -66,7 +68,7 @@ def torch_decoder(config, weights, ranks):
     return TorchDecoder(config, weights, writing_attention(CPU), ranks, LEAST_PART)
 
 
-@pytest.mark.parametrize(("case", "divided"), matrix(DIVIDED.items(), 3), ids=str)
+@pytest.mark.parametrize(("case", "divided"), matrix(DIVIDED.items(), 4), ids=str)
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, divided: tuple[int, int]
 ) -> None:
