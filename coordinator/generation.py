@@ -24,6 +24,8 @@ class GenerationRequest:
     prompt: Prompt  # never empty
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
+    num_accepted: int = 0  # of these: they had been guessed
+    num_refused: int = 0  # guesses before the interruption that were wrong
     prediction: Sequence[int] = ()  # what the client expects it to say
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if it is claimable
     slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt

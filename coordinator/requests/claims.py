@@ -82,6 +82,8 @@ class Claims:
                 logprobs=logprobs,
                 finish_reason=message.finish_reason,
                 stop_token_id=message.stop_token_id,
+                accepted=message.accepted,
+                refused=message.refused,
             )
             asked.emitted[message.request_id] = event, sender.hello.revision
         self._heard(asked, {(sender, message.request_id)})

@@ -113,6 +113,8 @@ def _decode_leg(
         traceparent=request.traceparent,
         flows=router.flowing is not None and flows_from(decode),
         prediction=list(request.prediction),
+        accepted=request.num_accepted,
+        refused=request.num_refused,
         output_logprobs=PromptLogprobs.of(scores) if (scores := request.output_logprobs) else None,
     )
 

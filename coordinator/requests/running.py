@@ -131,6 +131,7 @@ class RunningRequest:
         self.shuns_takeovers = False  # one has failed
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
         self.output_token_ids: list[int] = []  # received without a gap
+        self._num_accepted = self._num_refused = 0  # guesses, in all events
         self._logprobs: list[TokenLogprobs] = []  # of these, if it is claimable
         self.num_interruptions = 0
         self._num_attempts = 0  # legs after the first one
@@ -226,8 +227,8 @@ class RunningRequest:
         self._early[event.index] = event
         while (ready := self._early.pop(len(output), None)) is not None:
             output += ready.token_ids
-            if ready.logprobs:
-                self._keep_logprobs(ready)
+            if ready.logprobs or ready.accepted or ready.refused:
+                self._keep(ready)
             self.dispatch.booking.progressed(len(output))
             if self.on_further is not None:
                 on_further, self.on_further = self.on_further, None
@@ -270,7 +271,7 @@ class RunningRequest:
             return
         self._claimed_revision = revision
         self.output_token_ids += event.token_ids
-        self._keep_logprobs(event)
+        self._keep(event)
         self._showing.show(event)
         if event.finish_reason is not None:
             self._leave(by_itself=True)
@@ -290,6 +291,8 @@ class RunningRequest:
             sampling=sampling,
             output_token_ids=list(self.output_token_ids),
             output_logprobs=list(self._logprobs),
+            num_accepted=self._num_accepted,
+            num_refused=self._num_refused,
             was_interrupted=True,
         )
         is_reusable = sampling.reuses_prefix
@@ -318,8 +321,10 @@ class RunningRequest:
             for sibling in self.siblings:
                 sibling.end(error)
 
-    def _keep_logprobs(self, event: TokenEvent) -> None:
-        """For the stream's next node, whom yet another coordinator may ask for all of them."""
+    def _keep(self, event: TokenEvent) -> None:
+        """For the stream's next node, whom yet another coordinator may ask for all of it."""
+        self._num_accepted += event.accepted
+        self._num_refused += event.refused
         if self.request.is_claimable:
             self._logprobs += event.logprobs
 

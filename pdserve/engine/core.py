@@ -303,7 +303,10 @@ class EngineCore:
             previous, kept = further, kept + 1
         if request.guesses is not None:
             request.guesses.compared(len(request.draft), kept)
-        return replace(token, after=token.after[:kept], refused=len(request.draft) - kept)
+        refused = len(request.draft) - kept
+        request.num_accepted += kept
+        request.num_refused += refused
+        return replace(token, after=token.after[:kept], refused=refused)
 
     def _finish(self, request: Request, token: SampledToken) -> None:
         """Finish the request if its newest token is its last; with token 1, also its siblings."""

@@ -48,6 +48,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     prediction: Sequence[int] = ()  # what its client expects it to say
     draft: Sequence[int] = ()  # tokens that may come next, computed in the step that is under way
+    num_accepted: int = 0  # of its output: drafts, those before included that came from elsewhere
+    num_refused: int = 0  # drafts that were wrong, likewise
     num_emitted_before: int = 0  # how many of these came from another node, before it was lost
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache

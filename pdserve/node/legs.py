@@ -122,7 +122,7 @@ def request_of(
     `prefix_sources` are the nodes from which its KV could be fetched again after a preemption.
     """
     emitted = leg.output_token_ids if isinstance(leg, DecodeLeg) else []
-    return Request(
+    request = Request(
         request_id=leg.request_id,
         prompt=leg.prompt,
         sampling=leg.sampling,
@@ -133,8 +133,11 @@ def request_of(
         output_token_ids=list(emitted),
         num_emitted_before=len(emitted),
         flows=isinstance(leg, DecodeLeg) and leg.flows,
-        prediction=leg.prediction if isinstance(leg, DecodeLeg) else (),
     )
+    if isinstance(leg, DecodeLeg):
+        request.prediction = leg.prediction
+        request.num_accepted, request.num_refused = leg.accepted, leg.refused
+    return request
 
 
 def token_event(

@@ -120,6 +120,8 @@ class Orphans:
                 finish_reason=orphan.finish_reason,
                 stop_token_id=orphan.stop_token_id,
                 logprobs=self._legs.scores.of(orphan.leg_id),
+                accepted=orphan.request.num_accepted,
+                refused=orphan.request.num_refused,
             )
         link.send(answer)
         if orphan is not None:

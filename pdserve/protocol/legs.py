@@ -100,6 +100,8 @@ class DecodeLeg(Message, frozen=True):
     output_logprobs: PromptLogprobs | None = None  # of these, if it asks for them and is claimable
     takes_over: str = ""  # see above; empty: nothing
     prediction: list[int] = []  # what its client expects it to say: drafts
+    accepted: int = 0  # of the tokens emitted elsewhere: drafts
+    refused: int = 0  # drafts there that were wrong
 
     @property
     def prompt_id(self) -> str:
@@ -147,6 +149,8 @@ class Claimed(Message, frozen=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     logprobs: PromptLogprobs | None = None  # of all these tokens, if the request asks for them
+    accepted: int = 0  # of these tokens: drafts
+    refused: int = 0  # drafts that were wrong
 
 
 class CancelLeg(Message, frozen=True):

@@ -34,10 +34,16 @@ def test_scores_of_prompts_are_messages_of_their_own() -> None:
 
 def test_a_leg_brings_what_is_expected_and_events_tell_what_came_of_drafts() -> None:
     leg = DecodeLeg(
-        request_id="r", prompt=Prompt([1]), sampling=SamplingParams(), prediction=[7, 8]
+        request_id="r",
+        prompt=Prompt([1]),
+        sampling=SamplingParams(),
+        prediction=[7, 8],
+        accepted=3,
+        refused=2,
     )
     request = request_of(leg, 0.0)
     assert request.prediction == [7, 8]
+    assert (request.num_accepted, request.num_refused) == (3, 2)
     request.output_token_ids += [5, 7, 8, 9]
     token = SampledToken(7, after=(SampledToken(8), SampledToken(9)), refused=4)
     event = token_event(request, token, None)

@@ -75,10 +75,11 @@ async def test_a_stream_that_a_node_has_goes_on(nodes: Nodes) -> None:
     leg_id = running.request.request_id
     assert claimed(prefill) == claimed(decode) == ["r"]
     nodes.flow.claimed(Claimed(request_id="r"), prefill)
-    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101]), decode)
+    nodes.flow.claimed(Claimed(request_id="r", token_ids=[100, 101], accepted=1, refused=4), decode)
     leg = await decode_leg(decode)
     assert (leg.request_id, leg.output_token_ids) == (f"{leg_id}1", [100, 101])
     assert leg.is_claimable
+    assert (leg.accepted, leg.refused) == (1, 4)
     further(nodes, decode, f"{leg_id}1", 2)
     assert await output(running) == [100, 101, 102, 103]
 

@@ -96,6 +96,23 @@ async def test_a_stream_goes_on_after_its_last_token(nodes: Nodes) -> None:
     assert gap == 1
 
 
+async def test_where_it_goes_on_its_prediction_and_what_came_of_guesses_are_known(
+    nodes: Nodes,
+) -> None:
+    prefill, first = nodes.join("p", PREFILL), nodes.join("d1", DECODE)
+    running = nodes.start(max_tokens=9, prediction=[7, 8])
+    assert (await decode_leg(first)).prediction == [7, 8]
+    nodes.say(prefill, token(0))
+    nodes.say(first, replace(token(1), refused=3))
+    nodes.say(first, replace(token(2), token_ids=[102, 103], accepted=1, refused=2))
+    second = nodes.join("d2", DECODE)
+    nodes.registry.remove(first)
+    again = await decode_leg(second)
+    assert again.output_token_ids == [100, 101, 102, 103]
+    assert (again.prediction, again.accepted, again.refused) == ([7, 8], 1, 5)
+    running.cancel("the test is over")
+
+
 async def test_phases_that_a_stream_does_not_have_where_it_resumes_are_not_counted(
     nodes: Nodes,
 ) -> None:
