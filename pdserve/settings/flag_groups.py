@@ -21,7 +21,7 @@ CLUSTER: Final[Groups] = {
         "max_model_len",
     ),
     "network": ("on", "host", "port", "transports"),
-    "promises": ("slo_classes", "default_class", "admission"),
+    "promises": ("slo_classes", "admission"),
     "access": ("key_file", "usage_db"),
     "performance": ("device", "threads", "kv_memory"),
 }
@@ -53,7 +53,6 @@ NODE: Final[Groups] = {
         "rank_hosts",
         "cpus",
         "kv_memory",
-        "kv_utilization",
     ),
 }
 

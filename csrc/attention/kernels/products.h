@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "decode_codes.h"
 #include "pack.h"
 #include "scratch.h"
 #include "seeing.h"
@@ -84,6 +85,12 @@ struct ValuesInPlace {
     template <class Lanes, int C>
     PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
         constexpr bool kIsPair = std::is_same_v<Lanes, PairLanes>;
+#if defined(PDSERVE_HAS_CODE_TABLES)
+        if constexpr (kIsPair && kIsCoded<S> && C > 1) {
+            const S *low = rows[2 * unit] + column, *high = rows[2 * unit + 1] + column;
+            return decode_pairs<C>(low, high, lanes);
+        }
+#endif
         if constexpr (kIsPair && kIsCoded<S>) {
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {

@@ -23,6 +23,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     from pdserve.engine.models.json_fields import JsonFields
     from pdserve.engine.plan.forms import ActivationDtype
     from pdserve.engine.steps.worst import LargestStep
+    from pdserve.kv import KvDtype
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
 
@@ -49,6 +50,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
         block_size=config.block_size,
         context=min(config.context, longest),
         longest=longest,
+        kv_dtype=None if config.kv_dtype == "auto" else KvDtype(config.kv_dtype),
     )
     if config.json:
         print_json(found, setup)
@@ -61,6 +63,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     ):
         print(f"{what:13} {num_bytes / 1e9:8.2f} GB {of_each}")
     print(f"KV            {found.token_bytes:8} bytes a token {of_each}: {found.num_tokens} tokens")
+    print(f"format of KV on CPUs: {found.kv_format}")
     print(f"requests of {min(config.context, longest)} tokens: {found.num_paged}")
     print(
         f"  with room for {longest} each from the start on, as without blocks: "

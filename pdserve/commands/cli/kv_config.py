@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
-from pdserve.kv import KvDtype
 from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Size
 
 _FLAGS: Final[Groups] = {
-    "model": ("model", "dtype", "max_model_len", "context"),
+    "model": ("model", "dtype", "kv_dtype", "max_model_len", "context"),
     "devices": ("device_memory", "devices", "pipeline_parallel", "kv_utilization"),
     "node": ("block_size", "token_budget", "max_batch_size"),
     "answer": ("json",),
@@ -27,7 +26,12 @@ class KvConfig(ConfigStruct, frozen=True):
     model: Annotated[
         str, Meta(description=f"checkpoint directory, hub id, or a shape: {', '.join(SHAPES)}")
     ] = "8b"
-    dtype: Annotated[KvDtype, Meta(description="of weights and KV")] = KvDtype.BFLOAT16
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Meta(description="of weights and KV")
+    ] = "bfloat16"
+    kv_dtype: Annotated[
+        Literal["auto", "int8", "fp8"], Meta(description="how KV is stored; auto: as dtype")
+    ] = "auto"
     max_model_len: Annotated[
         int, Meta(ge=0, description="most tokens of a request; 0: the model's own limit")
     ] = 0

@@ -12,6 +12,7 @@ from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import LargestStep
 from pdserve.kv import KvDtype
+from pdserve.kv.savings import savings
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.shared.errors import ConfigError
 
@@ -38,6 +39,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_paged: int  # requests of the given context, each in blocks as it needs them
     num_preallocated: int  # if each had room for the longest context from its start on
+    kv_format: str  # advice on it, for as many requests as the largest step takes
 
 
 def capacity(
@@ -49,17 +51,19 @@ def capacity(
     block_size: int,
     context: int,
     longest: int,
+    kv_dtype: KvDtype | None = None,
 ) -> Capacity:
     """Return what fits.
 
     Args:
         model: the whole of it.
-        dtype: of weights, activations and KV.
+        dtype: of weights and activations.
         devices: without anybody else on them.
         worst: the largest step.
         block_size: tokens.
         context: tokens of a request, prompt and output.
         longest: tokens that a request may have.
+        kv_dtype: how KV is stored; None: as dtype.
 
     Raises:
         ConfigError: the model cannot be divided so, or nothing is left for KV.
@@ -77,15 +81,18 @@ def capacity(
     step = step_bytes(model, dtype, worst, shards[0])
     memory = devices.memory_bytes
     kv_bytes = gpu_kv_bytes(memory, memory, devices.utilization, weights, step)
-    parts = model.kv_layout(block_size, KvDtype(dtype)).parts(num_ranks, devices.stages)
+    layout = model.kv_layout(block_size, kv_dtype or KvDtype(dtype))
+    parts = layout.parts(num_ranks, devices.stages)
     largest = max(parts, key=lambda part: part.block_bytes)
     num_blocks = kv_bytes // largest.block_bytes
+    num_paged = num_blocks // largest.blocks_for(context)
     return Capacity(
         weight_bytes=weights,
         step_bytes=step,
         kv_bytes=kv_bytes,
         token_bytes=largest.token_bytes,
         num_tokens=largest.tokens_in(num_blocks),
-        num_paged=num_blocks // largest.blocks_for(context),
+        num_paged=num_paged,
         num_preallocated=num_blocks // largest.blocks_for(longest),
+        kv_format=savings(largest, weights, min(worst.num_requests, num_paged), context),
     )

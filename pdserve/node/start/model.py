@@ -168,7 +168,10 @@ def plan_model(config: NodeConfig) -> NodeModel:
         max_model_len,
     )
     packed = packing(_plan(checkpoint, model, sizes.form, device), stored_as(checkpoint, model))
-    weights = f"stored as {stored}; packed: {packed}; computed with as {sizes.form.name}"
+    weights = (
+        f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; "
+        f"computed with as {sizes.form.name}"
+    )
     log.info("weights: %s", weights)
     return NodeModel(
         checkpoint=checkpoint,

@@ -27,7 +27,7 @@ def commands(
     MODEL stands for the checkpoint that was calibrated, and ADDRESS for the coordinator's.
     """
     mode, pools = f"--mode {deployment.mode} --model MODEL", _pools(deployment)
-    promised = f"--slo-classes {quote(_promised(promise))} --default-class {_CLASS}"
+    promised = f"--slo-classes {quote(_promised(promise))} --set routing.default_class={_CLASS}"
     settings = {**_engine(calibration), **_policies(policy)}
     of_nodes = " ".join(f"--set {name}={value}" for name, value in settings.items())
     numbers = " ".join(f"--{role} {number}" for role, number in pools.items())

@@ -14,6 +14,8 @@ from pdserve.commands.bench.load.workload import Sketch
 from pdserve.commands.simulation.machine import Machine
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig
 from pdserve.commands.simulation.predict.load import most_tokens
+from pdserve.kv.savings import savings
+from pdserve.measured.calibration import Calibration
 from pdserve.rules.batch import SAFETY
 
 _SAMPLE = 10_000  # requests at most
@@ -33,6 +35,7 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
     kv_concurrency: int  # requests of mean length that the pool holds
     kv_concurrency_longest: int  # and of the longest that the model takes
     weight_bytes: int
+    kv_format: str  # advice on it
 
     def could_serve(self, deployment: Deployment, rate: float) -> bool:
         """Whether the nodes have the time for this rate at all, were it spread evenly.
@@ -78,7 +81,15 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise, count: int) -> Knee:
         kv_concurrency=in_pool,
         kv_concurrency_longest=machine.num_kv_tokens // most_tokens(calibration),
         weight_bytes=calibration.shape.weight_bytes,
+        kv_format=_format_advice(calibration, batch, context),
     )
+
+
+def _format_advice(calibration: Calibration, batch: int, context: int) -> str:
+    shape = calibration.shape
+    if calibration.device_type != "cpu":
+        return f"kept as {shape.dtype}"
+    return savings(shape.layout, shape.weight_bytes, batch, context)
 
 
 def _shared(sketches: Sequence[Sketch], block_tokens: int) -> Iterator[int]:

@@ -46,6 +46,7 @@ def _knee(report: PlanReport) -> Iterator[str]:
         f"such requests, or {knee.kv_concurrency_longest} of the longest; weights "
         f"{knee.weight_bytes / 1e9:.3g} GB"
     )
+    yield f"format of KV: {knee.kv_format}"
 
 
 def _deployments(report: PlanReport) -> Table:

@@ -59,3 +59,15 @@ def test_what_does_not_fit_is_said(
 ) -> None:
     assert main(["kv", *words]) != OK
     assert says in capsys.readouterr().err
+
+
+def test_codes_take_half_and_are_recommended_from_the_context(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An 8b token has 32 layers x 2 x 8 heads of 128 bytes, and scales of 4."""
+    plain, coded = (shown(capsys, "--model=8b", f"--kv-dtype={f}") for f in ("auto", "int8"))
+    assert f"{32 * 2 * 8 * 256} bytes a token" in plain
+    assert f"{32 * 2 * 8 * 132} bytes a token" in coded
+    assert "with --kv-dtype int8 decode steps" in plain
+    assert "kept as int8" in coded
+    assert "leave it as it is" in shown(capsys, "--model=8b", "--context=64", "--max-batch-size=1")
