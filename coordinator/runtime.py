@@ -18,6 +18,7 @@ from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
+from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.routes import add_job_routes, open_jobs
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
@@ -245,7 +246,11 @@ class Coordinator:
         """Keep desired numbers of nodes, and costs, up to date meanwhile."""
 
         def look() -> None:
-            self._cluster.pools.look(self._cluster.flow.num_inflight)
+            num_requests, runner = self._cluster.flow.num_inflight, self._app[RUNNER]
+            if not self._config.routing.grow_for_batches:
+                self._cluster.pools.look(num_requests, runner.places.num_running)
+            else:
+                self._cluster.pools.look(num_requests + runner.has_batches)
             if self._costs is not None:
                 self._costs.tick()
 

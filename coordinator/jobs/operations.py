@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from coordinator.api.messages.errors import FailedCall
 from coordinator.api.openapi.operation import READS_BODY, Operation, in_path, in_query
+from coordinator.jobs.message_objects import (
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatchPage,
+    MessageBatchRequest,
+)
 from coordinator.jobs.objects import (
     BatchList,
     BatchRequest,
@@ -20,6 +27,16 @@ _LIMIT = in_query("limit", "The most entries on a page.", type="integer", minimu
 _AFTER = in_query("after", "The id of the last entry on the page before.", type="string")
 _of_files = partial(Operation, tag="Batches", errors=(401, 404, 503), parameters=(_FILE,))
 _of_batches = partial(Operation, tag="Batches", errors=(401, 404, 503), parameters=(_BATCH,))
+
+_AFTER_ID = in_query("after_id", "The id of the last entry on the page before.", type="string")
+_BEFORE_ID = in_query("before_id", "The id of the first entry on the page after.", type="string")
+_of_messages = partial(
+    Operation,
+    tag="Batches",
+    error=FailedCall,
+    errors=(400, 401, 404, 529),
+    parameters=(_BATCH,),
+)
 
 OPERATIONS = (
     _of_files(
@@ -97,5 +114,53 @@ OPERATIONS = (
         summary="Have a batch end early; what is answered is kept.",
         answer=BatchShown,
         errors=(400, 401, 404, 503),
+    ),
+    _of_messages(
+        method="post",
+        path="/v1/messages/batches",
+        name="createMessageBatch",
+        summary="Have messages answered.",
+        body=MessageBatchRequest,
+        examples=({"requests": [{"custom_id": "1", "params": {"model": "M"}}]},),
+        answer=MessageBatch,
+        errors=(400, 401, 404, 408, 413, 415, 417, 429, 529),
+        parameters=(),
+    ),
+    _of_messages(
+        method="get",
+        path="/v1/messages/batches",
+        name="listMessageBatches",
+        summary="List message batches, the newest first, page by page.",
+        answer=MessageBatchPage,
+        errors=(400, 401, 404, 529),
+        parameters=(_LIMIT, _AFTER_ID, _BEFORE_ID),
+    ),
+    _of_messages(
+        method="get",
+        path="/v1/messages/batches/{batch}",
+        name="getMessageBatch",
+        summary="Describe a message batch, and count its requests.",
+        answer=MessageBatch,
+    ),
+    _of_messages(
+        method="delete",
+        path="/v1/messages/batches/{batch}",
+        name="deleteMessageBatch",
+        summary="Delete a message batch that has ended.",
+        answer=DeletedMessageBatch,
+    ),
+    _of_messages(
+        method="post",
+        path="/v1/messages/batches/{batch}/cancel",
+        name="cancelMessageBatch",
+        summary="Have a message batch end early; what is answered is kept.",
+        answer=MessageBatch,
+    ),
+    _of_messages(
+        method="get",
+        path="/v1/messages/batches/{batch}/results",
+        name="getMessageBatchResults",
+        summary="Get what became of each request of a message batch that has ended.",
+        media="application/x-jsonl",
     ),
 )

@@ -22,8 +22,8 @@ class Places:
         self._beginning: Counter[str] = Counter()  # by tenant
         self._running: Counter[str] = Counter()  # of these and those that have begun
         self._owners: frozenset[str] = frozenset()
-        self._most_beginning = PER_NODE
-        self._most_running = PER_NODE
+        self._most_beginning = 0
+        self._most_running = 1
 
     @property
     def num_running(self) -> int:
@@ -31,8 +31,8 @@ class Places:
         return self._running.total()
 
     def resize(self, num_nodes: int, max_inflight: int, owners: frozenset[str]) -> None:
-        """Follow the cluster, and the tenants that have batches now."""
-        self._most_beginning = PER_NODE * max(1, num_nodes)
+        """Follow the cluster, and the tenants that have batches now. Lines wake no cluster."""
+        self._most_beginning = PER_NODE * num_nodes
         self._most_running = max(1, max_inflight // _FLIGHT_SHARE)
         self._owners = owners
         self._changed.set()

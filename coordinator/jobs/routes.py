@@ -9,8 +9,9 @@ from aiohttp import web
 from coordinator.api.calls import CALLS
 from coordinator.api.context import CONTEXT
 from coordinator.api.routes import add_routes, post
-from coordinator.jobs import batch_endpoints, file_endpoints
+from coordinator.jobs import batch_endpoints, file_endpoints, message_endpoints
 from coordinator.jobs.keys import RUNNER
+from coordinator.jobs.message_endpoints import BATCHES
 from coordinator.jobs.operations import OPERATIONS
 from coordinator.jobs.runner import BEAT_S, Runner
 from coordinator.jobs.storage.database import Database, PostgresDatabase, SqliteDatabase
@@ -18,6 +19,7 @@ from coordinator.jobs.storage.tables import SCHEMA
 
 _FILE = "/v1/files/{file}"
 _BATCH = "/v1/batches/{batch}"
+_MESSAGES = f"{BATCHES}/{{batch}}"
 
 ROUTES = (
     web.post("/v1/files", file_endpoints.upload_file),
@@ -29,6 +31,12 @@ ROUTES = (
     web.get("/v1/batches", batch_endpoints.list_batches),
     web.get(_BATCH, batch_endpoints.get_batch),
     post(f"{_BATCH}/cancel", batch_endpoints.cancel_batch),
+    post(BATCHES, message_endpoints.create_batch),
+    web.get(BATCHES, message_endpoints.list_batches),
+    web.get(_MESSAGES, message_endpoints.get_batch),
+    web.delete(_MESSAGES, message_endpoints.delete_batch),
+    post(f"{_MESSAGES}/cancel", message_endpoints.cancel_batch),
+    web.get(f"{_MESSAGES}/results", message_endpoints.get_results),
 )
 
 

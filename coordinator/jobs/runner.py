@@ -45,6 +45,7 @@ class Runner:
         self.batches = Batches(database)
         self.files = Files(database)
         self.places = Places()
+        self.has_batches = False
         self._database = database
         self._context = context
         self._calls = calls
@@ -102,6 +103,7 @@ class Runner:
 
     async def _beat(self) -> None:
         held = await self.batches.claim(self._holder, self._lease_s)
+        self.has_batches = bool(held)
         owners = frozenset(batch.owner for batch in held)
         if held:
             generator = self._context.models.default.generator

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pdserve.protocol import NodeRole
@@ -46,6 +46,10 @@ class PoolDemand:
     ready: int  # nodes that work, and are measured
     others: int  # that are attached and do not (they load, say), or of which nothing is known yet
     load_with: Callable[[int], float]  # the mean load if so many nodes did the work
+
+    def of_share(self, share: float) -> PoolDemand:
+        """Return the demand of a part of the load."""
+        return replace(self, load_with=lambda number: share * self.load_with(number))
 
 
 @dataclass(slots=True)

@@ -63,9 +63,18 @@ class Pools:
         """How many nodes each pool should have."""
         return {ROLES[role]: number for role, number in self._desired.numbers.items()}
 
-    def look(self, num_requests: int) -> None:
-        """Bring the desired numbers up to date; `num_requests` are in flight."""
-        self._desired.tick(self._loads.demands(POOLS[self._config.mode]), num_requests)
+    def look(self, num_requests: int, num_lines: int = 0) -> None:
+        """Bring the desired numbers up to date; `num_requests` are in flight.
+
+        `num_lines` of them are lines of batches, for which no nodes are started: they take what
+        others leave, so a pool is as busy as their share of the requests says.
+        """
+        demands = self._loads.demands(POOLS[self._config.mode])
+        num_others = max(0, num_requests - num_lines)
+        if num_lines:
+            share = num_others / max(num_requests, 1)
+            demands = {role: demand.of_share(share) for role, demand in demands.items()}
+        self._desired.tick(demands, num_others)
         self._standby.look()
 
     def rebalancing(self) -> AbstractAsyncContextManager[None]:

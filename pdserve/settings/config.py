@@ -368,6 +368,10 @@ class RoutingConfig(ConfigStruct, frozen=True):
             extra={"unit": "seconds"},
         ),
     ] = 0.0
+    grow_for_batches: Annotated[
+        bool,
+        Meta(description="desire nodes for lines of batches, too, not only for others"),
+    ] = False
     price: Annotated[
         list[str],
         Meta(description=f"{DESCRIPTION}; empty: what tokens cost is not shown"),

@@ -304,3 +304,51 @@ async def test_what_was_stored_outlives_its_coordinator(pair: Fleet) -> None:
         )
         assert more["status"] in ("completed", "incomplete")
     await pair.assert_baseline()
+
+
+async def test_each_line_of_a_batch_is_answered_once_whoever_dies(pair: Fleet) -> None:
+    """The coordinator is killed in mid-batch, again and again; the next one goes on."""
+    asked = {"model": MODEL, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    lines = [
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**asked, "prompt": make_prompt(30, f"line {number % 4}")},
+        }
+        for number in range(60)
+    ]
+    text = "\n".join(map(json.dumps, lines)).encode()
+    async with aiohttp.ClientSession(pair.url) as session:
+
+        async def told(path: str, body: Any = None, **form: Any) -> Any:
+            sent = session.post(path, json=body, **form) if body or form else session.get(path)
+            async with sent as response:
+                assert response.status == 200, await response.text()
+                return json.loads(f"[{','.join((await response.text()).splitlines())}]")
+
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", text, filename="lines.jsonl")
+        (file,) = await told("/v1/files", data=form)
+        wanted = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        (batch,) = await told("/v1/batches", {"input_file_id": file["id"], **wanted})
+
+        async def has_done(number: int) -> Any:
+            (now,) = await told(f"/v1/batches/{batch['id']}")
+            batch.update(now)
+            return bool(
+                now["status"] == "completed" or now["request_counts"]["completed"] >= number
+            )
+
+        for number in (1, 20, 40):
+            await poll(partial(has_done, number), DEADLINE_S, lambda: f"{batch}")
+            assert batch["status"] == "in_progress"
+            await pair.restart_coordinator()
+        await poll(partial(has_done, len(lines) + 1), DEADLINE_S, lambda: f"{batch}")
+        assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+        output = await told(f"/v1/files/{batch['output_file_id']}/content")
+    assert sorted(one["custom_id"] for one in output) == sorted(one["custom_id"] for one in lines)
+    texts = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in output}
+    kinds = {(int(name.partition("-")[2]) % 4, told) for name, told in texts.items()}
+    assert len(kinds) == 4, "greedy answers to one prompt are the same, whoever gave them"
+    await pair.assert_baseline()

@@ -7,6 +7,7 @@ leases of several coordinators need no common clock; {BLOB} is the type of bytes
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import sqlite3
@@ -18,7 +19,9 @@ from typing import Any, Protocol, TypeAlias
 
 from coordinator.stateful.storage.shared.link import DatabaseLink
 from pdserve.shared.errors import StoreUnavailable
-from pdserve.shared.process.may_pass import config_error
+from pdserve.shared.process.may_pass import config_error, has_no_room
+
+_log = logging.getLogger(__name__)
 
 Row: TypeAlias = tuple[Any, ...]
 Step: TypeAlias = tuple[Any, ...]  # a statement and its parameters
@@ -55,6 +58,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path | None, schema: Sequence[str]) -> None:
         """Open the file, or create it. Raises ConfigError."""
+        self._schema: Sequence[str] = schema  # empty once it is made
         self.max_bytes = MAX_MEMORY_BYTES if path is None else MAX_BYTES
         self._thread = ThreadPoolExecutor(1, "jobs")
         try:
@@ -63,14 +67,15 @@ class SqliteDatabase:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it has what users wrote
             where = ":memory:" if path is None else path
             self._database = sqlite3.connect(where, timeout=_BUSY_S, check_same_thread=False)
-            self._database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            with self._database:
-                for statement in schema:
-                    self._database.execute(_of_sqlite(statement))
         except (sqlite3.Error, OSError) as error:
             raise config_error(f"cannot keep batches in {path}: {error}", error) from error
+        try:
+            self._prepare()
+        except sqlite3.Error as error:  # a full disk keeps no coordinator from starting
+            if not has_no_room(error):
+                self._database.close()
+                raise config_error(f"cannot keep batches in {path}: {error}", error) from error
+            _log.error("batches cannot be kept now: %s: %s", path, error)
 
     async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
         """See Database."""
@@ -85,8 +90,19 @@ class SqliteDatabase:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown()
 
+    def _prepare(self) -> None:
+        if not self._schema:
+            return
+        for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL"):
+            self._database.execute(f"PRAGMA {pragma}")
+        with self._database as database:
+            for statement in self._schema:
+                database.execute(_of_sqlite(statement))
+        self._schema = ()
+
     def _run(self, steps: Sequence[Step], is_guarded: bool) -> list[list[Row]]:
         found: list[list[Row]] = []
+        self._prepare()
         with self._database as database:
             for sql, *given in steps:
                 found.append(database.execute(_of_sqlite(sql), given).fetchall())

@@ -158,6 +158,19 @@ def add_record_flags(parser: FlagParser) -> None:
     )
 
 
+def add_batch_flags(parser: FlagParser) -> None:
+    """Flags of `pdserve batch`."""
+    parser.add_argument("action", choices=["run"], help="what to do with the file")
+    parser.add_argument("file", metavar="FILE", type=Path, help="requests, one a line")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="file to write; a new one (default: FILE with .answers.jsonl)",
+    )
+    add_url_flag(parser)
+
+
 def add_status_flags(parser: FlagParser) -> None:
     """Flags of `pdserve status`."""
     add_url_flag(parser)

@@ -14,6 +14,7 @@ import pdserve
 from pdserve.commands.cli.bench import add_benches
 from pdserve.commands.cli.command_flags import (
     CONFIGS,
+    add_batch_flags,
     add_certs_flags,
     add_config_commands,
     add_doctor_flags,
@@ -139,6 +140,7 @@ def build_parser() -> FlagParser:
     add_record_flags(
         add("record", "write a live cluster's requests as a trace, without their text", _record)
     )
+    add_batch_flags(add("batch", "have the lines of a file answered", _batch))
     add_flags(
         add("calibrate", "measure what steps and pulls of live nodes take", _calibrate),
         CalibrateConfig,
@@ -296,6 +298,12 @@ def _record(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli.running import record
 
     return record.run(arguments.url, arguments.output, arguments.for_s, _trust(arguments))
+
+
+def _batch(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.cli.running import batch
+
+    return batch.run(arguments.url, arguments.file, arguments.output, _trust(arguments))
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

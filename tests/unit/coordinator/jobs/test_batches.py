@@ -21,11 +21,12 @@ from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import InvalidRequest, NodeLost, Overloaded
-from tests.fakes.generator import EOS, MODEL, FakeGenerator, Pause, Tokens, says
+from tests.fakes.generator import EOS, MODEL, Pause, Tokens, says
 from tests.fakes.generator import tiny_tokenizer as tokenizer
 from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.api.protocols import NAMES, SPEECHES, Speech
+from tests.unit.coordinator.jobs.played import cluster
 
 DEADLINE_S = 20.0
 CHAT = SPEECHES[[speech.path for speech in SPEECHES].index("/v1/chat/completions")]
@@ -85,7 +86,7 @@ async def run(api: Harness, given: list[Any], endpoint: str = CHAT.path) -> Any:
 async def test_every_line_is_answered_as_its_endpoint_would(speech: Speech) -> None:
     given = [line(n, speech) for n in range(12)]
     given[5]["body"]["model"] = "no"
-    async with served(FakeGenerator(says("Hello"))) as api:
+    async with served(cluster(says("Hello"))) as api:
         batch = await run(api, given, speech.path)
         assert (batch["status"], batch["errors"]) == ("completed", None)
         assert batch["request_counts"] == {"total": 12, "completed": 11, "failed": 1}
@@ -113,7 +114,7 @@ async def test_embeddings_are_batched_too() -> None:
         }
         for n in range(3)
     ]
-    async with served() as api:
+    async with served(cluster()) as api:
         batch = await run(api, given, "/v1/embeddings")
         output = await content(api, batch["output_file_id"])
     assert [one["response"]["body"]["object"] for one in output] == ["list"] * 3
@@ -136,7 +137,7 @@ FAULTS: list[tuple[list[Any], int, str, int]] = [
 async def test_a_file_with_faults_fails_as_a_whole_and_says_where(
     given: list[Any], number: int, code: str, at: int
 ) -> None:
-    async with served() as api:
+    async with served(cluster()) as api:
         batch = await run(api, given)
     assert (batch["status"], len(batch["errors"]["data"])) == ("failed", number)
     assert (batch["errors"]["data"][0]["code"], batch["errors"]["data"][0]["line"]) == (code, at)
@@ -145,7 +146,7 @@ async def test_a_file_with_faults_fails_as_a_whole_and_says_where(
 
 
 async def test_files_are_listed_read_and_deleted() -> None:
-    async with served() as api:
+    async with served(cluster()) as api:
         long = "x" * (2 * CHUNK_BYTES + 17)
         files = [await upload(api, [f'"{long}"']), await upload(api, ["1"]), await upload(api, [])]
         assert files[0]["bytes"] == len(long) + 2
@@ -176,7 +177,7 @@ async def test_files_are_listed_read_and_deleted() -> None:
     ],
 )
 async def test_forms_that_mean_nothing_are_refused(fields: dict[str, str], status: int) -> None:
-    async with served() as api:
+    async with served(cluster()) as api:
         form = aiohttp.FormData()
         for name, value in fields.items():
             form.add_field(name, value, **({"filename": "f"} if name == "file" else {}))
@@ -202,7 +203,7 @@ async def test_cancelling_keeps_what_is_done() -> None:
         pause = [] if first else [Pause(until=gate)]
         return [Tokens(ids), *pause, Tokens([EOS], FinishReason.STOP, EOS)]
 
-    async with served(FakeGenerator(script)) as api:
+    async with served(cluster(script)) as api:
         batch = await create(api, (await upload(api, [line(n) for n in range(50)]))["id"])
         async with asyncio.timeout(DEADLINE_S):
             while (await got(api, f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] < 3:
@@ -230,7 +231,7 @@ async def test_what_is_no_fault_of_a_line_is_tried_again(error: Exception) -> No
     def script(request: Any) -> list[Any]:
         return [refusals.pop()] if refusals else list(says("Hello")(request))
 
-    async with served(FakeGenerator(script)) as api:
+    async with served(cluster(script)) as api:
         batch = await run(api, [line(1)])
         assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
         first, *others = api.generator.generations
@@ -253,7 +254,7 @@ async def test_another_coordinator_goes_on_and_every_line_is_there_once(tmp_path
             number = len(api.generator.generations)
             return steps if life == 3 or number < 9 else [*steps[:2], Pause(until=gate), *steps[2:]]
 
-        async with served(FakeGenerator(script), jobs=open_jobs(path)) as api:
+        async with served(cluster(script), jobs=open_jobs(path)) as api:
             if batch is None:
                 batch = await create(api, (await upload(api, given))["id"])
             if life == 3:
@@ -283,7 +284,7 @@ async def test_lines_wait_while_others_do_not_begin_and_tenants_share(tmp_path: 
     file.write_text("".join(tables))
     clock, gate = ManualClock(), asyncio.Event()
     tenants = Tenants(KeyBook(file, {}, ("standard", "interactive"), clock), None, MODEL, clock)
-    generator = FakeGenerator(lambda request: [Pause(until=gate), *says("Hi")(request)])
+    generator = cluster(lambda request: [Pause(until=gate), *says("Hi")(request)])
     async with served(generator, tenants=tenants) as api:
         batches = {}
         for name in ("a", "b"):
@@ -311,10 +312,23 @@ async def test_lines_that_begin_alike_run_together() -> None:
         system = {"role": "system", "content": "AB"[number % 2] * 100}
         return line(number, messages=[system, {"role": "user", "content": str(number)}])
 
-    async with served(FakeGenerator(says("Hi"))) as api:
+    async with served(cluster(says("Hi"))) as api:
         await run(api, [asked(n) for n in range(20)])
         prompts = [
             tokenizer().decode(g.request.prompt.token_ids) for g in api.generator.generations
         ]
     kinds = ["A" * 9 in prompt for prompt in prompts]
     assert sum(a != b for a, b in pairwise(kinds)) == 1
+
+
+async def test_lines_wake_no_cluster_and_wait_for_none() -> None:
+    generator = cluster()
+    nodes, generator.nodes = generator.nodes, []
+    async with served(generator) as api:
+        batch = await create(api, (await upload(api, [line(1)]))["id"])
+        batch = await ended(api, batch, "in_progress")
+        for _ in range(5):
+            batch = await got(api, f"/v1/batches/{batch['id']}")
+        assert (batch["status"], generator.generations) == ("in_progress", [])
+        generator.nodes = nodes
+        assert (await ended(api, batch))["request_counts"]["completed"] == 1

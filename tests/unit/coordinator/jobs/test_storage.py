@@ -14,8 +14,10 @@ from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Batches, Line, LineState
 from coordinator.jobs.storage.database import Database
 from coordinator.jobs.storage.files import Files
-from pdserve.shared.errors import ItemNotFound
+from pdserve.shared.errors import ItemNotFound, StoreUnavailable
+from tests.full_disk import full_disk
 from tests.unit.coordinator.api.harness import served
+from tests.unit.coordinator.jobs.played import cluster
 from tests.unit.coordinator.jobs.test_batches import content, create, ended, line, upload
 
 
@@ -122,8 +124,18 @@ async def test_pages_and_what_is_too_old(database: Database) -> None:
     assert rows == [(2,)], "an upload that is running is none that was cut off"
 
 
+async def test_a_full_disk_keeps_no_coordinator_from_starting(tmp_path: Path) -> None:
+    with full_disk():
+        database = open_jobs(tmp_path / "jobs")
+        with pytest.raises(StoreUnavailable):
+            await Batches(database).add(some_batch(), LINES)
+    await Batches(database).add(some_batch(), LINES)
+    assert await Batches(database).counts(some_batch()) == {0: 3}
+    await database.close()
+
+
 async def test_a_batch_runs_in_any_database(where: str | Path) -> None:
-    async with served(jobs=open_jobs(where)) as api:
+    async with served(cluster(), jobs=open_jobs(where)) as api:
         given = [line(n) for n in range(9)]
         batch = await ended(api, await create(api, (await upload(api, given))["id"]))
         assert len(await content(api, batch["output_file_id"])) == 9

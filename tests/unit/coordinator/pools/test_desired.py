@@ -157,3 +157,8 @@ def test_nodes_never_sleep_unless_that_is_asked_for() -> None:
     pool = Pool(3, work=0.0)
     pool.run(3600)
     assert pool.desired == 1
+
+
+def test_a_part_of_the_load_is_that_of_as_many_nodes() -> None:
+    demand = PoolDemand(ready=2, others=0, load_with=lambda number: 4 / number).of_share(0.25)
+    assert [demand.load_with(number) for number in (1, 2, 4)] == [1.0, 0.5, 0.25]

@@ -1,0 +1,132 @@
+"""/v1/messages/batches: create, list, read, cancel and delete; and their results."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from secrets import token_hex
+from time import time
+
+from aiohttp import web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.read.body import read_request
+from coordinator.api.server import callers
+from coordinator.api.server.dialects import MESSAGES
+from coordinator.jobs.batch_endpoints import WINDOW_S
+from coordinator.jobs.file_endpoints import send_file
+from coordinator.jobs.keys import RUNNER
+from coordinator.jobs.lines import Faulty, check_custom_id, make_line
+from coordinator.jobs.message_objects import (
+    BatchedMessage,
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatchPage,
+    MessageBatchRequest,
+    message_batch,
+)
+from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
+from coordinator.stateful.pages import whole_number
+from pdserve.shared.errors import InvalidRequest, ItemNotFound
+
+BATCHES = f"{MESSAGES}/batches"
+_MAX_LISTED = 1000
+
+
+async def create_batch(request: web.Request) -> web.Response:
+    """POST /v1/messages/batches: have messages answered."""
+    context, trace, runner = request.app[CONTEXT], request[TRACE], request.app[RUNNER]
+    callers.begin(context, trace)
+    body = await read_request(request, MessageBatchRequest, context.config)
+    lines = _lines(body.requests)
+    await runner.files.check_room(trace.owner, sum(len(line.body) for line in lines))
+    key_id = "" if trace.caller is None else trace.caller.key_id
+    now = int(time())
+    document = BatchDocument(endpoint=MESSAGES, key_id=key_id, total=len(lines), in_progress_at=now)
+    batch_id = f"msgbatch_{token_hex(12)}"
+    batch = Batch(batch_id, trace.owner, "messages", "in_progress", now, now + WINDOW_S, document)
+    await runner.batches.add(batch, lines)
+    runner.look_now()
+    return json_answer(await _shown(request, batch))
+
+
+async def list_batches(request: web.Request) -> web.Response:
+    """GET /v1/messages/batches: list the tenant's batches, the newest first."""
+    owner, batches, query = request[TRACE].owner, request.app[RUNNER].batches, request.query
+    limit = whole_number("limit", query.get("limit", "20"), 1, _MAX_LISTED)
+    before, after = query.get("before_id"), query.get("after_id")
+    named = before or after
+    found = await batches.page(
+        owner,
+        "messages",
+        behind=None if named is None else await batches.get(owner, named, "messages"),
+        limit=limit + 1,
+        newest_first=before is None,
+    )
+    shown = [await _shown(request, batch) for batch in found[:limit]]
+    if before is not None:
+        shown.reverse()
+    page = MessageBatchPage(
+        data=shown,
+        has_more=len(found) > limit,
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+    )
+    return json_answer(page)
+
+
+async def get_batch(request: web.Request) -> web.Response:
+    """GET /v1/messages/batches/{id}: describe a batch, and count its requests."""
+    return json_answer(await _shown(request, await _asked(request)))
+
+
+async def cancel_batch(request: web.Request) -> web.Response:
+    """POST /v1/messages/batches/{id}/cancel: have it end early; what is answered is kept."""
+    runner, batch = request.app[RUNNER], await _asked(request)
+    cancelled = await runner.batches.cancel(batch)
+    runner.look_now()
+    return json_answer(await _shown(request, cancelled or await _asked(request)))
+
+
+async def delete_batch(request: web.Request) -> web.Response:
+    """DELETE /v1/messages/batches/{id}: delete a batch that has ended, and its results."""
+    runner, batch = request.app[RUNNER], await _asked(request)
+    if not batch.has_ended:
+        raise InvalidRequest("the batch has not ended: cancel it first")
+    with suppress(ItemNotFound):  # it has expired
+        await runner.files.delete(batch.owner, batch.document.output_file_id or "")
+    await runner.batches.delete(batch)
+    return json_answer(DeletedMessageBatch(id=batch.id))
+
+
+async def get_results(request: web.Request) -> web.StreamResponse:
+    """GET /v1/messages/batches/{id}/results: send what became of each request."""
+    batch = await _asked(request)
+    if not batch.has_ended:
+        raise InvalidRequest("the batch has no results before it has ended")
+    file_id = batch.document.output_file_id or ""
+    file = await request.app[RUNNER].files.get(batch.owner, file_id)
+    return await send_file(request, file.id, file.num_bytes, "application/x-jsonl")
+
+
+def _lines(requests: list[BatchedMessage]) -> list[Line]:
+    known: set[str] = set()
+    lines: list[Line] = []
+    for i, one in enumerate(requests):
+        try:
+            check_custom_id(one.custom_id, known)
+            lines.append(make_line(i, one.custom_id, one.params))
+        except Faulty as fault:
+            where = f"requests[{i}]"
+            raise InvalidRequest(f"{where}: {fault.message}", where) from fault
+    return lines
+
+
+async def _asked(request: web.Request) -> Batch:
+    batch_id = request.match_info["batch"]
+    return await request.app[RUNNER].batches.get(request[TRACE].owner, batch_id, "messages")
+
+
+async def _shown(request: web.Request, batch: Batch) -> MessageBatch:
+    url = f"{request.scheme}://{request.host}{BATCHES}/{batch.id}/results"
+    return message_batch(batch, await request.app[RUNNER].batches.counts(batch), url)
