@@ -96,6 +96,8 @@ def _kv(status: ClusterStatus) -> Iterator[Finding]:
         used = 1 - sum(node.free_blocks for node in pool) / blocks if blocks else 0.0
         if used > _KV_FULL:
             advice = f"{_MORE[role]}; or give them more --kv-memory"
+            if any("KV as bfloat16" in node.weights for node in pool):
+                advice += ", or on CPUs all nodes --kv-dtype int8, which takes half of it"
             if role == "prefill":
                 advice = "its KV is not pulled: the decode pool is too small, or see kv-links"
             yield warning(_QUEUES, f"{used:.0%} of the {role} pool's KV blocks are in use", advice)

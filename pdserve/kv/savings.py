@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
 from msgspec.structs import replace
@@ -31,3 +32,10 @@ def savings(layout: KvLayout, weight_bytes: int, batch: int, context: int) -> st
         f"pool would hold {room:.2f}x the tokens"
     )
     return f"with --kv-dtype int8 {said}" if gain >= WORTHWHILE else f"leave it as it is: {said}"
+
+
+def worthwhile_context(layout: KvLayout, weight_bytes: int, batch: int) -> int:
+    """Return the tokens of context from which `savings` advises int8."""
+    coded = replace(layout, dtype=KvDtype.INT8)
+    saved = layout.token_bytes - WORTHWHILE * coded.token_bytes  # of a token, beyond what it takes
+    return ceil(weight_bytes * (WORTHWHILE - 1) / (saved * batch))

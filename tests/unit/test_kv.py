@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pdserve.kv import KvDtype, KvLayout, need
+from pdserve.kv.savings import savings, worthwhile_context
 
 WHOLE = KvLayout(24, 8, 128, 16, KvDtype.BFLOAT16)
 RANK = WHOLE.parts(2, 2)[1]
@@ -55,3 +57,19 @@ def test_tokens_need_the_blocks_that_they_are_in_and_fill_those_that_are_whole(
         assert need.blocks_for(end, size) == len(held)
         assert need.full_blocks(end, size) == len(full)
         assert need.full_tokens(end, size) == need.tokens_in(len(full), size)
+
+
+def test_the_advice_changes_at_the_context_that_is_named() -> None:
+    weight_bytes, batch = 3_000_000_000, 16
+    context = worthwhile_context(WHOLE, weight_bytes, batch)
+    assert 100 < context < 1000
+    assert savings(WHOLE, weight_bytes, batch, context).startswith("with --kv-dtype int8 ")
+    assert savings(WHOLE, weight_bytes, batch, context - 1).startswith("leave it as it is")
+    assert savings(replace(WHOLE, dtype=KvDtype.FP8), weight_bytes, batch, 1) == "kept as fp8"
+
+
+def test_a_row_of_codes_has_a_scale() -> None:
+    coded = replace(WHOLE, dtype=KvDtype.INT8)
+    assert coded.block_shape == (24, 2, 8, 16, 128 + 4)
+    assert coded.block_bytes == 24 * 2 * 8 * 16 * 132
+    assert coded.fingerprint("m", "main") != WHOLE.fingerprint("m", "main")

@@ -13,6 +13,7 @@ from rich.text import Text
 from pdserve.commands.cli.doctor.caches import cache_findings
 from pdserve.commands.cli.doctor.devices import attention_findings, gpu_findings, rdma_findings
 from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.kv_formats import kv_format_findings
 from pdserve.commands.cli.doctor.machine import machine_findings
 from pdserve.commands.cli.doctor.software import native_findings, software_findings
 from pdserve.commands.cli.doctor.transports import transport_findings
@@ -40,6 +41,7 @@ def collect() -> list[Finding]:
     return [
         *machine_findings(),
         *native_findings(),
+        *kv_format_findings(),
         *gpu_findings(),
         *attention_findings(),
         *transport_findings(),
