@@ -11,7 +11,7 @@ CHECKPOINT_PATH: Final[Path] = Path(__file__).resolve().parent / "checkpoint"
 """A Hugging Face style folder: config.json, model.safetensors, tokenizer.json and so on."""
 
 DRAFT_PATH: Final[Path] = CHECKPOINT_PATH.with_name("draft")
-"""A model of a sixth of its size, with its vocabulary, to try draft models with."""
+"""A model of a sixth of its size, with its vocabulary: it guesses for it on CPUs."""
 
 DEMO_MODEL_NAME: Final = "pdserve-demo"
 """The model's name in requests."""

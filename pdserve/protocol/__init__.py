@@ -33,7 +33,6 @@ from pdserve.protocol.message import (
     Message,
 )
 from pdserve.protocol.nodes import (
-    DraftState,
     Drain,
     DrainSeen,
     KvEvents,
@@ -86,7 +85,6 @@ __all__ = [
     "Claim",
     "Claimed",
     "DecodeLeg",
-    "DraftState",
     "Drain",
     "DrainSeen",
     "ExporterWelcome",

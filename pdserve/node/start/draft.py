@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
+from pdserve.demo_model import DRAFT_PATH
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan, parse_eagle3
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
@@ -21,7 +22,7 @@ from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
 from pdserve.protocol import StepCosts
 from pdserve.settings.config import NodeConfig, WeightsConfig
-from pdserve.settings.speculation import draft_model
+from pdserve.settings.speculation import asks, draft_model
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,14 @@ def plan_models(config: NodeConfig) -> NodeModel:
         KvBudgetTooSmall: as plan_model.
     """
     model = plan_model(config)
-    if not draft_model(config.speculation):
+    named = draft_model(config.speculation)
+    is_demo = not config.checkpoint.model and model.device.type == "cpu"
+    if not named and is_demo and asks(config.speculation, "model"):
+        named = str(DRAFT_PATH)
+    if not named:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
-    draft = plan_draft(config, model, num_bytes // KV_SHARE)
+    draft = plan_draft(named, config, model, num_bytes // KV_SHARE)
     if isinstance(draft, HeadPlan):
         return replace(model, draft=draft)
     left_bytes = num_bytes - draft.num_blocks * draft.layout.block_bytes
@@ -49,13 +54,14 @@ def plan_models(config: NodeConfig) -> NodeModel:
     return replace(model, num_blocks=num_blocks, draft=draft)
 
 
-def plan_draft(config: NodeConfig, model: NodeModel, kv_bytes: int) -> NodeModel | HeadPlan:
+def plan_draft(
+    named: str, config: NodeConfig, model: NodeModel, kv_bytes: int
+) -> NodeModel | HeadPlan:
     """Plan the draft model, or head; this process computes it alone, on the cores of rank 0.
 
     Raises:
         ConfigError: it cannot guess for the model.
     """
-    named = draft_model(config.speculation)
     if model.device.type != "cpu":
         raise ConfigError(
             f"speculation.model {named}: drafts are computed on CPUs, and this node computes on "

@@ -152,6 +152,22 @@ def test_it_changes_nothing(
     assert (counts.accepted > 0.3 * counts.drafted) == is_right
 
 
+def test_a_head_that_fails_costs_drafts_and_nothing_else(
+    checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    node = Node.load(checkpoint_of("llama"))
+    head = load(make_eagle3(tmp_path / "head"))
+    streams = Streams(node, [])
+    source = HeadSource(head, streams.runner, streams.core.queues, lambda _: 1.0, lambda: 0.0)
+    streams.speculation.add(source)
+    streams.core.draft = source.plan
+    know(head, {})  # breaks with the first token that it is asked about
+    run(streams, requests()[:2])
+    assert streams.answers() == answers(node, requests()[:2])
+    assert streams.runner.taps == ()
+    assert streams.speculation.counts["model"].drafted == 0
+
+
 def know(head: Eagle3Head, said: dict[str, list[int]]) -> None:
     """Have it compute as ever, and say what comes after a token in some answer."""
     after: dict[int, int] = {}
@@ -161,6 +177,7 @@ def know(head: Eagle3Head, said: dict[str, list[int]]) -> None:
 
     def step(tokens: list[int], *rest: Any) -> tuple[int, Tensor]:
         token, state = compute(tokens, *rest)
+        assert after, "it knows something"
         return after.get(tokens[-1], token), state
 
     head.step = step  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ from pdserve.engine.rope import Rope, rotate
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
 MOST_POSITIONS: Final = 1024  # of a stream, that its drafts attend to
+_EMBEDDING: Final = "embed_tokens.weight"
 _LAYERS: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -45,7 +46,7 @@ class Eagle3Config(msgspec.Struct, frozen=True):
         heads, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         inner = layer.intermediate_size
         shapes: dict[str, tuple[int, ...]] = {
-            "embed_tokens.weight": (layer.vocab_size, hidden),
+            _EMBEDDING: (layer.vocab_size, hidden),
             "lm_head.weight": (self.draft_vocab_size, hidden),
             "fc.weight": (hidden, len(self.taps) * hidden),
             "norm.weight": (hidden,),
@@ -159,8 +160,9 @@ class Eagle3Head:
                     f"{name} of the head is {tuple(weights[name].shape)}, its config says {shape}"
                 )
         self.config = config
+        as_stored = {"d2t", _EMBEDDING}  # of which few rows are read
         self._weights = {
-            name: weights[name] if name == "d2t" else weights[name].float()
+            name: weights[name] if name in as_stored else weights[name].float()
             for name in config.shapes
         }
         if "d2t" in weights:
@@ -208,7 +210,7 @@ class Eagle3Head:
             The id of the likeliest next token, and [1, hidden] to go on from.
         """
         weights, eps = self._weights, self.config.layer.rms_norm_eps
-        embedded = functional.embedding(torch.tensor(tokens), weights["embed_tokens.weight"])
+        embedded = functional.embedding(torch.tensor(tokens), weights[_EMBEDDING]).float()
         normed = self._normed(fused, _in("hidden_norm"))
         residual = normed if self.config.norm_before_residual else fused
         both = torch.cat([self._normed(embedded, _in("input_layernorm")), normed], dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import StepShape
 
+log = logging.getLogger(__name__)
+
 _NEWEST: Final = 0.05  # weight of the newest in a moving average
 _REFUSED_OFTEN: Final = 10  # refusals after which what is known of all streams fades a little
 
@@ -27,12 +30,17 @@ class HeadDrafts:
     wanted: Sequence[tuple[HeadStream, int]]
     now: Callable[[], float]
     token_s: float = 0.0  # that a draft took
+    has_failed: bool = False
 
     def __call__(self) -> None:
-        """Compute it."""
+        """Compute it. What fails costs drafts, and nothing else."""
         started_s = self.now()
-        for stream, number in self.wanted:
-            stream.draft(number)
+        try:
+            for stream, number in self.wanted:
+                stream.draft(number)
+        except Exception:
+            log.exception("the head fails: there are no drafts of it any more")
+            self.has_failed = True
         num_drafts = sum(number for _, number in self.wanted)
         self.token_s = (self.now() - started_s) / num_drafts
 
@@ -68,10 +76,13 @@ class HeadSource:
         self._token_s = 0.0
         self._last: HeadDrafts | None = None
         self._num_refused = 0
+        self._has_failed = False
         runner.taps = head.config.taps
 
-    def drafter(self, request: Request) -> HeadStream:
+    def drafter(self, request: Request) -> HeadStream | None:
         """As Source.drafter."""
+        if self._has_failed:
+            return None
         return self._streams.setdefault(request, HeadStream(request, self._head, self._shares))
 
     def ended(self, request: Request) -> None:
@@ -122,6 +133,10 @@ class HeadSource:
         if self._last is not None:
             weight = _NEWEST if self._token_s else 1.0
             self._token_s += weight * (self._last.token_s - self._token_s)
+            if self._last.has_failed:
+                self._streams.clear()
+                self._has_failed = True
+                self._runner.taps = ()
             self._last = None
 
     def _refused(self, streams: Sequence[HeadStream]) -> None:

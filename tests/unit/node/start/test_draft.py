@@ -26,7 +26,9 @@ def config(model: Path | str, served: Path | str = "", **engine: str | int) -> N
     return NodeConfig(
         checkpoint=WeightsConfig(model=str(served)),
         engine=EngineConfig(**({"device": "cpu", "kv_memory": "64MiB"} | engine)),
-        speculation=SpeculationConfig(model=str(model)),
+        speculation=SpeculationConfig(
+            model=str(model), sources=["model"] if str(model) else ["text"]
+        ),
         profile=ProfileConfig(profile="off"),
     )
 
@@ -82,6 +84,9 @@ def test_there_is_none_where_nobody_asks_it() -> None:
         asked, speculation=SpeculationConfig(mode="off", model=str(DRAFT_PATH))
     )
     assert plan_models(off).draft is None
+    demo = plan_models(msgspec.structs.replace(asked, speculation=SpeculationConfig()))
+    assert isinstance(demo.draft, NodeModel)
+    assert demo.draft.checkpoint.path == DRAFT_PATH
     with pytest.raises(ValueError, match="leaves model out"):
         SpeculationConfig(sources=["text"], model="x")
     with pytest.raises(ValueError, match=r"say which, in speculation\.model"):
