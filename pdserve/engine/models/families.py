@@ -321,7 +321,9 @@ def find_family(fields: JsonFields) -> tuple[str, Family]:
         if name in FAMILIES:
             return name, FAMILIES[name]
     found = ", ".join(names) or "no architecture"
-    raise UnknownArchitecture(f"{fields.where} names {found}; supported are {', '.join(FAMILIES)}")
+    raise UnknownArchitecture(
+        f"{fields.where} names {found}; supported are {', '.join(FAMILIES)}: take a model of these"
+    )
 
 
 def rotation(family: Family, rope: RopeConfig, fields: JsonFields, head_dim: int) -> RopeConfig:

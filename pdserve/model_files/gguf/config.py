@@ -91,7 +91,8 @@ def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
     name = architecture_of(model)
     if name not in ARCHITECTURES:
         raise UnknownArchitecture(
-            f"{model.path} is of the architecture {name}; supported are {', '.join(ARCHITECTURES)}"
+            f"{model.path} is of the architecture {name}; supported are "
+            f"{', '.join(ARCHITECTURES)}: take a model of these"
         )
     fields = general.under(f"{name}.")
     architecture = ARCHITECTURES[name]

@@ -82,7 +82,7 @@ def test_gpus_that_are_not_there_are_refused(engine, said):
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ModelError, "supported are LlamaForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"]}, ModelError, "supported are Llama.*take a m"),
         ({"quantization_config": {"quant_method": "hqq"}}, ModelError, r"quantised .*\(hqq\)"),
         ({"final_logit_softcapping": 30.0}, ModelError, "final_logit_softcapping"),
         (None, TokenizerError, "no tokenizer.json"),
