@@ -98,7 +98,7 @@ def made_model(num_blocks: int) -> NodeModel:
     return NodeModel(
         checkpoint=SimpleNamespace(model_id="m", revision="r", path=None),  # type: ignore[arg-type]
         config=SimpleNamespace(  # type: ignore[arg-type]
-            vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
+            short_len=0, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
         ),
         device=torch.device("cpu"),
         form=FLOAT32,
