@@ -72,8 +72,9 @@ class Node:
         num_tokens: int = 8192,
         device: torch.device = CPU,
         change: Callable[[ModelConfig], ModelConfig] | None = None,
+        kv_dtype: KvDtype | None = None,
     ) -> Node:
-        """`change`: of what the checkpoint says."""
+        """`change`: of what the checkpoint says; `kv_dtype`: of KV, if it is another one."""
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
         config = config if change is None else change(config)
@@ -84,9 +85,10 @@ class Node:
         )
         model = load(checkpoint, plan, ActivationDtype(dtype), device)
         num_blocks = num_tokens // block_size + 64
-        kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)
-        # What a block held before must never matter.
-        kv_cache.pool.fill_(float("nan"))
+        layout = config.kv_layout(block_size, kv_dtype or dtype)
+        kv_cache = KvCache(layout, num_blocks, device)
+        # What a block held before must never matter: NaN, also as a scale.
+        kv_cache.pool.view(torch.uint8).fill_(255)
         return cls(model, kv_cache, ModelRunner(model, kv_cache), list(range(num_blocks)))
 
     def step(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:

@@ -9,6 +9,7 @@ import pytest
 
 from pdserve.engine.drafts.texts import OwnText
 from pdserve.engine.request import Request
+from pdserve.kv import KvDtype
 from pdserve.protocol import BadWord
 from tests.requests import make_request
 from tests.unit.engine_model.drafted import Streams, Told, answers, run, tokens_of
@@ -48,6 +49,20 @@ def node(checkpoint_of: Callable[..., Path], kind: DecoderKind) -> Node:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_right_and_wrong_drafts_change_nothing(node: Node, seed: int) -> None:
+    expect_equal_answers(node, seed)
+
+
+@pytest.mark.parametrize("kv_dtype", [KvDtype.INT8, KvDtype.FP8])
+def test_drafts_over_kv_in_codes_change_nothing(
+    checkpoint_of: Callable[..., Path], kv_dtype: KvDtype
+) -> None:
+    """A refused row's codes, and their scale, are overwritten; no other row has seen them."""
+    expect_equal_answers(
+        Node.load(checkpoint_of("llama"), DecoderKind.SERVED, kv_dtype=kv_dtype), 0
+    )
+
+
+def expect_equal_answers(node: Node, seed: int) -> None:
     expected = answers(node, requests())
     streams = Streams(node, [Told(tokens_of(expected), seed)])
     run(streams, requests())

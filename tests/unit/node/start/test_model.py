@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ def test_kv_of_another_arithmetic_is_not_exchanged() -> None:
         ours.check_peer("peer", theirs.fingerprint, theirs.layout)
 
 
+def test_kv_of_other_formats_is_not_exchanged() -> None:
+    models = [planned(), planned(kv_dtype="int8"), planned(kv_dtype="fp8")]
+    assert [model.layout.dtype for model in models[1:]] == [KvDtype.INT8, KvDtype.FP8]
+    assert {model.activations for model in models} == {models[0].activations}
+    assert len({model.revision for model in models}) == len(models)
+    assert "+kv-int8+" in models[1].revision
+    for ours, theirs in permutations(map(identity, models), 2):
+        with pytest.raises(LayoutMismatch, match="cannot be laid out as"):
+            ours.check_peer("peer", theirs.fingerprint, theirs.layout)
+
+
 def test_kernels_that_this_cpu_lacks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"kernels 'avx9': this CPU can run .*portable"):
         planned(kernels="avx9")
@@ -50,6 +62,12 @@ def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     show_cards(monkeypatch, [1 << 30] * 2)
     with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda"):
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
+
+
+def test_kv_in_codes_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_cards(monkeypatch, [1 << 30] * 2)
+    with pytest.raises(ConfigError, match=r"kv_dtype fp8 is for CPUs, .* cuda"):
+        planned(device="cuda:1", kv_memory="64MiB", kv_dtype="fp8")
 
 
 def test_float16_is_for_gpus() -> None:
