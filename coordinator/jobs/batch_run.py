@@ -12,22 +12,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from time import time
 
 from coordinator.api.calls import Endpoint
 from coordinator.api.context import ApiContext
 from coordinator.jobs.line_run import run_line
 from coordinator.jobs.lines import LineReader
-from coordinator.jobs.output import answered, shown
+from coordinator.jobs.output import add_used, answered, shown
 from coordinator.jobs.places import Place, Places
 from coordinator.jobs.storage import tables
-from coordinator.jobs.storage.batches import Batch, Batches, Line, LineFault, LineState, Status
+from coordinator.jobs.storage.batches import (
+    Batch,
+    Batches,
+    Line,
+    LineFault,
+    LineState,
+    Status,
+    TokensUsed,
+)
 from coordinator.jobs.storage.database import Step
 from coordinator.jobs.storage.files import Files, Upload, put_file
 from pdserve.shared.errors import ItemNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
-_AHEAD = 64  # lines that are read at a time
+_AHEAD = 64  # lines that are read at a time, without their bodies
+_WRITTEN = 8  # answers that are read at a time
 _UNWRITTEN_S = 1.0  # until an answer that could not be written is written again
 
 
@@ -150,7 +160,8 @@ class BatchRun:
         batch = self.batch
         endpoint = self._calls[batch.document.endpoint]
         try:
-            answer = await run_line(batch, line, endpoint, self._context, place.begun)
+            read = partial(self._batches.body, batch, line)
+            answer = await run_line(batch, line, read, endpoint, self._context, place.begun)
         finally:
             place.leave()
         state, text = answered(batch, line, answer)
@@ -172,6 +183,7 @@ class BatchRun:
         if counts.get(LineState.LEFT):
             undone = LineState.CANCELED if is_cancelled else LineState.EXPIRED
             await self._batches.end_lines(batch, undone)
+        document.used = TokensUsed()
         document.counts = counts = await self._batches.counts(batch)
         document.total = sum(counts.values())
         if not is_cancelled:
@@ -192,10 +204,11 @@ class BatchRun:
         output = self._files.begin()
         errors = output if is_one else self._files.begin()
         behind = -1
-        while lines := await self._batches.answered(batch, behind, _AHEAD):
+        while lines := await self._batches.answered(batch, behind, _WRITTEN):
             for line in lines:
                 upload = output if line.state is LineState.SUCCEEDED else errors
                 await upload.add(shown(batch, line) + b"\n")
+                add_used(document.used, line)
             behind = lines[-1].number
         steps: list[Step] = []
         if output.num_bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -45,14 +45,15 @@ class LineAnswer:
 async def run_line(
     batch: Batch,
     line: Line,
+    read: Callable[[], Awaitable[bytes]],
     endpoint: Endpoint,
     context: ApiContext,
     begun: Callable[[], None],
 ) -> LineAnswer:
-    """Return the answer to a line. What is no fault of its own is tried again.
+    """Return the answer to a line; what is no fault of its own is tried again.
 
-    Its call is keyed by the batch and the line: made again, it is the same, and goes on with what
-    nodes still have of it.
+    `read` returns its body, which is not kept meanwhile. Its call is keyed by the batch and the
+    line: made again, it is the same, and goes on with what nodes still have of it.
     """
     path, num_failures, first_tokens = batch.document.endpoint, 0, asyncio.Event()
 
@@ -70,7 +71,7 @@ async def run_line(
             keyed=keyed,
         )
         try:
-            body = await _call(batch, line, endpoint, context, trace, has_begun)
+            body = await _call(batch, read, endpoint, context, trace, has_begun)
         except asyncio.CancelledError:
             conclude(context, trace, CLIENT_GONE, "cancelled")
             raise
@@ -90,7 +91,7 @@ async def run_line(
 
 async def _call(
     batch: Batch,
-    line: Line,
+    read: Callable[[], Awaitable[bytes]],
     endpoint: Endpoint,
     context: ApiContext,
     trace: RequestTrace,
@@ -101,7 +102,7 @@ async def _call(
         raise PermissionDenied("the tenant of this batch does not exist any more")
     trace.caller = caller
     begin_call(trace, batch.document.endpoint, context)
-    values = JsonReader().read(line.body, "the request")
+    values = JsonReader().read(await read(), "the request")
     if not isinstance(values, dict):
         raise InvalidRequest("the request must be a JSON object")
     headers = {CLASS_HEADER: lowest_class(caller, context.classes)}

@@ -6,8 +6,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from coordinator.api.responses.objects import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseUsage,
+)
 from coordinator.api.responses.requests import Metadata
-from coordinator.jobs.storage.batches import Batch, LineFault, LineState
+from coordinator.jobs.storage.batches import Batch, LineFault, LineState, TokensUsed
 from coordinator.jobs.storage.files import StoredFile
 
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86400
@@ -98,6 +103,7 @@ class BatchShown(Struct, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: ResponseUsage | None  # of the answers, once it has ended
     metadata: dict[str, str] | None
 
 
@@ -146,6 +152,17 @@ def batch_shown(batch: Batch, counts: dict[int, int]) -> BatchShown:
         finalizing_at=document.finalizing_at,
         cancelling_at=document.cancelling_at,
         request_counts=RequestCounts(document.total, counts.get(LineState.SUCCEEDED, 0), failed),
+        usage=_usage(document.used) if batch.has_ended else None,
         metadata=document.metadata,
         **ended,
+    )
+
+
+def _usage(used: TokensUsed) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=used.input,
+        input_tokens_details=InputTokensDetails(used.cached),
+        output_tokens=used.output,
+        output_tokens_details=OutputTokensDetails(0),
+        total_tokens=used.input + used.output,
     )

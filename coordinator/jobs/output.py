@@ -8,7 +8,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from coordinator.jobs.line_run import LineAnswer
-from coordinator.jobs.storage.batches import AnsweredLine, Batch, Line, LineState
+from coordinator.jobs.storage.batches import (
+    AnsweredLine,
+    Batch,
+    Line,
+    LineState,
+    TokensUsed,
+)
 
 _REASONS = {
     LineState.EXPIRED: ("batch_expired", "this request was not run before the batch expired"),
@@ -68,6 +74,52 @@ def shown(batch: Batch, line: AnsweredLine) -> bytes:
     output = _output(batch, line.number, line.custom_id, None)
     output.error = {"code": code, "message": message}
     return msgspec.json.encode(output)
+
+
+class _Cached(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class _Usage(Struct, frozen=True):
+    """Token counts in the form of either protocol."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached = _Cached()
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Cached = _Cached()
+    cache_read_input_tokens: int = 0  # not among `input_tokens`
+
+
+class _Answer(Struct, frozen=True):
+    usage: _Usage = _Usage()
+
+
+class _Response(Struct, frozen=True):
+    body: _Answer = _Answer()
+
+
+class _Result(Struct, frozen=True):
+    message: _Answer = _Answer()
+
+
+class _Counted(Struct, frozen=True):
+    response: _Response = _Response()
+    result: _Result = _Result()
+
+
+def add_used(used: TokensUsed, line: AnsweredLine) -> None:
+    """Add what the answer of a line took."""
+    if line.state is not LineState.SUCCEEDED:
+        return
+    counted = msgspec.json.decode(line.answer, type=_Counted)
+    for usage in (counted.response.body.usage, counted.result.message.usage):
+        outside = usage.cache_read_input_tokens
+        used.input += usage.prompt_tokens + usage.input_tokens + outside
+        used.output += usage.completion_tokens + usage.output_tokens
+        used.cached += usage.prompt_tokens_details.cached_tokens
+        used.cached += usage.input_tokens_details.cached_tokens + outside
 
 
 def _output(batch: Batch, number: int, custom_id: str, response: LineResponse | None) -> OutputLine:

@@ -9,7 +9,7 @@ from time import time
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.database import Database, Row, Step
@@ -27,7 +27,7 @@ Status = Literal[
     "cancelled",
 ]
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-_MAX_CLAIMED = 16  # at a time by one coordinator
+MAX_RUNNING = 4  # batches of a tenant at a time; the others wait in the order of their creation
 
 
 class LineState(IntEnum):
@@ -49,6 +49,14 @@ class LineFault(Struct):
     line: int | None
 
 
+class TokensUsed(Struct):
+    """What the answers of a batch took, once it has ended."""
+
+    input: int = 0
+    cached: int = 0  # of these
+    output: int = 0
+
+
 class BatchDocument(Struct, kw_only=True):
     """What of a batch no statement looks at. Times are seconds since 1970."""
 
@@ -60,6 +68,7 @@ class BatchDocument(Struct, kw_only=True):
     output_keep_s: int = 30 * 86400
     total: int = 0
     counts: dict[int, int] = {}  # by state, once it has ended
+    used: TokensUsed = field(default_factory=lambda: TokensUsed())
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     cancelling_at: int | None = None
@@ -94,7 +103,7 @@ class Line:
     number: int
     custom_id: str
     prefix: bytes  # by which lines that begin alike come together
-    body: bytes  # JSON
+    body: bytes  # JSON; b"": it is not read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,7 @@ class Batches:
         """
         _, _, rows = await self._database.run(
             (tables.RENEW, lease_s, holder),
-            (tables.CLAIM, holder, lease_s, _MAX_CLAIMED),
+            (tables.CLAIM, holder, lease_s, MAX_RUNNING),
             (tables.HELD, holder),
         )
         return [_batch(row) for row in rows]
@@ -197,10 +206,17 @@ class Batches:
         await self._database.run(*(_put_line(batch.id, line) for line in lines))
 
     async def left(self, batch: Batch, behind: Line | None, limit: int) -> list[Line]:
-        """Return lines without an answer; those that begin alike stand together."""
+        """Return lines without an answer, and without their bodies; those that begin alike stand
+        together.
+        """
         prefix, number = (b"", -1) if behind is None else (behind.prefix, behind.number)
         (rows,) = await self._database.run((tables.LEFT, batch.id, prefix, prefix, number, limit))
-        return [Line(n, custom_id, bytes(p), bytes(body)) for n, custom_id, p, body in rows]
+        return [Line(number, custom_id, bytes(begin), b"") for number, custom_id, begin in rows]
+
+    async def body(self, batch: Batch, line: Line) -> bytes:
+        """Return the request of a line that has no answer."""
+        (rows,) = await self._database.run((tables.BODY, batch.id, line.number))
+        return bytes(rows[0][0]) if rows else b""
 
     async def answer(self, batch_id: str, line: Line, state: LineState, answer: bytes) -> None:
         """Write a line's answer with its mark, unless it has one."""

@@ -72,12 +72,15 @@ WHERE id = ? AND holder = ? AND (status <> 'cancelling' OR ? NOT IN {RUNNING}) R
 RENEW: Final = """
 UPDATE pdserve_batches SET held_until = {NOW} + ? WHERE holder = ? AND held_until > {NOW}
 """
-# `held_until` is looked at again, when another claim at the same time is over.
+# The oldest few of each tenant's. `held_until` is looked at again, when another claim at the same
+# time is over.
 CLAIM: Final = f"""
 UPDATE pdserve_batches SET holder = ?, held_until = {{NOW}} + ?
 WHERE held_until <= {{NOW}} AND id IN (
-    SELECT id FROM pdserve_batches WHERE status IN {RUNNING} AND held_until <= {{NOW}}
-    ORDER BY created_at, id LIMIT ?
+    SELECT id FROM (
+        SELECT id, status, row_number() OVER (PARTITION BY owner ORDER BY created_at, id) AS place
+        FROM pdserve_batches WHERE status IN {RUNNING}
+    ) AS ranked WHERE place <= ? OR status = 'cancelling'
 ) RETURNING {_BATCH}
 """
 HELD: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE holder = ? AND status IN {RUNNING}"
@@ -95,8 +98,9 @@ END_LINES: Final = """
 UPDATE pdserve_lines SET state = ?, body = ? WHERE batch = ? AND state = 0
 """
 COUNTS: Final = "SELECT state, count(*) FROM pdserve_lines WHERE batch = ? GROUP BY state"
+BODY: Final = "SELECT body FROM pdserve_lines WHERE batch = ? AND number = ?"
 LEFT: Final = """
-SELECT number, custom_id, prefix, body FROM pdserve_lines
+SELECT number, custom_id, prefix FROM pdserve_lines
 WHERE batch = ? AND state = 0 AND (prefix > ? OR (prefix = ? AND number > ?))
 ORDER BY prefix, number LIMIT ?
 """

@@ -99,6 +99,13 @@ async def test_every_line_is_answered_as_its_endpoint_would(speech: Speech) -> N
     assert {one["response"]["status_code"] for one in output} == {200}
     assert (error["custom_id"], error["response"]["status_code"]) == ("line-5", 404)
     assert speech.is_error(error["response"]["body"])
+    usage, ids = batch["usage"], [request.prompt.num_tokens for request in requests]
+    assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (
+        sum(ids),
+        3 * 11,
+    )
+    num_tokens = 1 + len(tokenizer().encode("Hello", add_special_tokens=False))
+    assert usage["output_tokens"] == 11 * num_tokens
     assert len(set(seeds)) == 11
     assert {request.slo.name for request in requests} == {"batch"}
     assert all(request.is_claimable for request in requests)

@@ -63,6 +63,21 @@ async def test_one_coordinator_holds_a_batch_until_its_lease_ends(database: Data
     assert await batches.counts(held) == {}
 
 
+async def test_tenants_have_their_oldest_batches_run(database: Database) -> None:
+    batches = Batches(database)
+    for number in range(9):
+        await batches.add(some_batch(number))
+    await batches.add(some_batch(99, "b"))
+    held = await batches.claim("x", 30.0)
+    assert sorted(batch.created_at for batch in held) == [0, 1, 2, 3, 99]
+    await batches.cancel(some_batch(7))
+    held[0].status = "completed"
+    assert await batches.go_on(held[0], "x")
+    later = {batch.created_at for batch in await batches.claim("y", 30.0)}
+    assert len(later) == 2
+    assert 7 in later, "what is cancelled need not wait"
+
+
 async def test_a_line_has_the_first_answer_that_is_written(database: Database) -> None:
     batches, batch = Batches(database), some_batch()
     await batches.add(batch, LINES)
