@@ -150,7 +150,8 @@ async def test_a_claimable_stream_outlives_its_coordinator(bench: Bench) -> None
 
 async def test_one_that_ends_meanwhile_is_claimed_as_a_whole_once(bench: Bench) -> None:
     other = Link([])
-    bench.services.start_decode(leg("r", is_claimable=True), bench.link)
+    guessed = replace(leg("r", is_claimable=True), accepted=2, refused=1)  # on its former node
+    bench.services.start_decode(guessed, bench.link)
     bench.step()
     bench.services.coordinator_lost(bench.link)
     bench.run()
@@ -158,7 +159,13 @@ async def test_one_that_ends_meanwhile_is_claimed_as_a_whole_once(bench: Bench) 
     for _ in range(2):
         bench.services.claim(Claim(request_id="r"), other)
     assert other.sent == [
-        Claimed(request_id="r", token_ids=output(), finish_reason=FinishReason.LENGTH),
+        Claimed(
+            request_id="r",
+            token_ids=output(),
+            finish_reason=FinishReason.LENGTH,
+            accepted=2,
+            refused=1,
+        ),
         Claimed(request_id="r"),
     ]
 
