@@ -38,3 +38,13 @@ function(tile_source target file)
     kernel_build(${target} ${file} AmxEmulated -DPDSERVE_TILES -Wno-psabi)
   endif()
 endfunction()
+
+# integer_source(<target> <file>): kernels of integers, and of floats whose operations are never
+# fused, so that all builds have the same results.
+function(integer_source target file)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    kernel_build(${target} ${file} Avx2 -mavx2 -ffp-contract=off)
+    kernel_build(${target} ${file} Avx512Vnni ${avx512} -mavx512vnni -ffp-contract=off)
+  endif()
+  kernel_build(${target} ${file} Portable -ffp-contract=off)
+endfunction()

@@ -29,9 +29,12 @@ def unpack(packed: PackedLinear) -> Tensor:
 
 
 def _plain(packed: PackedLinear, panels: Tensor) -> Tensor:
-    inputs = 1 if packed.form.bits == 32 else 2  # of an output, side by side
-    codes = panels.view(torch_dtype(packed.form.dtype))
-    groups = codes.float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
+    inputs = 32 // packed.form.bits  # of an output, side by side
+    if packed.form.bits == 8:
+        values = panels.float() - 128
+    else:
+        values = panels.view(torch_dtype(packed.form.dtype)).float()
+    groups = values.view(len(panels), -1, PANEL_OUTPUTS, inputs)
     rows = groups.permute(0, 2, 1, 3).reshape(len(panels) * PANEL_OUTPUTS, -1)[:, : packed.num_in]
     return rows if packed.scales is None else rows * packed.scales[:, None]
 
@@ -60,16 +63,22 @@ class _Panels:
         return Codes(coding, np.concatenate(blocks, axis=1)[:, :num_in], *pairs[-1], *supers)
 
     def _block(self) -> NDArray[np.uint8]:
+        """Codes of 32 inputs: [lanes, 32]."""
         upper = self._coding.bits - 4
         if upper == 4:
-            return self._take(32, np.uint8)
-        both = self._take(16, np.uint8)
-        codes = np.stack([both & 15, both >> 4], axis=2).reshape(-1, 32)
+            return self._units(8)
+        both = self._units(4)
+        codes = np.concatenate([both & 15, both >> 4], axis=1)
         if upper:
-            shifts = np.arange(0, 32, upper, dtype=np.uint32)
-            words = self._take(upper, np.uint32)[:, :, None] >> shifts
-            codes |= (words.reshape(-1, 32) & ((1 << upper) - 1)).astype(np.uint8) << 4
+            lines = self._units(upper).reshape(len(codes), upper, 1, 4)
+            shifts = np.arange(0, 8, upper, dtype=np.uint8)[:, None]
+            codes |= (lines >> shifts & ((1 << upper) - 1)).reshape(-1, 32) << 4
         return codes
+
+    def _units(self, count: int) -> NDArray[np.uint8]:
+        """Cache lines of 4 inputs of each output: [lanes, 4 * count]."""
+        words = self._take(count, np.uint32)
+        return np.ascontiguousarray(words).view(np.uint8)
 
     def _take(self, count: int, dtype: Any) -> NDArray[Any]:
         """The next rows of lanes of each panel: [lanes, count]."""

@@ -24,6 +24,7 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
       group_(group),
       tensor_(group == nullptr || group->tensor().is_alone() ? nullptr : &group->tensor()),
       element_bytes_(model.is_bfloat16 ? 2 : 4),
+      products_(model.is_bfloat16, variant),
       mixture_(model, variant),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
@@ -184,8 +185,8 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
 
 void Forward::write_kv(const Layer& layer, int index) {
     normalise(layer.attention_norm);
-    multiply(layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv,
-        layer.qkv.num_out);
+    products_.multiply(
+        layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv);
     attention::QkvRows rows{
         .qkv = buffers_.qkv,
         .is_bfloat16 = model_.is_bfloat16,
@@ -256,8 +257,8 @@ void Forward::finish_attention(const Layer& layer) {
 void Forward::finish_layer(const Layer& layer) {
     if (!model_.arithmetic.is_parallel) normalise(layer.mlp_norm);
     if (layer.has_experts()) return mix_experts(layer);
-    multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
-        buffers_.inner, layer.mlp.inner());
+    products_.multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
+        buffers_.inner);
     add_product(layer.mlp.down, buffers_.inner, layer.after_mlp_norm);
 }
 
@@ -284,7 +285,7 @@ void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
 
 void Forward::compute_logits(float* logits) {
     normalise(model_.final_norm, model_.arithmetic.logit_scale);
-    multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
+    products_.multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
         logits + model_.sizes.first_token_id, model_.sizes.vocab);
     const float cap = model_.arithmetic.logit_cap;
     if (cap == 0) return;
@@ -306,7 +307,7 @@ void Forward::add_product(
     const size_t row_bytes = matrix.num_in * element_bytes_;
     const auto make = [&](int64_t first, int64_t count, Result result, float* out) {
         const void* rows = static_cast<const char*>(x) + first * row_bytes;
-        multiply(matrix, rows, count, result, out, matrix.num_out);
+        products_.multiply(matrix, rows, count, result, out);
     };
     add_rows(make, after_norm);
 }
@@ -331,23 +332,6 @@ void Forward::add_rows(const MakeRows& make, const float* after_norm) {
     rows::add_normalised({target, after_norm, model_.norm_eps, width, buffers_.hidden, 1.0f,
                              model_.arithmetic.centres_norms},
         num_rows_, variant_);
-}
-
-// x is contiguous; out_stride is in elements.
-void Forward::multiply(
-    const linear::PackedMatrix& matrix, const void* x, int64_t num_rows, Result result, void* out,
-    int64_t out_stride) {
-    const linear::Product product{
-        .matrix = &matrix,
-        .x = x,
-        .is_bfloat16 = model_.is_bfloat16,
-        .x_stride = matrix.num_in,
-        .num_rows = num_rows,
-        .result = result,
-        .out = out,
-        .out_stride = out_stride,
-    };
-    linear::multiply(product, variant_);
 }
 
 }  // namespace pdserve::decoder

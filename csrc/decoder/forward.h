@@ -13,6 +13,7 @@
 #include "buffers.h"
 #include "experts/mixture.h"
 #include "model.h"
+#include "products.h"
 #include "step/inputs.h"
 #include "step/kept_rows.h"
 
@@ -67,8 +68,6 @@ private:
     void add_product(
         const linear::PackedMatrix& matrix, const void* x, const float* after_norm);
     void add_rows(const MakeRows& make, const float* after_norm);
-    void multiply(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
-        linear::Result result, void* out, int64_t out_stride);
 
     const Model& model_;
     const Variant variant_;
@@ -76,6 +75,7 @@ private:
     ranks::TensorRanks* const tensor_;  // that compute the same layers; null: none
     const size_t element_bytes_;
     ScratchBuffer memory_;
+    const Products products_;
     Mixture mixture_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept

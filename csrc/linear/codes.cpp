@@ -16,6 +16,25 @@ namespace {
 
 constexpr int64_t kRowsPerItem = 8;  // that are looked up
 
+constexpr int kUnitInputs = 4;
+constexpr int kHalfInputs = kBlockInputs / 2;
+
+// Where a block has the byte of an input, of those that are whole bytes.
+int place_of(int input, int lane) {
+    return input / kUnitInputs * kUnitBytes + lane * kUnitInputs + input % kUnitInputs;
+}
+
+// Where the bits of a code above its fourth are: `upper` of them.
+struct UpperBits {
+    UpperBits(int input, int upper)
+        : input(kHalfInputs + (upper == 2 ? input / kHalfInputs * kUnitInputs : 0)
+              + input % kUnitInputs),
+          shift(input / kUnitInputs % (8 / upper) * upper) {}
+
+    int input;  // whose byte they are in
+    int shift;
+};
+
 CodedLayout layout_of(const PackedMatrix& matrix) {
     return coded_layout_of(matrix.coding, matrix.num_out, matrix.num_in, matrix.is_gated);
 }
@@ -72,23 +91,20 @@ private:
     }
 
     static void put_bytes(uint8_t* block, int lane, const uint8_t* codes) {
-        for (int k = 0; k < kBlockInputs; ++k) block[k * kPanelOutputs + lane] = codes[k];
+        for (int k = 0; k < kBlockInputs; ++k) block[place_of(k, lane)] = codes[k];
     }
 
     void put_bits(uint8_t* block, int lane, const uint8_t* codes) const {
-        for (int k = 0; k < kBlockInputs; k += 2) {
-            block[k / 2 * kPanelOutputs + lane] =
-                static_cast<uint8_t>((codes[k] & 15) | codes[k + 1] << 4);
-        }
         const int upper = bits_ - 4;  // 0, 1 or 2
-        uint8_t* words = block + kBlockInputs / 2 * kPanelOutputs;
-        for (int word = 0; word < upper; ++word, words += kPanelOutputs * sizeof(uint32_t)) {
-            uint32_t bits = 0;
-            const int in_word = kBlockInputs / upper;
-            for (int k = 0; k < in_word; ++k) {
-                bits |= static_cast<uint32_t>(codes[word * in_word + k] >> 4) << (k * upper);
-            }
-            std::memcpy(words + lane * sizeof(bits), &bits, sizeof(bits));
+        for (int k = 0; k < kHalfInputs; ++k) {
+            block[place_of(k, lane)] =
+                static_cast<uint8_t>((codes[k] & 15) | codes[k + kHalfInputs] << 4);
+        }
+        for (int k = 0; k < kUnitInputs * upper; ++k) block[place_of(kHalfInputs + k, lane)] = 0;
+        for (int k = 0; k < kBlockInputs && upper > 0; ++k) {
+            const UpperBits bits(k, upper);
+            block[place_of(bits.input, lane)] |=
+                static_cast<uint8_t>(codes[k] >> 4 << bits.shift);
         }
     }
 
@@ -170,15 +186,12 @@ private:
     int code(int64_t input) const {
         const uint8_t* block = panel_ + input / kBlockInputs * layout_.block_bytes;
         const auto k = static_cast<int>(input % kBlockInputs);
-        if (coding_.bits == 8) return block[k * kPanelOutputs + lane_];
-        const int lower = block[k / 2 * kPanelOutputs + lane_] >> (k % 2 * 4) & 15;
+        if (coding_.bits == 8) return block[place_of(k, lane_)];
+        const int lower = block[place_of(k % kHalfInputs, lane_)] >> (k / kHalfInputs * 4) & 15;
         const int upper = coding_.bits - 4;
         if (upper == 0) return lower;
-        const uint8_t* words = block + kBlockInputs / 2 * kPanelOutputs;
-        const int in_word = kBlockInputs / upper;
-        const auto word = read<uint32_t>(words, k / in_word * kPanelOutputs + lane_);
-        const auto bits = word >> (k % in_word * upper) & ((1u << upper) - 1);
-        return lower | static_cast<int>(bits) << 4;
+        const UpperBits bits(k, upper);
+        return lower | (block[place_of(bits.input, lane_)] >> bits.shift & ((1 << upper) - 1)) << 4;
     }
 
     const Coding& coding_;

@@ -3,16 +3,19 @@
 //
 //     weight = rounded(scale * (code - zero) - minimum)
 //
-// in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. They are
-// widened to panels of float32 or bfloat16 (layout.h) just before they are used, so a product has
-// the bits that it would have if they had been packed so.
+// in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. Products of
+// integers (kernels/integer_product.cpp) read the codes themselves. All others widen them to panels
+// of float32 or bfloat16 (layout.h) just before they are used, and so have the bits that they would
+// have if the weights had been packed so.
 //
-// A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes:
-//     codes      [num_in / 32] blocks of 32 inputs, a power of two and the bits above it:
-//                8 bits:  32 rows of bytes
-//                others:  16 rows of bytes, each with an even input and, above it, the next one;
-//                then, of 5 bits, a row of uint32 with the fifth bits of all 32, the first lowest;
-//                of 6, two rows with the upper two bits of 16 inputs each
+// A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes. A unit
+// is a cache line with a byte for each of 4 inputs of each output: [16][4], as instructions multiply
+// them.
+//     codes      [num_in / 32] blocks of 32 inputs:
+//                8 bits:  8 units
+//                others:  4 units of the codes' lower four bits, and above them those of the 4 units
+//                after; then, of 5 bits, a line whose bits 0 to 7 of a byte are the fifth ones of
+//                that byte in the 8 units; of 6, two lines, with the upper two bits in 4 units each
 //     supers     if there are two levels, [num_in / 256] rows of float16, of scales; as many of
 //                minimums
 //     scales     [num_in / group] rows

@@ -16,6 +16,7 @@ constexpr int64_t kMostTileBytes = 800 << 10;
 
 // Number of rows that a thread converts at a time.
 constexpr int64_t kConvertRows = 32;
+constexpr int64_t kIntegerRows = 4;
 
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
@@ -38,8 +39,9 @@ Form tiled(const Product& product, const Layout& layout, MultiplyFunction multip
     return {
         .multiply = multiply,
         .convert = convert,
+        .quantise = nullptr,
         .is_in_place = false,
-        .element_bytes = 2,
+        .row_bytes = row_bytes,
         .num_inputs = num_inputs,
         .rows_together = kTileRows,
         .most_rows = std::clamp(fitting, 4 * kTileRows, kMostTileRows),
@@ -58,14 +60,21 @@ Form by_rows(const Product& product, const Layout& layout, MultiplyFunction mult
     return {
         .multiply = multiply,
         .convert = convert,
+        .quantise = nullptr,
         .is_in_place = is_in_place && product.matrix->num_in == num_inputs,
-        .element_bytes = element_bytes,
+        .row_bytes = num_inputs * element_bytes,
         .num_inputs = num_inputs,
         .rows_together = kConvertRows,
         .most_rows = kMostRows,
         .scratch_bytes = kMaxChunkPanels * kPanelOutputs * num_inputs * weight_bytes,
         .widen = nullptr,
     };
+}
+
+// As what the kernels of floats read the weights: a coded matrix is widened to the type of x.
+WeightType type_read(const Product& product) {
+    if (product.matrix->type != WeightType::kCoded) return product.matrix->type;
+    return product.is_bfloat16 ? WeightType::kBFloat16 : WeightType::kFloat32;
 }
 
 Form by_type(const Product& product, const Layout& layout, Variant variant) {
@@ -86,16 +95,65 @@ Form by_type(const Product& product, const Layout& layout, Variant variant) {
         product, layout, kernels.by_float32[type], convert, !product.is_bfloat16, 4, 1);
 }
 
-}  // namespace
-
-WeightType type_read(const Product& product) {
-    if (product.matrix->type != WeightType::kCoded) return product.matrix->type;
-    return product.is_bfloat16 ? WeightType::kBFloat16 : WeightType::kFloat32;
+const IntegerKernels& integer_kernels(Variant variant) {
+#if defined(__x86_64__)
+    const bool is_wide = variant == Variant::kAvx512Bf16 || variant == Variant::kAvx512;
+    if (is_wide && cpu_features().avx512_vnni) return kAvx512VnniIntegerKernels;
+    if (is_wide || variant == Variant::kAvx2) return kAvx2IntegerKernels;
+#else
+    (void)variant;
+#endif
+    return kPortableIntegerKernels;
 }
 
-Form form_of(const Product& product, const Layout& layout, Variant variant) {
-    Form form = by_type(product, layout, variant);
-    if (product.matrix->type == WeightType::kCoded) {
+// A matrix of int8 has the codes of one, with scales elsewhere.
+Form of_integers(const Product& product, Variant variant, Call& call) {
+    const PackedMatrix& matrix = *product.matrix;
+    const IntegerKernels& kernels = integer_kernels(variant);
+    const int plane = matrix.planes - 1;
+    const bool is_coded = matrix.type == WeightType::kCoded;
+    const int64_t num_blocks = (matrix.num_in + kBlockInputs - 1) / kBlockInputs;
+    call.coding = is_coded ? matrix.coding
+                           : Coding{8, 0, kInt8Zero, ScaleType::kFloat32, false, Rounding::kNone};
+    if (is_coded) {
+        call.coded =
+            coded_layout_of(matrix.coding, matrix.num_out, matrix.num_in, matrix.is_gated);
+    } else {
+        call.coded.panel_bytes = call.layout.panel_bytes;
+        call.coded.block_bytes = 8 * kUnitBytes;
+    }
+    const int64_t groups = call.coded.num_groups;
+    call.layout = {call.layout.num_panels, num_blocks * 8, 4, call.coded.panel_bytes};
+    return {
+        .multiply = kernels.multiply[plane],
+        .convert = nullptr,
+        .quantise = kernels.quantise[plane],
+        .is_in_place = false,
+        .row_bytes = num_blocks * kernels.block_bytes[plane],
+        .num_inputs = num_blocks * kBlockInputs,
+        .rows_together = kIntegerRows,
+        .most_rows = kMostRows,
+        .scratch_bytes = kMaxChunkPanels
+            * (num_blocks * 8 * kUnitBytes
+                + 2 * groups * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
+        .widen = nullptr,
+    };
+}
+
+}  // namespace
+
+bool multiplies_integers(const Product& product, Variant variant) {
+    const WeightType type = product.matrix->type;
+    return product.is_bfloat16 && (type == WeightType::kInt8 || type == WeightType::kCoded)
+        && variant != Variant::kAmx && variant != Variant::kAmxEmulated;
+}
+
+Form form_of(const Product& product, Variant variant, Call& call) {
+    const PackedMatrix& matrix = *product.matrix;
+    call.layout = layout_of(type_read(product), matrix.num_out, matrix.num_in, matrix.is_gated);
+    if (multiplies_integers(product, variant)) return of_integers(product, variant, call);
+    Form form = by_type(product, call.layout, variant);
+    if (matrix.type == WeightType::kCoded) {
         form.widen = PDSERVE_OF_VARIANT(variant, ProductKernels).widen_codes;
     }
     return form;

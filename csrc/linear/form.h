@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../isa/cpu.h"
+#include "kernels/integers.h"
 #include "kernels/kernel.h"
 #include "linear.h"
 
@@ -12,22 +13,20 @@ namespace pdserve::linear {
 struct Form {
     MultiplyFunction multiply;
     ConvertFunction convert;
+    QuantiseFunction quantise;  // instead, if these are products of integers; else null
     bool is_in_place;  // x can be read where it is
-    int64_t element_bytes;
-    int64_t num_inputs;     // of a converted row: num_in, padded
+    int64_t row_bytes;      // of a converted row
+    int64_t num_inputs;     // of that: num_in, padded
     int64_t rows_together;  // how many rows are converted in one call; a work item begins with them
     int64_t most_rows;      // of a work item
     int64_t scratch_bytes;  // of a work item
-
     WidenFunction widen;    // of a coded matrix, for `multiply` to read; else null
-
-    int64_t row_bytes() const { return num_inputs * element_bytes; }
 };
 
-// As what the kernels read the weights: a coded matrix is widened to the type of x.
-WeightType type_read(const Product& product);
+// Whether x becomes integers: of float32 never does, and tiles of AMX multiply bfloat16 faster.
+bool multiplies_integers(const Product& product, Variant variant);
 
-// `layout`: of the matrix, as the kernels read it.
-Form form_of(const Product& product, const Layout& layout, Variant variant);
+// Sets the call's layout, as the kernels read the matrix, and returns the form of x.
+Form form_of(const Product& product, Variant variant, Call& call);
 
 }  // namespace pdserve::linear

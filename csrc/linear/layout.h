@@ -5,8 +5,8 @@
 // consecutive inputs of a panel:
 //     float32   [panels][num_in][16]
 //     bfloat16  [panels][num_in / 2][16][2]
-//     int8      [panels][num_in / 4][2][16][2]
-// Padded with zeros: outputs to a whole panel, inputs to a whole unit. In a gated matrix, panel 2i
+//     int8      [panels][num_in / 4][16][4], each as a byte that is greater by 128
+// Padded with zeros: outputs to a whole panel, inputs to a whole unit, and of int8 to 32. In a gated matrix, panel 2i
 // holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower half (up). Each
 // half is padded to whole panels.
 //
@@ -25,10 +25,13 @@ constexpr int kPanelOutputs = 16;
 
 constexpr int kUnitBytes = 64;
 
+constexpr int kInt8Zero = 128;  // what stands for 0
+
 // What distinguishes the forms of weights: a row for each type, in its order.
 struct FormTraits {
     const char* name;  // as in pdserve/engine/plan/forms.py
     int unit_inputs;   // of each output
+    int whole_inputs;  // a panel has a multiple of these
     bool has_scales;   // of float32, one for each output, or for a group of its inputs
     int group_inputs;  // that share a scale; 0: all
 };
@@ -43,9 +46,9 @@ struct Layout {
 namespace {
 
 constexpr FormTraits kForms[kNumForms] = {
-    {"float32", 1, false, 0},
-    {"bfloat16", 2, false, 0},
-    {"int8", 4, true, 0},
+    {"float32", 1, 1, false, 0},
+    {"bfloat16", 2, 2, false, 0},
+    {"int8", 4, 32, true, 0},
 };
 
 [[maybe_unused]] constexpr const FormTraits& traits_of(WeightType type) {
@@ -57,8 +60,9 @@ constexpr FormTraits kForms[kNumForms] = {
     const int64_t half = is_gated ? num_out / 2 : num_out;
     Layout layout;
     layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
+    const int whole = traits_of(type).whole_inputs;
     layout.unit_inputs = traits_of(type).unit_inputs;
-    layout.num_units = (num_in + layout.unit_inputs - 1) / layout.unit_inputs;
+    layout.num_units = (num_in + whole - 1) / whole * whole / layout.unit_inputs;
     layout.panel_bytes = layout.num_units * kUnitBytes;
     return layout;
 }

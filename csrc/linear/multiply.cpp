@@ -86,7 +86,7 @@ struct Job {
     int64_t num_groups() const {
         return form.is_in_place ? 0 : ceil_div(product->num_rows, form.rows_together);
     }
-    int64_t group_bytes() const { return form.rows_together * form.row_bytes(); }
+    int64_t group_bytes() const { return form.rows_together * form.row_bytes; }
 
     // Brings some rows of x to the form that the kernels read, at call.x.
     void convert(int64_t group) const {
@@ -95,7 +95,12 @@ struct Job {
         const Rows rows{static_cast<const uint8_t*>(product->x) + first * row_bytes,
             product->x_stride, std::min(form.rows_together, product->num_rows - first)};
         auto* target = static_cast<uint8_t*>(const_cast<void*>(call.x)) + group * group_bytes();
-        form.convert(rows, product->matrix->num_in, form.num_inputs, target);
+        const int64_t num_in = product->matrix->num_in;
+        if (form.quantise != nullptr) {
+            form.quantise(rows, num_in, form.num_inputs, call.coding.zero, target);
+        } else {
+            form.convert(rows, num_in, form.num_inputs, target);
+        }
     }
 
     void multiply(int64_t item) const {
@@ -138,8 +143,6 @@ Job job_of(const Product& product, Variant variant, int64_t wanted) {
     job.product = &product;
     Call& call = job.call;
     call.weights = static_cast<const uint8_t*>(matrix.weights);
-    call.layout =
-        layout_of(type_read(product), matrix.num_out, matrix.num_in, matrix.is_gated);
     call.scales = matrix.scales;
     call.scale_stride = matrix.scale_stride;
     call.bias = matrix.bias;
@@ -148,10 +151,10 @@ Job job_of(const Product& product, Variant variant, int64_t wanted) {
     call.out = product.out;
     call.out_stride = product.out_stride;
     call.num_columns = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out;
-    job.form = form_of(product, call.layout, variant);
+    job.form = form_of(product, variant, call);
     call.x = product.x;  // converted rows are elsewhere
-    call.x_row_bytes = job.form.is_in_place ? product.x_stride * job.form.element_bytes
-                                            : job.form.row_bytes();
+    call.x_row_bytes = job.form.is_in_place ? product.x_stride * (product.is_bfloat16 ? 2 : 4)
+                                            : job.form.row_bytes;
     job.split = Split::of(call, job.form, product.num_rows, wanted);
     return job;
 }

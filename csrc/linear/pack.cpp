@@ -50,7 +50,7 @@ public:
     }
 
 private:
-    // kInputs inputs of an output are together in a unit: all of them, or one pair of two.
+    // kInputs inputs of an output are together in a unit.
     template <class Packed, int kInputs, class Convert>
     void pack(const Convert& convert) {
         constexpr int64_t kGroupBytes = kPanelOutputs * kInputs * sizeof(Packed);
@@ -99,11 +99,12 @@ private:
         }
         for (int lane = rows_.lane + rows_.count; lane < end_lane_; ++lane) scales[lane] = 0.0f;
         if (!is_finite) return false;
-        pack<int8_t, 2>([&](int8_t& packed, T value, int i) {
+        pack<uint8_t, 4>([&](uint8_t& packed, T value, int i) {
             // A denormal scale has lost digits, and could lead to values above 127.
             const float ratio = std::clamp(to_float(value) / divisors[i], -127.0f, 127.0f);
             // Adding 1.5 * 2**23 rounds to an integer, ties to even.
-            packed = static_cast<int8_t>((ratio + 12582912.0f) - 12582912.0f);
+            const auto code = static_cast<int>((ratio + 12582912.0f) - 12582912.0f);
+            packed = static_cast<uint8_t>(code + kInt8Zero);
         });
         return true;
     }

@@ -90,6 +90,10 @@ Coding coding_from(nb::handle object, int64_t num_in) {
 }  // namespace
 
 void read_form(nb::handle form, PackedMatrix& matrix) {
+    matrix.planes = nb::cast<int>(form.attr("planes"));
+    if (matrix.planes != 1 && matrix.planes != 2) {
+        raise_value_error("form.planes", "1 or 2", std::to_string(matrix.planes));
+    }
     const nb::object coding = form.attr("coding");
     if (!coding.is_none()) {
         matrix.type = WeightType::kCoded;
@@ -137,8 +141,7 @@ OwnedMatrix read_packed(nb::handle object, const char* name, Access access) {
     matrix.num_in = nb::cast<int64_t>(object.attr("num_in"));
     matrix.is_gated = nb::cast<bool>(object.attr("is_gated"));
     check_sizes(matrix.num_out, matrix.num_in, matrix.is_gated);
-    const nb::object packed_form = object.attr("form");
-    read_form(packed_form, matrix);
+    read_form(object.attr("form"), matrix);
 
     const std::string weights_name = prefix + "weights";
     const TensorView weights(owned.weights, weights_name.c_str(), access);

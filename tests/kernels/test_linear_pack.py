@@ -123,8 +123,8 @@ def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> No
 def test_packed_rows_fill_lanes_and_cache_lines() -> None:
     assert packed_size(FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
     assert packed_size(BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
-    assert packed_size(INT8, 17, 3).num_bytes == 2 * 64
-    assert packed_size(INT8, 17, 5).num_bytes == 2 * 128  # whole cache lines
+    assert packed_size(INT8, 17, 3).num_bytes == 2 * 16 * 32  # whole blocks
+    assert packed_size(INT8, 17, 33).num_bytes == 2 * 16 * 64
     assert packed_size(INT8, 17, 5).num_lanes == 32
     assert packed_size(BFLOAT16, 34, 3, is_gated=True).num_lanes == 64
 
@@ -152,7 +152,7 @@ def parts(**changes: Any) -> SimpleNamespace:
         "num_out": 64,
         "num_in": 10,
         "is_gated": True,
-        "weights": aligned_bytes(4 * 192),
+        "weights": aligned_bytes(4 * 512),
         "scales": torch.zeros(64),
         "bias": None,
     }
@@ -169,10 +169,10 @@ MATRIX_ERRORS: list[tuple[SimpleNamespace, type[Exception], str]] = [
     (parts(num_out=0), ValueError, "at least 1.*found 0 and 10"),
     (parts(num_in=-1), ValueError, "found 64 and -1"),
     (parts(num_in=2**40), ValueError, "at most"),
-    (parts(weights=aligned_bytes(4 * 192 - 1)), ValueError,
-     r"packed.weights: expected shape \[packed bytes\] = \[768\], found \[767\]"),
-    (parts(weights=torch.zeros(768, dtype=torch.int32)), TypeError, "packed.weights: .*uint8"),
-    (parts(weights=misaligned(768)), ValueError, "packed.weights: .*aligned to 64.*remainder 8"),
+    (parts(weights=aligned_bytes(4 * 512 - 1)), ValueError,
+     r"packed.weights: expected shape \[packed bytes\] = \[2048\], found \[2047\]"),
+    (parts(weights=torch.zeros(2048, dtype=torch.int32)), TypeError, "packed.weights: .*uint8"),
+    (parts(weights=misaligned(2048)), ValueError, "packed.weights: .*aligned to 64.*remainder 8"),
     (parts(scales=None), TypeError, "packed.scales: expected a tensor, as the weights are int8"),
     (parts(scales=torch.zeros(63)), ValueError, r"packed.scales: .*\[64\], found \[63\]"),
     (parts(bias=torch.zeros(64).double()), TypeError, "packed.bias: expected dtype float32"),

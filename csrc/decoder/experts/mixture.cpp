@@ -37,7 +37,7 @@ void for_rows(int64_t num_rows, int64_t row_elements, const Body& body) {
 void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
     const void* rows = buffers.normed;
     if (experts.has_shared()) share(experts, buffers, num_rows);
-    multiply_rows(experts.router, rows, num_rows, Result::kStoreFloat, buffers.scores);
+    products_.multiply(experts.router, rows, num_rows, Result::kStoreFloat, buffers.scores);
     choice_.choose(experts, buffers.scores, num_rows);
     gather(buffers, num_rows);
     multiply(experts, &Mlp::gate_up, buffers);
@@ -47,26 +47,12 @@ void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t nu
 // Lets the shared expert compute all rows.
 void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
     const void* rows = buffers.normed;
-    multiply_rows(experts.shared_weight, rows, num_rows, Result::kStoreFloat, buffers.shared_scores);
-    multiply_rows(experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated, buffers.inner);
-    multiply_rows(
+    products_.multiply(
+        experts.shared_weight, rows, num_rows, Result::kStoreFloat, buffers.shared_scores);
+    products_.multiply(
+        experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated, buffers.inner);
+    products_.multiply(
         experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat, buffers.shared_rows);
-}
-
-// x and out are contiguous.
-void Mixture::multiply_rows(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
-    Result result, void* out) const {
-    const linear::Product product{
-        .matrix = &matrix,
-        .x = x,
-        .is_bfloat16 = model_.is_bfloat16,
-        .x_stride = matrix.num_in,
-        .num_rows = num_rows,
-        .result = result,
-        .out = out,
-        .out_stride = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out,
-    };
-    linear::multiply(product, variant_);
 }
 
 // Brings the rows of each expert together.
@@ -87,7 +73,7 @@ void Mixture::gather(const Buffers& buffers, int64_t num_rows) {
 // place of the rows.
 void Mixture::multiply(
     const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers) {
-    products_.clear();
+    each_.clear();
     for (int64_t e = 0; e < experts.count(); ++e) {
         const int64_t start = choice_.starts()[e], count = choice_.starts()[e + 1] - start;
         if (count == 0) continue;
@@ -97,7 +83,7 @@ void Mixture::multiply(
         auto* const x = static_cast<char*>(is_gated ? buffers.expert_rows : buffers.inner);
         auto* const out = static_cast<char*>(is_gated ? buffers.inner : buffers.expert_rows);
         const int64_t out_width = is_gated ? experts.inner() : weights.num_out;
-        products_.push_back({
+        each_.push_back({
             .matrix = &weights,
             .x = x + start * weights.num_in * element_bytes,
             .is_bfloat16 = model_.is_bfloat16,
@@ -108,7 +94,7 @@ void Mixture::multiply(
             .out_stride = out_width,
         });
     }
-    linear::multiply_all(products_.data(), products_.size(), variant_);
+    linear::multiply_all(each_.data(), each_.size(), variant_);
 }
 
 void Mixture::sum(const Experts& experts, const Buffers& buffers, int64_t first_row,

@@ -10,12 +10,14 @@
 #include "../buffers.h"
 #include "expert_choice.h"
 #include "../model.h"
+#include "../products.h"
 
 namespace pdserve::decoder {
 
 class Mixture {
 public:
-    Mixture(const Model& model, Variant variant) : model_(model), variant_(variant) {}
+    Mixture(const Model& model, Variant variant)
+        : model_(model), variant_(variant), products_(model.is_bfloat16, variant) {}
 
     // Chooses the experts of buffers.normed [num_rows, hidden], and lets them compute.
     void compute(const Experts& experts, const Buffers& buffers, int64_t num_rows);
@@ -28,15 +30,14 @@ public:
 
 private:
     void share(const Experts& experts, const Buffers& buffers, int64_t num_rows);
-    void multiply_rows(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
-        linear::Result result, void* out) const;
     void gather(const Buffers& buffers, int64_t num_rows);
     void multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers);
 
     const Model& model_;
     const Variant variant_;
+    const Products products_;
     ExpertChoice choice_;
-    std::vector<linear::Product> products_;
+    std::vector<linear::Product> each_;  // expert's
 };
 
 }  // namespace pdserve::decoder

@@ -71,9 +71,11 @@ PDSERVE_INLINE void widen_tile(const uint8_t* units, uint8_t* tile) {
     }
 #else
     for (int i = 0; i < 8 * kUnitBytes; ++i) {
+        const int unit = i / kUnitBytes, lane = i % kUnitBytes / 4, input = i % 4;
         BFloat16 exact;
-        assign(exact, static_cast<float>(static_cast<int8_t>(units[i])));
-        __builtin_memcpy(tile + i * sizeof(exact), &exact, sizeof(exact));
+        assign(exact, static_cast<float>(units[i] - kInt8Zero));
+        const int at = (2 * unit + input / 2) * kTileRowBytes + (2 * lane + input % 2) * 2;
+        __builtin_memcpy(tile + at, &exact, sizeof(exact));
     }
 #endif
 }

@@ -45,19 +45,11 @@ struct ReadInt8 {
     static constexpr int kSteps = 4;
 
     PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
-        const uint8_t* start = unit + step / 2 * kPanelOutputs * 2;
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
-            const auto halves = load_as<HalfLanes>(start + v * kLanes * 2);
-#if defined(__AVX512F__)
-            const auto pairs = (IntLanes)_mm512_cvtepu16_epi32((__m256i)halves);
-#elif defined(__AVX2__)
-            const auto pairs = (IntLanes)_mm256_cvtepu16_epi32((__m128i)halves);
-#else
-            const auto pairs = __builtin_convertvector(halves, IntLanes);
-#endif
-            const IntLanes bytes = pairs << (step % 2 == 0 ? 24 : 16) >> 24;
-            lanes[v] = __builtin_convertvector(bytes, FloatLanes);
+            const auto inputs = load_as<PairLanes>(unit + v * kLanes * 4);
+            const auto codes = (IntLanes)(inputs >> (8 * step) & 0xff);
+            lanes[v] = __builtin_convertvector(codes - kInt8Zero, FloatLanes);
         }
     }
 };
@@ -91,21 +83,13 @@ struct ReadInt8Pairs {
     static constexpr int kSteps = 2;
 
     PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
-#if defined(__AVX512BF16__)
-        const auto* bytes = reinterpret_cast<const __m128i*>(unit) + step * 2;
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
-        const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
-        lanes[0] = to_pairs((FloatLanes)low, (FloatLanes)high);
-#else
-        const uint8_t* start = unit + step * kPanelOutputs * 2;
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
-            const int16x8_t wide = vmovl_s8(load_as<int8x8_t>(start + v * kLanes * 2));
-            const float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
-            const float32x4_t high = vcvtq_f32_s32(vmovl_high_s16(wide));
-            lanes[v] = to_pairs((FloatLanes)low, (FloatLanes)high);
+            FloatLanes inputs[2][kPanelVectors];
+            ReadInt8::read(unit, 2 * step, inputs[0]);
+            ReadInt8::read(unit, 2 * step + 1, inputs[1]);
+            lanes[v] = (PairLanes)inputs[0][v] >> 16 | (PairLanes)inputs[1][v];
         }
-#endif
     }
 };
 

@@ -14,8 +14,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,8 +24,17 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.layers import torch_dtype
-from pdserve.engine.native.linear import LinearResult, empty_packed, linear, pack
-from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm
+from pdserve.engine.native.linear import (
+    LinearResult,
+    PackedLinear,
+    empty_packed,
+    linear,
+    pack,
+    pack_codes,
+)
+from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm, coded_form
+from pdserve.engine.plan.matrix import Matrix
+from pdserve.model_files.coding import Codes, Coding
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +73,35 @@ def preferred(times: dict[str, float]) -> str:
     return next(name for name, seconds in times.items() if seconds * _CLEARLY <= fastest_s)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What the time of a product depends on: matrices alike are measured once."""
+
+    num_in: int
+    form: WeightForm = field(compare=False)
+    form_name: str
+
+    @classmethod
+    def of(cls, matrices: Iterable[Matrix]) -> list[Kind]:
+        """Return the kinds that there are."""
+        kinds = {cls(each.num_in, each.form, each.form.name) for each in matrices}
+        return sorted(kinds)
+
+    def __str__(self) -> str:
+        """As kept choices have it."""
+        return f"{self.num_in} {self.form_name}"
+
+
 def measured(
-    candidates: Sequence[str], widths: Sequence[int], dtype: ActivationDtype, form: WeightForm
+    candidates: Sequence[str], kinds: Sequence[Kind], dtype: ActivationDtype
 ) -> dict[str, float]:
     """Return build |-> mean time of its products relative to the best one, without hopeless ones.
 
     Measured in turns, so that other work on the machine hits all of them alike.
     """
     totals = dict.fromkeys(candidates, 0.0)
-    for width in widths:
+    for kind in kinds:
+        width, form = kind.num_in, kind.form
         num_out = max(1, _WEIGHT_BYTES * 8 // (width * form.bits * 64)) * 64
         packed = empty_packed(form, num_out, width)
         for num_rows in _ROWS:
@@ -90,14 +119,14 @@ def measured(
                 for name, seconds in best_s.items()
                 if seconds < _HOPELESS * fastest_s
             }
-    return {name: total / (len(widths) * len(_ROWS)) for name, total in totals.items()}
+    return {name: total / (len(kinds) * len(_ROWS)) for name, total in totals.items()}
 
 
-Measure = Callable[[Sequence[str], Sequence[int], ActivationDtype, WeightForm], dict[str, float]]
+Measure = Callable[[Sequence[str], Sequence[Kind], ActivationDtype], dict[str, float]]
 
 
 def choose_kernels(
-    widths: Sequence[int],
+    matrices: Sequence[Matrix],
     dtype: ActivationDtype,
     form: WeightForm,
     folder: Path | None,
@@ -107,9 +136,9 @@ def choose_kernels(
     """Choose the build for a model.
 
     Args:
-        widths: number of inputs of each of its matrices.
+        matrices: all of it.
         dtype: of activations.
-        form: of weights.
+        form: of matrices that are not coded.
         folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
         wanted: AUTO, or the build to take.
         measure: as `measured`.
@@ -117,27 +146,32 @@ def choose_kernels(
     Raises:
         ValueError: this CPU cannot run the wanted one; the message lists those that it can.
     """
+    kinds = Kind.of(matrices)
+    is_coded = any(kind.form.coding is not None for kind in kinds)
     if wanted != AUTO:
         variants = _native.kernel_variants()
         if wanted not in variants:
             raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
-        return KernelChoice(wanted, digest_of(wanted, dtype, form))
+        return KernelChoice(wanted, digest_of(wanted, dtype, form, is_coded=is_coded))
     candidates = [name for name in _native.kernel_variants() if name != EMULATED]
-    digests = {name: digest_of(name, dtype, form) for name in candidates}
+    digests = {name: digest_of(name, dtype, form, is_coded=is_coded) for name in candidates}
     key = [f"{name}-{digest}" for name, digest in digests.items()]
-    key += [f"torch.{dtype}", form.name, *(str(width) for width in sorted(set(widths)))]
+    key += [f"torch.{dtype}", form.name, *map(str, kinds)]
     variant = _read(folder, key, candidates)
     if variant is None:
-        times = measure(candidates, sorted(set(widths)), dtype, form)
+        times = measure(candidates, kinds, dtype)
         variant = _agreed(folder, key, preferred(times), candidates)
         log.info("kernels: %s (times of %s)", variant, _described(times))
     return KernelChoice(variant, digests[variant])
 
 
-def digest_of(variant: str, dtype: ActivationDtype, form: WeightForm) -> str:
+def digest_of(
+    variant: str, dtype: ActivationDtype, form: WeightForm, *, is_coded: bool = False
+) -> str:
     """Return a digest of what a build computes of fixed inputs.
 
-    Products with weights of that form and with a router's, norms and attention.
+    Products with weights of that form, with codes if there are any, and with a router's; norms and
+    attention. Codes that are widened to float32 are nothing new.
     """
     digest, type_of_x = hashlib.blake2b(digest_size=4), torch_dtype(dtype)
     weight, x = _numbers(48, 100).to(type_of_x), _numbers(20, 100).to(type_of_x)
@@ -146,9 +180,24 @@ def digest_of(variant: str, dtype: ActivationDtype, form: WeightForm) -> str:
     router, scores = pack(weight, form=FLOAT32), torch.empty_like(out)
     linear(x, router, scores, LinearResult.STORE_FLOAT, variant)
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
-    for tensor in (out, scores, normed, _attended(variant, type_of_x)):
+    results = [out, scores, normed, _attended(variant, type_of_x)]
+    if is_coded and dtype is not ActivationDtype.FLOAT32:
+        coded = torch.empty(20, 48)
+        results.append(linear(x[:, :96], _coded(), coded, LinearResult.STORE_FLOAT, variant))
+    for tensor in results:
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _coded() -> PackedLinear:
+    codes = Codes(
+        Coding(4, 32, 8),
+        ((_numbers(48, 96) + 1) * 7.5).to(torch.uint8).numpy(),
+        _numbers(48, 3).half().numpy(),
+    )
+    packed = empty_packed(coded_form(codes.coding), 48, 96)
+    pack_codes(packed, 0, codes)
+    return packed
 
 
 def _attended(variant: str, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from pdserve.engine.native.packed_file import FORMAT
+from pdserve.engine.native.packed_file import CODES_FORMAT, FORMAT
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE
 from pdserve.model_files.checkpoint import Checkpoint
@@ -49,6 +49,8 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
     ]
     if (shard := plan.shard) != WHOLE:
         facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
+    if plan.form.is_quantised or plan.coded:
+        facts.append(f"codes {CODES_FORMAT}")
     if plan.coded:
         facts.append({name: repr(form.coding) for name, form in plan.coded.items()})
     return json.dumps(facts)

@@ -40,6 +40,8 @@ class WeightForm:
     group: tuple[int, int] = (0, 0)  # rows and columns that share a scale; of 0: all
     scale_bytes: int = 0  # 0: codes are the weights themselves
     coding: Coding | None = None  # of what is kept as the checkpoint has it
+    # Of 8 bits each: what activations of bfloat16 become, where they are multiplied as integers.
+    planes: int = 1
 
     @property
     def is_quantised(self) -> bool:
@@ -81,7 +83,9 @@ FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8)}
 def coded_form(coding: Coding) -> WeightForm:
     """Return the form that holds codes as they are."""
     group = (1, coding.unit)
-    return WeightForm(str(coding), "uint8", coding.bits, frozenset({"cpu"}), group, coding=coding)
+    return WeightForm(
+        str(coding), "uint8", coding.bits, frozenset({"cpu"}), group, coding=coding, planes=2
+    )
 
 
 def form_of(quantization: str, activations: ActivationDtype) -> WeightForm:

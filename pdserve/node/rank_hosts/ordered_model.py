@@ -9,7 +9,9 @@ from pdserve import _native
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.choice import EMULATED, KernelChoice, digest_of
 from pdserve.engine.plan.forms import ActivationDtype, WeightForm, form_of
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import check_ranks
+from pdserve.engine.weights.codings import native_plan
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.memory.meminfo import total_bytes
 from pdserve.node.rank_hosts.messages import DevicesOrder, HostOrder
@@ -42,7 +44,7 @@ def model_of(order: HostOrder, checkpoint: Checkpoint) -> NodeModel:
         order.layout.tokens_in(order.num_blocks),
         form,
         activations,
-        kernels=_kernels(order.kernels, form, activations),
+        kernels=_kernels(order.kernels, native_plan(checkpoint, config, form), activations),
         share=order.part,
     )
 
@@ -102,11 +104,11 @@ def _arithmetic(order: HostOrder) -> tuple[WeightForm, ActivationDtype]:
     return form_of(order.quantization, activations), activations
 
 
-def _kernels(digest: str, form: WeightForm, activations: ActivationDtype) -> KernelChoice:
+def _kernels(digest: str, plan: ModelPlan, activations: ActivationDtype) -> KernelChoice:
     """The best build that computes as the node's does, bit for bit."""
     variants = [name for name in _native.kernel_variants() if name != EMULATED]
     for name in variants:
-        if digest_of(name, activations, form) == digest:
+        if digest_of(name, activations, plan.form, is_coded=bool(plan.coded)) == digest:
             return KernelChoice(name, digest)
     raise ConfigError(
         f"no build of the kernels that this CPU can run ({', '.join(variants)}) computes as the "

@@ -167,7 +167,8 @@ def plan_model(config: NodeConfig) -> NodeModel:
         layout.tokens_in(num_blocks),
         max_model_len,
     )
-    packed = packing(_plan(checkpoint, model, sizes.form, device), stored_as(checkpoint, model))
+    plan = _plan(checkpoint, model, sizes.form, device)
+    packed = packing(plan, stored_as(checkpoint, model))
     weights = (
         f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; "
         f"computed with as {sizes.form.name}"
@@ -184,7 +185,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         activations=sizes.activations,
         attention=engine.attention,
         has_graphs=engine.cuda_graphs,
-        kernels=_kernels(engine, model, sizes) if device.type == "cpu" else None,
+        kernels=_kernels(engine, plan, sizes) if device.type == "cpu" else None,
         share=share,
         worst_step=_worst_step(engine),
         weights=weights,
@@ -249,10 +250,10 @@ def device_of_rank(first: torch.device, rank: int) -> torch.device:
     return torch.device(first.type, (first.index or 0) + rank)
 
 
-def _kernels(engine: EngineConfig, model: ModelConfig, sizes: Sizes) -> KernelChoice:
+def _kernels(engine: EngineConfig, plan: ModelPlan, sizes: Sizes) -> KernelChoice:
     try:
         return choose_kernels(
-            [matrix.num_in for matrix in ModelPlan.of(model).matrices],
+            plan.matrices,
             sizes.activations,
             sizes.form,
             weights_folder(engine),

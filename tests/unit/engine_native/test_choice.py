@@ -11,13 +11,22 @@ from pdserve import _native
 from pdserve.engine.native import choice
 from pdserve.engine.native.choice import (
     EMULATED,
+    Kind,
     Measure,
     choose_kernels,
     digest_of,
     measured,
     preferred,
 )
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, ActivationDtype
+from pdserve.engine.plan.forms import (
+    BFLOAT16,
+    FLOAT32,
+    ActivationDtype,
+    WeightForm,
+    coded_form,
+)
+from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.model_files.coding import Coding
 
 VARIANTS = _native.kernel_variants()
 
@@ -25,7 +34,12 @@ VARIANTS = _native.kernel_variants()
 def chosen(
     folder: Path | None, wanted: str = "auto", measure: Measure = measured
 ) -> choice.KernelChoice:
-    return choose_kernels([64], ActivationDtype.BFLOAT16, BFLOAT16, folder, wanted, measure)
+    matrices = [matrix(64)]
+    return choose_kernels(matrices, ActivationDtype.BFLOAT16, BFLOAT16, folder, wanted, measure)
+
+
+def matrix(num_in: int, form: WeightForm = BFLOAT16) -> Matrix:
+    return Matrix("", (Part("", range(1)),), range(num_in), form)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,10 @@ def test_a_build_that_this_cpu_lacks_is_refused() -> None:
 
 def test_the_measured_times_are_relative_to_the_best() -> None:
     candidates = [name for name in VARIANTS if name != EMULATED]
-    times = measured(candidates, [96], ActivationDtype.BFLOAT16, BFLOAT16)
+    coded = matrix(96, coded_form(Coding(4, 32, 8)))
+    kinds = Kind.of([matrix(96), coded, coded])
+    assert list(map(str, kinds)) == ["96 4 bits by 32", "96 bfloat16"]
+    times = measured(candidates, kinds, ActivationDtype.BFLOAT16)
     assert times
     assert set(times) <= set(candidates)
     assert all(seconds >= 1.0 for seconds in times.values())
@@ -114,3 +131,8 @@ def test_digests_tell_arithmetics_apart() -> None:
     assert len(of_float32) == min(1, len(fused))  # alike, whatever they are called
     of_pairs = {name: digest_of(name, ActivationDtype.BFLOAT16, BFLOAT16) for name in VARIANTS}
     assert of_pairs[EMULATED] != of_pairs["portable"]
+    with_codes = {
+        name: digest_of(name, ActivationDtype.BFLOAT16, BFLOAT16, is_coded=True)
+        for name in VARIANTS
+    }
+    assert not {*with_codes.values()} & {*of_pairs.values()}

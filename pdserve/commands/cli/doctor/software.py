@@ -12,6 +12,7 @@ from types import ModuleType
 import pdserve
 from pdserve.commands.cli.doctor.finding import Finding, Verdict
 from pdserve.engine.plan.forms import FLOAT32, FORMS, ActivationDtype
+from pdserve.engine.plan.matrix import Matrix, Part
 
 _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
@@ -77,7 +78,8 @@ def _fastest_kernels() -> Finding:
     for form in FORMS.values():
         if "cpu" in form.devices:
             dtype = ActivationDtype.FLOAT32 if form is FLOAT32 else ActivationDtype.BFLOAT16
-            chosen.append(f"{form.name}: {choose_kernels([_WIDTH], dtype, form, None)}")
+            matrix = Matrix("", (Part("", range(1)),), range(_WIDTH), form)
+            chosen.append(f"{form.name}: {choose_kernels([matrix], dtype, form, None)}")
     return Finding(topic="native kernels", name=name, verdict=Verdict.OK, detail=", ".join(chosen))
 
 

@@ -30,11 +30,12 @@ class ExactDecoder:
     """Logits of one sequence from position 0 on, in one go."""
 
     def __init__(
-        self, config: ModelConfig, weights: NativeWeights, rounded: Rounding = lambda x: x
+        self, config: ModelConfig, weights: NativeWeights, rounded: Rounding | None = None
     ) -> None:
         self._config = config
         self._weights = weights
-        self._rounded = rounded
+        self._rounds = rounded is not None
+        self._rounded: Rounding = rounded or (lambda x: x)
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """[num_tokens, vocab_size] float64."""
@@ -44,7 +45,7 @@ class ExactDecoder:
         for index, layer in enumerate(weights.layers):
             normed = self._norm(hidden, layer.norms["attention_norm"])
             attended = self._attend(layer, normed, index)
-            made = _linear(attended, layer.matrices["attention_out"])
+            made = self._product(attended, layer.matrices["attention_out"])
             hidden = hidden + self._after(layer, "after_attention_norm", made)
             normed = self._norm(hidden, layer.norms["mlp_norm"])
             if layer.experts is not None:
@@ -52,8 +53,16 @@ class ExactDecoder:
             else:
                 made = self._mlp(normed, layer.matrices)
             hidden = hidden + self._after(layer, "after_mlp_norm", made)
-        logits = _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
+        logits = self._product(self._norm(hidden, weights.final_norm), weights.lm_head)
         return capped(logits, config.arithmetic.logit_cap)
+
+    def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if self._rounds and packed.form.is_quantised:
+            x = to_integers(x, packed.form.planes)
+        y = x @ unpack(packed).double().T
+        if packed.bias is None:
+            return y
+        return y + packed.bias[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)].double()
 
     def _after(self, layer: NativeLayer, norm: str, made: Tensor) -> Tensor:
         weight = layer.norms.get(norm)
@@ -63,12 +72,12 @@ class ExactDecoder:
         return self._rounded(_rms_norm(hidden, weight, self._config.rms_norm_eps))
 
     def _mlp(self, normed: Tensor, mlp: dict[str, PackedLinear]) -> Tensor:
-        gate, up = _linear(normed, mlp["gate_up"]).chunk(2, dim=-1)
+        gate, up = self._product(normed, mlp["gate_up"]).chunk(2, dim=-1)
         gated = GATED[self._config.arithmetic.activation](torch.cat((gate, up), dim=-1))
-        return _linear(self._rounded(gated), mlp["down"])
+        return self._product(self._rounded(gated), mlp["down"])
 
     def _mixed(self, normed: Tensor, router: PackedLinear, experts: NativeExperts) -> Tensor:
-        shares = _linear(normed, router).softmax(dim=-1)
+        shares = self._product(normed, router).softmax(dim=-1)
         best = shares.topk(experts.num_chosen)
         weights = torch.zeros_like(shares).scatter(1, best.indices, best.values)
         if experts.normalizes_weights:
@@ -80,7 +89,7 @@ class ExactDecoder:
         """[num_tokens, num_heads * head_dim]."""
         config = self._config
         window, rope = config.sliding_windows[index], config.ropes[index]
-        heads = self._rounded(_linear(normed, layer.matrices["qkv"])).view(
+        heads = self._rounded(self._product(normed, layer.matrices["qkv"])).view(
             len(normed), -1, config.head_dim
         )
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
@@ -118,8 +127,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
 
 
-def _linear(x: Tensor, packed: PackedLinear) -> Tensor:
-    y = x @ unpack(packed).double().T
-    if packed.bias is None:
-        return y
-    return y + packed.bias[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)].double()
+def to_integers(x: Tensor, planes: int) -> Tensor:
+    """As x is multiplied by codes: 16 inputs share a scale."""
+    width = x.shape[-1]
+    groups = torch.nn.functional.pad(x, (0, -width % 16)).unflatten(-1, (-1, 16))
+    step = groups.abs().amax(-1, keepdim=True) / (127 if planes == 1 else 32639)
+    rounded = (groups / step.clamp_min(1e-300)).round() * step
+    return rounded.flatten(-2)[..., :width]

@@ -1,0 +1,185 @@
+// Products of integers (integers.h), once for each instruction set, without fused operations.
+//
+// A chunk of panels at a time: their scales are brought to float32, and with more rows than one tile
+// has, their codes to bytes, once for all rows.
+
+#include "../../isa/build_name.h"
+#include "finish.h"
+#include "integer_tile.h"
+#include "quantise.h"
+
+namespace pdserve::linear {
+namespace {
+
+constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
+
+// Of a chunk's codes as bytes: what the L1 cache holds beside a few rows of x.
+constexpr int64_t kMostWideBytes = 32 << 10;
+
+template <int kBits>
+void widen_blocks(const uint8_t* block, int64_t num_blocks, int block_bytes, uint8_t* target) {
+    for (int64_t b = 0; b < num_blocks; ++b, block += block_bytes) {
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const CodeUnits units = half_units<kBits>(block, half, v);
+#pragma GCC unroll 4
+                for (int u = 0; u < kHalfUnits; ++u) {
+                    store(target + u * kUnitBytes + v * kLanes * 4, units.of[u]);
+                }
+            }
+            target += kHalfUnits * kUnitBytes;
+        }
+    }
+}
+
+void widen_codes(int bits, const uint8_t* codes, int64_t num_blocks, int block_bytes,
+    uint8_t* target) {
+    switch (bits) {
+        case 4: return widen_blocks<4>(codes, num_blocks, block_bytes, target);
+        case 5: return widen_blocks<5>(codes, num_blocks, block_bytes, target);
+        default: return widen_blocks<6>(codes, num_blocks, block_bytes, target);
+    }
+}
+
+template <int kPlanes>
+class MultiplyIntegers {
+public:
+    MultiplyIntegers(const Call& call, const WorkItem& item, uint8_t* scratch)
+        : call_(call),
+          coding_(call.coding),
+          coded_(call.coded),
+          item_(item),
+          num_blocks_(call.layout.num_units * call.layout.unit_inputs / kBlockInputs),
+          group_bytes_(coded_.num_groups * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
+          is_wide_(item.num_rows > kMostIntegerRows && coding_.bits != 8),
+          scratch_(scratch),
+          finish_(call) {}
+
+    void run() {
+        const int64_t end = item_.first_panel + item_.num_panels;
+        const int64_t wide_bytes = num_blocks_ * 8 * kUnitBytes;
+        const int64_t most = 4 * wide_bytes <= kMostWideBytes || item_.num_rows <= kMostIntegerRows
+            ? kMaxChunkPanels
+            : 2;
+        for (int64_t panel = item_.first_panel; panel < end; panel += most) {
+            const int64_t left = end - panel;
+            multiply_chunk(panel, static_cast<int>(left < most ? left : most));
+        }
+    }
+
+private:
+    int64_t wide_bytes() const { return is_wide_ ? num_blocks_ * 8 * kUnitBytes : 0; }
+    int64_t prepared_bytes() const { return wide_bytes() + 2 * group_bytes_; }
+
+    const uint8_t* panel_at(int64_t panel) const {
+        return call_.weights + panel * coded_.panel_bytes;
+    }
+
+    // At scratch: codes as bytes, if they are so; scales; minimums.
+    void prepare(const uint8_t* panel, uint8_t* target) const {
+        if (is_wide_) {
+            widen_codes(coding_.bits, panel, num_blocks_, coded_.block_bytes, target);
+        }
+        auto* scales = reinterpret_cast<float*>(target + wide_bytes());
+        put_numbers(panel, coded_.scales, coded_.super_scales, scales);
+        if (!coding_.has_minimums) return;
+        put_numbers(panel, coded_.minimums, coded_.super_minimums,
+            scales + coded_.num_groups * kPanelOutputs);
+    }
+
+    void put_numbers(
+        const uint8_t* panel, int64_t numbers, int64_t supers, float* target) const {
+        for (int64_t group = 0; group < coded_.num_groups; ++group) {
+            const PanelNumbers found =
+                numbers_at(coding_, coded_, panel, numbers, supers, group * coding_.group);
+#pragma GCC unroll 4
+            for (int v = 0; v < kPanelVectors; ++v) {
+                store(target + group * kPanelOutputs + v * kLanes, found.of[v]);
+            }
+        }
+    }
+
+    Scaling scaling() const {
+        if (coded_.num_groups == 0) return Scaling::kNone;
+        if (coding_.group < kBlockInputs) {
+            return coding_.has_minimums ? Scaling::kHalvesAndMinimums : Scaling::kHalves;
+        }
+        return coding_.has_minimums ? Scaling::kBlockAndMinimum : Scaling::kBlock;
+    }
+
+    IntegerTile tile_of(int64_t panel, const uint8_t* prepared) const {
+        IntegerTile tile{};
+        tile.x_row_bytes = call_.x_row_bytes;
+        tile.codes = is_wide_ ? prepared : panel_at(panel);
+        tile.num_blocks = num_blocks_;
+        tile.block_bytes = is_wide_ ? 8 * kUnitBytes : coded_.block_bytes;
+        tile.scaling = scaling();
+        tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
+        tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
+        tile.blocks_shift = 0;
+        while (kBlockInputs << tile.blocks_shift < coding_.group) ++tile.blocks_shift;
+        tile.sum_stride = kSumStride;
+        return tile;
+    }
+
+    void multiply_chunk(int64_t first_panel, int num_panels) const {
+        for (int p = 0; p < num_panels; ++p) {
+            prepare(panel_at(first_panel + p), scratch_ + p * prepared_bytes());
+        }
+        const int64_t num_pieces = (item_.num_rows + kMostIntegerRows - 1) / kMostIntegerRows;
+        alignas(64) float sums[kMostIntegerRows * kSumStride];
+        for (int64_t i = 0; i < num_pieces; ++i) {
+            // Pieces of nearly equal size, larger ones first.
+            const auto start = [&](int64_t piece) {
+                return (item_.num_rows * piece + num_pieces - 1) / num_pieces;
+            };
+            const int64_t row = item_.first_row + start(i);
+            const int num_rows = static_cast<int>(start(i + 1) - start(i));
+            for (int p = 0; p < num_panels; ++p) {
+                IntegerTile tile = tile_of(first_panel + p, scratch_ + p * prepared_bytes());
+                tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
+                tile.sums = sums + p * kPanelOutputs;
+                fetch(tile, first_panel + p + num_panels, i == 0);
+                const int bits = is_wide_ ? 8 : coding_.bits;
+                pick_integer_tile<kPlanes>(bits, num_rows)(tile);
+            }
+            finish_.run(sums, kSumStride, row, num_rows, first_panel, num_panels);
+        }
+    }
+
+    // What the tiles of the first rows fetch meanwhile: codes ahead, and of a panel of the next chunk
+    // the numbers behind them; or all of it.
+    void fetch(IntegerTile& tile, int64_t next_panel, bool is_first) const {
+        const int64_t skipped = is_wide_ ? 0 : num_blocks_ * coded_.block_bytes;
+        tile.ahead = is_first && !is_wide_ ? kCodesAhead : 0;
+        tile.next = panel_at(next_panel) + skipped;
+        const int64_t left = is_first ? coded_.panel_bytes - skipped : 0;
+        tile.next_bytes = (left + num_blocks_ - 1) / num_blocks_;
+    }
+
+    const Call& call_;
+    const Coding& coding_;
+    const CodedLayout& coded_;
+    const WorkItem& item_;
+    const int64_t num_blocks_;
+    const int64_t group_bytes_;  // of a panel's scales as float32
+    const bool is_wide_;
+    uint8_t* const scratch_;
+    const Finish finish_;
+};
+
+template <int kPlanes>
+void multiply_item(const Call& call, const WorkItem& item, uint8_t* scratch) {
+    MultiplyIntegers<kPlanes>(call, item, scratch).run();
+}
+
+}  // namespace
+
+const IntegerKernels PDSERVE_OF_THIS_BUILD(IntegerKernels) = {
+    .multiply = {multiply_item<1>, multiply_item<2>},
+    .quantise = {quantise_rows<1>, quantise_rows<2>},
+    .block_bytes = {row_block_bytes(1), row_block_bytes(2)},
+};
+
+}  // namespace pdserve::linear

@@ -1,0 +1,96 @@
+// Reads panels of codes (../coding.h): codes of some inputs of some outputs, and their scales.
+#pragma once
+
+#include "../../isa/simd.h"
+#include "../coding.h"
+#include "weights.h"
+
+namespace pdserve::linear {
+namespace {
+
+constexpr int kHalfBlock = kBlockInputs / 2;  // the inputs that certainly share a scale
+constexpr int kHalfUnits = kHalfBlock / 4;
+
+PDSERVE_INLINE IntLanes load_bytes(const uint8_t* source) {
+#if defined(__AVX512F__)
+    return (IntLanes)_mm512_cvtepu8_epi32(load_as<__m128i>(source));
+#elif defined(__AVX2__)
+    return (IntLanes)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+#else
+    typedef uint8_t ByteLanes __attribute__((vector_size(kLanes)));
+    return __builtin_convertvector(load_as<ByteLanes>(source), IntLanes);
+#endif
+}
+
+PDSERVE_INLINE FloatLanes load_halves(const uint8_t* source) {
+    const auto halves = load_as<HalfLanes>(source);
+#if defined(__AVX512F__)
+    return halves_to_float((PairLanes)_mm512_cvtepu16_epi32((__m256i)halves));
+#elif defined(__AVX2__)
+    return halves_to_float((PairLanes)_mm256_cvtepu16_epi32((__m128i)halves));
+#else
+    return halves_to_float(__builtin_convertvector(halves, PairLanes));
+#endif
+}
+
+struct PanelNumbers {
+    FloatLanes of[kPanelVectors];
+};
+
+// The scales of a group, or its minimums.
+PDSERVE_INLINE PanelNumbers numbers_at(const Coding& coding, const CodedLayout& layout,
+    const uint8_t* panel, int64_t numbers, int64_t supers, int64_t input) {
+    const uint8_t* row =
+        panel + numbers + input / coding.group * kPanelOutputs * layout.scale_bytes;
+    const uint8_t* super = panel + supers + input / kSuperInputs * kPanelOutputs * 2;
+    PanelNumbers found;
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+        switch (coding.scale) {
+            case ScaleType::kFloat16: found.of[v] = load_halves(row + v * kLanes * 2); break;
+            case ScaleType::kFloat32: found.of[v] = load_as<FloatLanes>(row + v * kLanes * 4); break;
+            case ScaleType::kTwoLevels: {
+                const IntLanes bytes = load_bytes(row + v * kLanes) << 24 >> 24;
+                found.of[v] = load_halves(super + v * kLanes * 2)
+                    * __builtin_convertvector(bytes, FloatLanes);
+                break;
+            }
+        }
+    }
+    return found;
+}
+
+// Codes of 16 inputs of some outputs, a byte each: 4 inputs of an output in a lane.
+struct CodeUnits {
+    PairLanes of[kHalfUnits];
+};
+
+// Those of half a block, and of vector v of a panel.
+template <int kBits>
+PDSERVE_INLINE CodeUnits half_units(const uint8_t* block, int half, int v) {
+    const uint8_t* start = block + v * kLanes * 4;
+    CodeUnits units;
+    if constexpr (kBits == 8) {
+#pragma GCC unroll 4
+        for (int u = 0; u < kHalfUnits; ++u) {
+            units.of[u] = load_as<PairLanes>(start + (half * kHalfUnits + u) * kUnitBytes);
+        }
+        return units;
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < kHalfUnits; ++u) {
+        units.of[u] = load_as<PairLanes>(start + u * kUnitBytes) >> (4 * half) & 0x0f0f0f0fu;
+    }
+    if constexpr (kBits == 4 || kBits == 8) return units;
+    constexpr int kUpper = kBits == 5 ? 1 : 2;
+    constexpr uint32_t kMask = kUpper == 1 ? 0x01010101u : 0x03030303u;
+    const int line = kHalfUnits + (kUpper == 2 ? half : 0);
+    const PairLanes bits = load_as<PairLanes>(start + line * kUnitBytes)
+        >> (kUpper == 1 ? half * kHalfUnits : 0);
+#pragma GCC unroll 4
+    for (int u = 0; u < kHalfUnits; ++u) units.of[u] |= (bits >> (u * kUpper) & kMask) << 4;
+    return units;
+}
+
+}  // namespace
+}  // namespace pdserve::linear

@@ -1,0 +1,189 @@
+"""Products of integers: of codes, and of x of bfloat16 in planes of 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.native.linear import (
+    LinearResult,
+    PackedLinear,
+    empty_packed,
+    linear,
+    pack,
+    pack_codes,
+)
+from pdserve.engine.plan.forms import INT8, coded_form
+from pdserve.model_files.coding import Codes, Coding, Rounded
+from tests.codes import CODINGS, random_codes
+from tests.kernels.linear_cases import FLOAT_RESULTS, GATED, random_rows, row_counts
+from tests.unpack import unpack
+
+# AMX multiplies codes as bfloat16.
+VARIANTS = [name for name in _native.kernel_variants() if not name.startswith("amx")]
+
+Floats = NDArray[np.float32]
+
+
+def packed(codes: Codes, planes: int, *, is_gated: bool = False) -> PackedLinear:
+    form = replace(coded_form(codes.coding), planes=planes)
+    made = empty_packed(form, *codes.codes.shape, is_gated=is_gated)
+    pack_codes(made, 0, codes)
+    return made
+
+
+def integers_of(x: Tensor, planes: int) -> tuple[NDArray[np.int64], Floats]:
+    """[rows, groups of 16, 16] integers, and [rows, groups] what they are multiplied by."""
+    most = np.float32(127 if planes == 1 else 32639)
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 32))
+    halves = padded.numpy().reshape(len(x), -1, 16)
+    largest = np.abs(halves).max(axis=2)
+    scale = largest / most
+    factor = np.divide(most, largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.rint(halves * factor[:, :, None]).astype(np.int64), scale
+
+
+def expected_of(x: Tensor, codes: Codes, planes: int) -> Floats:
+    """The product in the documented order, operation by operation in float32: [rows, outputs]."""
+    coding = codes.coding
+    q, scale = integers_of(x, planes)
+    wide = np.zeros((len(codes.codes), q.shape[1] * 16), np.int64)
+    wide[:, : x.shape[1]] = codes.codes
+    sums = np.einsum("ohk,rhk->roh", wide.reshape(len(wide), -1, 16), q)
+    sums -= coding.zero * q.sum(axis=2)[:, None, :]
+    halves = sums.astype(np.float32) * scale[:, None, :]
+    of_x = scale * q.sum(axis=2).astype(np.float32)
+    ones = np.ones(codes.codes.shape, np.uint8)
+    plain = replace(coding, zero=0, has_minimums=False, rounded=Rounded.FLOAT32)
+    scales = each_half(replace(codes, coding=plain, codes=ones, minimums=None), q.shape[1])
+    minimums = np.zeros_like(scales)
+    if codes.minimums is not None:
+        taken = replace(
+            codes,
+            coding=plain,
+            codes=ones,
+            scales=codes.minimums,
+            super_scales=codes.super_minimums,
+            minimums=None,
+            super_minimums=None,
+        )
+        minimums = each_half(taken, q.shape[1])
+    total = np.zeros((len(x), len(wide)), np.float32)
+    for h in range(0, q.shape[1], 2):
+        if coding.group == 16:
+            y = halves[:, :, h] * scales[:, h] + halves[:, :, h + 1] * scales[:, h + 1]
+            taken_away = (
+                of_x[:, h, None] * minimums[:, h] + of_x[:, h + 1, None] * minimums[:, h + 1]
+            )
+        else:
+            y = (halves[:, :, h] + halves[:, :, h + 1]) * scales[:, h]
+            taken_away = (of_x[:, h] + of_x[:, h + 1])[:, None] * minimums[:, h]
+        total = total + (y - taken_away if coding.has_minimums else y)
+    return total
+
+
+def each_half(ones: Codes, count: int) -> Floats:
+    """What 16 inputs are multiplied by: [outputs, count]."""
+    decoded = ones.decoded()[:, ::16]
+    return np.pad(decoded, ((0, 0), (0, count - decoded.shape[1])))
+
+
+@settings(max_examples=40)
+@given(
+    coding=st.sampled_from(CODINGS),
+    planes=st.sampled_from([1, 2]),
+    num_out=st.integers(1, 40),
+    num_groups=st.integers(1, 7),
+    num_rows=row_counts(),
+    seed=st.integers(0, 3),
+)
+def test_products_have_the_bits_of_the_documented_order_in_every_build(
+    coding: Coding, planes: int, num_out: int, num_groups: int, num_rows: int, seed: int
+) -> None:
+    codes = random_codes(coding, num_out, num_groups * coding.group, seed)
+    made = packed(codes, planes)
+    x = random_rows(num_rows, num_groups * coding.group, torch.bfloat16, is_strided=seed > 1)
+    expected = torch.from_numpy(expected_of(x, codes, planes))
+    out = torch.empty_like(expected)
+    for variant in VARIANTS:
+        note(variant)
+        assert torch.equal(linear(x, made, out, LinearResult.STORE_FLOAT, variant), expected)
+
+
+@settings(max_examples=40)
+@given(
+    coding=st.sampled_from([*CODINGS, None]),
+    result=st.sampled_from(list(LinearResult)),
+    num_in=st.integers(1, 5),
+    num_rows=row_counts(),
+    data=st.data(),
+)
+def test_bits_depend_on_the_row_alone_and_not_on_the_build(
+    coding: Coding | None, result: LinearResult, num_in: int, num_rows: int, data: st.DataObject
+) -> None:
+    """What follows the product, too: bias, residual, silu and gelu."""
+    is_gated = result in GATED
+    if coding is None:
+        weight = torch.randn(60, num_in * 37)
+        made = pack(weight, torch.randn(60), form=INT8, is_gated=is_gated)
+    else:
+        made = packed(random_codes(coding, 60, num_in * coding.group), 1, is_gated=is_gated)
+    x = random_rows(num_rows, made.num_in, torch.bfloat16, is_strided=False)
+    before = torch.randn(num_rows, made.num_columns)
+    before = before if result in FLOAT_RESULTS else before.bfloat16()
+    expected = linear(x, made, before.clone(), result, "portable")
+    cut = data.draw(st.integers(0, num_rows))
+    for variant in VARIANTS:
+        note(variant)
+        for rows in (slice(0, cut), slice(cut, num_rows)):
+            found = linear(x[rows], made, before[rows].clone(), result, variant)
+            assert torch.equal(found, expected[rows])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_the_error_is_that_of_the_bits_of_x(planes: int, variant: str) -> None:
+    """Half a step of the largest of 16 inputs, for each of them at most."""
+    codes = random_codes(Coding(4, 32, 8), 64, 4096)
+    made, x = packed(codes, planes), torch.randn(9, 4096).bfloat16()
+    weights = unpack(made).double()
+    found = linear(x, made, torch.empty(9, 64), LinearResult.STORE_FLOAT, variant)
+    error = (found.double() - x.double() @ weights.T).square().mean().sqrt()
+    largest = x.double().abs().view(9, -1, 16).amax(2).repeat_interleave(16, dim=1)
+    step = largest / (127 if planes == 1 else 32639)
+    predicted = ((step.square() / 12) @ weights.T.square()).mean().sqrt()
+    assert 0.5 * predicted < error < 1.2 * predicted
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [1e-38, -1e-39], [3e35, -3e35, 1.0], [-0.0, 1e-30], [127.0, 126.5, -127.0]],
+    ids=str,
+)
+def test_extreme_inputs_are_multiplied(values: list[float], planes: int) -> None:
+    codes = random_codes(Coding(8, 32, 128), 16, 64)
+    x: Any = torch.tensor(values).repeat(64)[:64][None].bfloat16()
+    made = packed(codes, planes)
+    expected = x.double() @ unpack(made).double().T
+    results = [
+        linear(x, made, torch.empty(1, 16), LinearResult.STORE_FLOAT, variant)
+        for variant in VARIANTS
+    ]
+    assert all(torch.equal(found, results[0]) for found in results)
+    bound = float(x.double().abs().max()) * (1 if planes == 1 else 2**-7) + 1e-29
+    assert ((results[0].double() - expected).abs() <= bound).all()
+
+
+def test_planes_are_one_or_two() -> None:
+    with pytest.raises(ValueError, match=r"form\.planes: expected 1 or 2, found 3"):
+        empty_packed(replace(INT8, planes=3), 16, 32)
