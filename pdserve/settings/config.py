@@ -45,7 +45,7 @@ Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 AttentionName = Literal["auto", "flashinfer", "flash_attn", "triton", "reference"]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
@@ -105,7 +105,10 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "auto"
     quantization: Annotated[
         Quantization,
-        Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
+        Meta(
+            description="int8: 8-bit weight matrices (CPU only), half the memory traffic; int4: "
+            "4-bit ones, but for the last, a third"
+        ),
     ] = "none"
     kv_dtype: Annotated[
         Literal["auto", "int8", "fp8"],

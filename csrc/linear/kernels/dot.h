@@ -14,12 +14,14 @@ namespace {
 // A plane of 32 bytes, then the other one, if there are two.
 constexpr int integer_bytes(int num_planes) { return num_planes * kBlockInputs; }
 
-// Input i of a block.
+// Inputs of a block, from i on.
 template <int kPlanes>
-PDSERVE_INLINE void put_integer(uint8_t* block, int i, int32_t q) {
-    const int32_t upper = kPlanes == 1 ? q : (q + 128) >> 8;
-    block[i] = static_cast<uint8_t>(upper);
-    if (kPlanes == 2) block[kBlockInputs + i] = static_cast<uint8_t>(q - upper * 256);
+PDSERVE_INLINE void put_integers(uint8_t* block, int i, IntLanes q) {
+    const IntLanes upper = kPlanes == 1 ? q : (q + 128) >> 8;
+    store(block + i, _mm512_cvtepi32_epi8((__m512i)upper));
+    if constexpr (kPlanes == 2) {
+        store(block + kBlockInputs + i, _mm512_cvtepi32_epi8((__m512i)(q - (upper << 8))));
+    }
 }
 
 // sum + the codes times 4 inputs, in all lanes. (In a register of its own, to be used but once, what
@@ -53,10 +55,13 @@ PDSERVE_INLINE IntLanes add_half(
 constexpr int integer_bytes(int) { return kBlockInputs * 2; }
 
 template <int kPlanes>
-PDSERVE_INLINE void put_integer(uint8_t* block, int i, int32_t q) {
-    const auto number = static_cast<int16_t>(q);
-    const int place = i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
-    __builtin_memcpy(block + place * 2, &number, sizeof(number));
+PDSERVE_INLINE void put_integers(uint8_t* block, int first, IntLanes q) {
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const auto number = static_cast<int16_t>(q[lane]);
+        const int i = first + lane, place = i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
+        __builtin_memcpy(block + place * 2, &number, sizeof(number));
+    }
 }
 
 PDSERVE_INLINE int32_t four_bytes(const uint8_t* start) {

@@ -92,7 +92,7 @@ private:
         const uint8_t* panel, int64_t numbers, int64_t supers, float* target) const {
         for (int64_t group = 0; group < coded_.num_groups; ++group) {
             const PanelNumbers found =
-                numbers_at(coding_, coded_, panel, numbers, supers, group * coding_.group);
+                numbers_at(coding_, coded_, panel, numbers, supers, group);
 #pragma GCC unroll 4
             for (int v = 0; v < kPanelVectors; ++v) {
                 store(target + group * kPanelOutputs + v * kLanes, found.of[v]);
@@ -113,7 +113,6 @@ private:
         tile.x_row_bytes = call_.x_row_bytes;
         tile.codes = is_wide_ ? prepared : panel_at(panel);
         tile.num_blocks = num_blocks_;
-        tile.block_bytes = is_wide_ ? 8 * kUnitBytes : coded_.block_bytes;
         tile.scaling = scaling();
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
         tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
@@ -152,7 +151,7 @@ private:
     // the numbers behind them; or all of it.
     void fetch(IntegerTile& tile, int64_t next_panel, bool is_first) const {
         const int64_t skipped = is_wide_ ? 0 : num_blocks_ * coded_.block_bytes;
-        tile.ahead = is_first && !is_wide_ ? kCodesAhead : 0;
+        tile.is_ahead = is_first && !is_wide_;
         tile.next = panel_at(next_panel) + skipped;
         const int64_t left = is_first ? coded_.panel_bytes - skipped : 0;
         tile.next_bytes = (left + num_blocks_ - 1) / num_blocks_;

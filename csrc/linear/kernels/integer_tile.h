@@ -26,20 +26,19 @@ struct IntegerTile {
     int64_t x_row_bytes;
     const uint8_t* codes;
     int64_t num_blocks;
-    int block_bytes;
     Scaling scaling;
     const float* scales;    // [groups][16]
     const float* minimums;  // likewise
     int blocks_shift;     // a group has 2**this blocks
     const uint8_t* next;  // to be fetched: so many bytes a block
     int64_t next_bytes;
-    int64_t ahead;  // bytes to fetch before their use; 0: none
+    bool is_ahead;  // so are the codes, before their use
     float* sums;    // [rows][sum_stride]
     int64_t sum_stride;
 };
 
-// How far ahead codes are fetched, in bytes.
-constexpr int64_t kCodesAhead = 4096;
+// How far ahead codes are fetched, in bytes, as measured.
+constexpr int64_t codes_ahead(int bits) { return bits == 8 ? 4096 : 8192; }
 
 // A row's sums of half a block, times the row's scale.
 template <int kPlanes>
@@ -98,7 +97,7 @@ void multiply_integers(const IntegerTile& tile) {
     const uint8_t* x = tile.x;
     const uint8_t* next = tile.next;
     for (int64_t b = 0; b < tile.num_blocks; ++b) {
-        if (tile.ahead > 0) prefetch(block + tile.ahead, tile.block_bytes);
+        if (tile.is_ahead) prefetch(block + codes_ahead(kBits), kBits * kUnitBytes);
         if (tile.next_bytes > 0) prefetch(next, static_cast<int>(tile.next_bytes));
         next += tile.next_bytes;
 #pragma GCC unroll 4
@@ -120,7 +119,7 @@ void multiply_integers(const IntegerTile& tile) {
                     break;
             }
         }
-        block += tile.block_bytes;
+        block += kBits * kUnitBytes;
         x += row_block_bytes(kPlanes);
     }
 #pragma GCC unroll 8

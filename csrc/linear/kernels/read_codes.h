@@ -25,7 +25,7 @@ PDSERVE_INLINE IntLanes load_bytes(const uint8_t* source) {
 PDSERVE_INLINE FloatLanes load_halves(const uint8_t* source) {
     const auto halves = load_as<HalfLanes>(source);
 #if defined(__AVX512F__)
-    return halves_to_float((PairLanes)_mm512_cvtepu16_epi32((__m256i)halves));
+    return (FloatLanes)_mm512_cvtph_ps((__m256i)halves);
 #elif defined(__AVX2__)
     return halves_to_float((PairLanes)_mm256_cvtepu16_epi32((__m128i)halves));
 #else
@@ -39,10 +39,10 @@ struct PanelNumbers {
 
 // The scales of a group, or its minimums.
 PDSERVE_INLINE PanelNumbers numbers_at(const Coding& coding, const CodedLayout& layout,
-    const uint8_t* panel, int64_t numbers, int64_t supers, int64_t input) {
-    const uint8_t* row =
-        panel + numbers + input / coding.group * kPanelOutputs * layout.scale_bytes;
-    const uint8_t* super = panel + supers + input / kSuperInputs * kPanelOutputs * 2;
+    const uint8_t* panel, int64_t numbers, int64_t supers, int64_t group) {
+    const uint8_t* row = panel + numbers + group * kPanelOutputs * layout.scale_bytes;
+    const uint8_t* super =
+        panel + supers + group * coding.group / kSuperInputs * kPanelOutputs * 2;
     PanelNumbers found;
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) {

@@ -48,11 +48,13 @@ void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* targe
     for (int64_t first = 0; first < panels.num_in; first += kHalfBlock) {
         const uint8_t* block = panel + first / kBlockInputs * layout.block_bytes;
         const int half = first / kHalfBlock % 2;
+        const int64_t group = first / panels.coding.group;
         const PanelNumbers scales =
-            numbers_at(panels.coding, layout, panel, layout.scales, layout.super_scales, first);
+            numbers_at(panels.coding, layout, panel, layout.scales, layout.super_scales, group);
         PanelNumbers minimums{};
         if constexpr (kHasMinimums) {
-            minimums = numbers_at(panels.coding, layout, panel, layout.minimums, layout.super_minimums, first);
+            minimums = numbers_at(
+                panels.coding, layout, panel, layout.minimums, layout.super_minimums, group);
         }
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,14 @@ from pdserve.engine.native.linear import (
     pack,
     pack_codes,
 )
-from pdserve.engine.plan.forms import FLOAT32, ActivationDtype, WeightForm, coded_form
+from pdserve.engine.plan.forms import (
+    FLOAT32,
+    STORED_PLANES,
+    ActivationDtype,
+    WeightForm,
+    coded_form,
+    fitting_form,
+)
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.model_files.coding import Codes, Coding
 
@@ -147,7 +154,7 @@ def choose_kernels(
         ValueError: this CPU cannot run the wanted one; the message lists those that it can.
     """
     kinds = Kind.of(matrices)
-    is_coded = any(kind.form.coding is not None for kind in kinds)
+    is_coded = any(kind.form.keeps_stored for kind in kinds)
     if wanted != AUTO:
         variants = _native.kernel_variants()
         if wanted not in variants:
@@ -176,26 +183,29 @@ def digest_of(
     digest, type_of_x = hashlib.blake2b(digest_size=4), torch_dtype(dtype)
     weight, x = _numbers(48, 100).to(type_of_x), _numbers(20, 100).to(type_of_x)
     out = torch.empty(20, 48)
-    linear(x, pack(weight, form=form), out, LinearResult.STORE_FLOAT, variant)
+    own = fitting_form(form, 100)
+    linear(x, pack(weight, form=own), out, LinearResult.STORE_FLOAT, variant)
     router, scores = pack(weight, form=FLOAT32), torch.empty_like(out)
     linear(x, router, scores, LinearResult.STORE_FLOAT, variant)
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
     results = [out, scores, normed, _attended(variant, type_of_x)]
-    if is_coded and dtype is not ActivationDtype.FLOAT32:
+    if (is_coded or form.coding is not None) and dtype is not ActivationDtype.FLOAT32:
         coded = torch.empty(20, 48)
-        results.append(linear(x[:, :96], _coded(), coded, LinearResult.STORE_FLOAT, variant))
+        planes = form.planes if form.coding is not None else STORED_PLANES
+        codes = _coded(planes)
+        results.append(linear(x[:, :96], codes, coded, LinearResult.STORE_FLOAT, variant))
     for tensor in results:
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _coded() -> PackedLinear:
+def _coded(planes: int) -> PackedLinear:
     codes = Codes(
         Coding(4, 32, 8),
         ((_numbers(48, 96) + 1) * 7.5).to(torch.uint8).numpy(),
         _numbers(48, 3).half().numpy(),
     )
-    packed = empty_packed(coded_form(codes.coding), 48, 96)
+    packed = empty_packed(replace(coded_form(codes.coding), planes=planes), 48, 96)
     pack_codes(packed, 0, codes)
     return packed
 

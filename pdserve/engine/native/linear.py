@@ -15,6 +15,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.plan.forms import WeightForm
 from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.weights.quantise import quantised
 from pdserve.model_files.coding import Codes
 
 PANEL_OUTPUTS = 16
@@ -97,7 +98,7 @@ def empty_packed(
         num_out=num_out,
         num_in=num_in,
         weights=aligned_bytes(size.num_bytes),
-        scales=torch.zeros(size.num_lanes) if form.is_quantised else None,
+        scales=torch.zeros(size.num_lanes) if form.has_row_scales else None,
         bias=torch.zeros(size.num_lanes) if has_bias else None,
         is_gated=is_gated,
     )
@@ -106,7 +107,7 @@ def empty_packed(
 def pack_rows(
     packed: PackedLinear, first_row: int, weight: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Pack `weight` [num_rows, num_in] into the rows of `packed` from `first_row` on.
+    """Pack `weight` [num_rows, num_in] into the rows of `packed` from `first_row` on, in its form.
 
     In a gated matrix, gate is packed at row 0 and up at row num_out / 2. Rows may come from any
     number of tensors, at any first_row, in any order.
@@ -118,6 +119,9 @@ def pack_rows(
     if weight.dtype not in (torch.float32, torch.bfloat16):
         weight = weight.float()
     _check_bias(packed, len(weight), bias)
+    if packed.form.coding is not None:
+        pack_codes(packed, first_row, quantised(weight, packed.form.coding), bias)
+        return
     _native.pack_linear_rows(packed, first_row, weight)
     _put_bias(packed, first_row, bias)
 

@@ -144,7 +144,7 @@ def _packed(matrix: Matrix, tensors: Stored) -> Arrays:
         stored = tensors[part.weight]
         for piece in _pieces(part.rows, stored):
             bias = _checked(tensors, part.bias, piece) if matrix.has_bias else None
-            if matrix.form.coding is None:
+            if not matrix.form.keeps_stored:
                 weight = _checked(tensors, part.weight, piece, columns).contiguous()
                 pack_rows(packed, first + piece.start, weight, bias)
             else:

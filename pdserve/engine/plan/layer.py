@@ -14,7 +14,7 @@ from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
-from pdserve.engine.plan.forms import FLOAT32, WeightForm
+from pdserve.engine.plan.forms import FLOAT32, WeightForm, fitting_form
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import Shard
 from pdserve.model_files.coding import Coding
@@ -83,6 +83,7 @@ class LayerPlan:
 def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> LayerPlan:
     """Plan a layer of the model, for one rank."""
     layer, own, hidden = f"model.layers.{index}.", shard.of(config), range(config.hidden_size)
+    of_hidden = fitting_form(form, len(hidden))
     adds_bias, head_dim = shard.rank == 0, config.head_dim
 
     def heads(of: slice) -> range:
@@ -99,8 +100,10 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         )
         bias = has_bias and adds_bias
         return {
-            "gate_up": Matrix(f"{name}gate_up", rows, hidden, form, True, has_bias),
-            "down": Matrix(f"{name}down", out, inner, form, has_bias=bias),
+            "gate_up": Matrix(f"{name}gate_up", rows, hidden, of_hidden, True, has_bias),
+            "down": Matrix(
+                f"{name}down", out, inner, fitting_form(form, len(inner)), has_bias=bias
+            ),
         }
 
     def mlp() -> MlpPlan:
@@ -157,8 +160,14 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
             for norm in config.norms
         },
         mixer={
-            "qkv": Matrix(f"{layer}qkv", qkv, hidden, form, has_bias=config.has_qkv_bias),
-            "attention_out": Matrix(f"{layer}attention_out", out, queries, form, has_bias=out_bias),
+            "qkv": Matrix(f"{layer}qkv", qkv, hidden, of_hidden, has_bias=config.has_qkv_bias),
+            "attention_out": Matrix(
+                f"{layer}attention_out",
+                out,
+                queries,
+                fitting_form(form, len(queries)),
+                has_bias=out_bias,
+            ),
         },
         mlp=mlp(),
         window=config.sliding_windows[index],

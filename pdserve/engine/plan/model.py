@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.plan.forms import BFLOAT16, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, WeightForm, fitting_form
 from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.ranks.shard import WHOLE, Shard
@@ -53,6 +53,7 @@ class ModelPlan:
         own, hidden = shard.share(config.vocab_size), config.hidden_size
         tokens, is_last = range(own.start, own.stop), shard.is_last_stage
         output = Part(_EMBEDDING if config.ties_embeddings else "lm_head", tokens)
+        head = fitting_form(form, hidden, is_head=True)
         norm = Norm(
             "model.norm.weight",
             hidden,
@@ -66,7 +67,7 @@ class ModelPlan:
             Part(_EMBEDDING, tokens) if shard.is_first_stage else None,
             tuple(layer_plan(config, index, shard, form) for index in shard.layers(config)),
             norm if is_last else None,
-            Matrix("lm_head", (output,), range(hidden), form) if is_last else None,
+            Matrix("lm_head", (output,), range(hidden), head) if is_last else None,
         )
         if codings:
             plan = plan._coded(codings)
@@ -104,7 +105,7 @@ class ModelPlan:
     def coded(self) -> dict[str, WeightForm]:
         """Matrix |-> form, for those that are kept as the checkpoint has them."""
         every = self.matrices if self.table is None else [self.table, *self.matrices]
-        return {each.name: each.form for each in every if each.form.coding is not None}
+        return {each.name: each.form for each in every if each.form.keeps_stored}
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Tensor name |-> shape, for all of the whole model."""

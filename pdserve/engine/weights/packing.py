@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, WeightForm
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.stored_types import size_of
@@ -16,6 +16,7 @@ _ERRORS: Final = {  # of what is rounded, at most
     BFLOAT16.name: "off by up to 0.2 %",
     FLOAT16.name: "off by up to 0.05 %",
     INT8.name: "off by up to 0.4 % of a row's largest",
+    INT4.name: "off by up to 5 % of the range of 32",
 }
 
 
@@ -48,6 +49,6 @@ def _packed(plan: ModelPlan) -> Iterator[Matrix]:
 
 
 def _error(stored: set[str], form: WeightForm) -> str:
-    if form.coding is not None or form is FLOAT32 or stored <= _SAME.get(form.name, set()):
+    if form.keeps_stored or form is FLOAT32 or stored <= _SAME.get(form.name, set()):
         return "exact"
     return _ERRORS[form.name]

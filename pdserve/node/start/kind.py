@@ -52,7 +52,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
 def _weight_bytes(model: NodeModel) -> int:
     """As loaded; of quantised ones in proportion to bfloat16, since scales are negligible."""
     form, own = model.form, model.plan()
-    if own.coded:
+    if own.coded or form.coding is not None:
         return packed_bytes(own, model.activations)
     if not form.is_quantised:
         return weight_bytes(own, model.activations)
