@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, WeightForm
+from pdserve.engine.plan.forms import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT8,
+    ActivationDtype,
+    WeightForm,
+)
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.stored_types import size_of
@@ -40,6 +48,21 @@ def packing(plan: ModelPlan, types: Mapping[str, str]) -> str:
         f"{stored} as {form.name} ({counts[stored, form]}, {size_of(size)}, {errors[stored, form]})"
         for (stored, form), size in sizes.most_common()
     )
+
+
+def multiplied_as(plan: ModelPlan, activations: ActivationDtype, variant: str) -> str:
+    """Say what activations become in products: `16-bit integers`, or what they are.
+
+    Args:
+        plan: of what is packed.
+        activations: their type.
+        variant: the build of the kernels; those of AMX multiply no integers.
+    """
+    forms = {matrix.form for matrix in plan.matrices}
+    planes = {form.planes for form in forms if form.is_quantised or form.keeps_stored}
+    if activations is ActivationDtype.FLOAT32 or variant.startswith("amx") or not planes:
+        return activations
+    return " and ".join(f"{8 * each}-bit integers" for each in sorted(planes))
 
 
 def _packed(plan: ModelPlan) -> Iterator[Matrix]:

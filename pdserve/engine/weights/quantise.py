@@ -24,14 +24,15 @@ _TINY: Final = 1e-30
 def quantised(weight: Tensor, coding: Coding) -> Codes:
     """Return codes of weights [rows, inputs], which are finite: whole groups of the coding."""
     rows = max(1, _ROWS_BYTES // (4 * weight.shape[1]))
-    parts = [_quantised(part.float(), coding) for part in weight.split(rows)]
+    starts = range(0, len(weight), rows)
+    parts = [_quantised(weight[start : start + rows].float(), coding) for start in starts]
     codes, scales, minimums = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
     return Codes(coding, codes, scales, minimums)
 
 
 def _quantised(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor, Tensor]:
     # [group, rows, groups]: so sums have one order, and all machines make the same codes.
-    groups = weight.unflatten(1, (-1, coding.group)).permute(2, 0, 1).contiguous()
+    groups = weight.reshape(len(weight), -1, coding.group).permute(2, 0, 1).contiguous()
     largest = (1 << coding.bits) - 1
     low, high = groups.amin(0), groups.amax(0)
     importance = groups * groups

@@ -34,7 +34,7 @@ from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.codings import native_plan, stored_as
 from pdserve.engine.weights.load import load_decoder
-from pdserve.engine.weights.packing import packing
+from pdserve.engine.weights.packing import multiplied_as, packing
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -169,9 +169,13 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     plan = _plan(checkpoint, model, sizes.form, device)
     packed = packing(plan, stored_as(checkpoint, model))
+    kernels = _kernels(engine, plan, sizes) if device.type == "cpu" else None
+    computed = sizes.form.name
+    if kernels is not None:
+        taken = multiplied_as(plan, sizes.activations, kernels.variant)
+        computed += f", activations as {taken}" if taken != sizes.activations else ""
     weights = (
-        f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; "
-        f"computed with as {sizes.form.name}"
+        f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; computed with as {computed}"
     )
     log.info("weights: %s", weights)
     return NodeModel(
@@ -185,7 +189,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         activations=sizes.activations,
         attention=engine.attention,
         has_graphs=engine.cuda_graphs,
-        kernels=_kernels(engine, plan, sizes) if device.type == "cpu" else None,
+        kernels=kernels,
         share=share,
         worst_step=_worst_step(engine),
         weights=weights,

@@ -25,7 +25,7 @@ from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.codings import native_plan, stored_as
 from pdserve.engine.weights.opening import open_tensors
-from pdserve.engine.weights.packing import packing
+from pdserve.engine.weights.packing import multiplied_as, packing
 from pdserve.kv import KvDtype
 from pdserve.measured.perf_model import StepRow
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -125,9 +125,15 @@ def test_it_is_said_what_is_packed_as_what_and_how_exactly(tmp_path: Path) -> No
         "Q6_K as 6 bits by 16 (2, 0.2 MiB, exact)",
         "Q8_0 as 8 bits by 32 (1, 0.1 MiB, exact)",
     ]
-    lossy = packing(ModelPlan.of(config), types)
+    lossy_plan = ModelPlan.of(config)
+    lossy = packing(lossy_plan, types)
     assert "Q6_K as bfloat16 (2, 0.5 MiB, off by up to 0.2 %)" in lossy
     assert "off by up to 0.4 % of a row's largest" in packing(plan_of(checkpoint, INT8), types)
+    bf16 = ActivationDtype.BFLOAT16
+    assert multiplied_as(plan_of(checkpoint), bf16, "avx2") == "16-bit integers"
+    assert multiplied_as(plan_of(checkpoint, INT8), bf16, "avx2") == "8-bit integers"
+    assert multiplied_as(plan_of(checkpoint), bf16, "amx") == "bfloat16"
+    assert multiplied_as(lossy_plan, bf16, "avx2") == "bfloat16"
     demo = resolve_checkpoint(str(CHECKPOINT_PATH))
     stored = stored_as(demo, load_model_config(demo))
     assert packing(plan_of(demo), stored) == "BF16 as bfloat16 (17, 3.8 MiB, exact)"
