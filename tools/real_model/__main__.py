@@ -84,8 +84,9 @@ async def measure(found: Found, model: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         await _compare(found, model, binaries, Path(name) / "exact")
         await _measure_served(found, model, Path(name) / "fast")
-    threads = range(1, len(os.sched_getaffinity(0)) + 1)
-    found.ours, found.theirs = in_turns(model, binaries, threads, say)
+    if found.is_quiet:  # else its times say nothing, and take long
+        threads = range(1, len(os.sched_getaffinity(0)) + 1)
+        found.ours, found.theirs = in_turns(model, binaries, threads, say)
 
 
 def complaints(found: Found) -> list[str]:
@@ -134,9 +135,9 @@ async def _measure_served(found: Found, model: Path, cache: Path) -> None:
         say(f"load to ready: {start}")
         async with served(model, cache, ["--mode=colocated"]) as cluster:
             found.ready_s[start] = cluster.ready_s
-            if start == "packed":
+            if found.is_quiet and start == "packed":
                 found.served = await asyncio.to_thread(served_tokens, cluster.url)
-                found.node_bytes = await cluster.node_bytes()
+            found.node_bytes = await cluster.node_bytes()  # packed before
 
 
 def _versions() -> str:

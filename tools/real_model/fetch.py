@@ -36,17 +36,18 @@ def run_command(argv: Sequence[str], folder: Path) -> None:
     Raises:
         Unobtainable: it is missing, fails, or takes too long; says its last line.
     """
+    client = "pip" if "pip" in argv else argv[0]
     try:
         subprocess.run(
             argv, cwd=folder, check=True, capture_output=True, text=True, timeout=_LIMIT_S
         )
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise Unobtainable(f"{argv[0]} failed, is there a network? {last}") from error
+        raise Unobtainable(f"{client} failed, is there a network? {last}") from error
     except subprocess.TimeoutExpired as error:
-        raise Unobtainable(f"{argv[0]} took over {_LIMIT_S} s, is there a network?") from error
+        raise Unobtainable(f"{client} took over {_LIMIT_S} s, is there a network?") from error
     except OSError as error:
-        raise Unobtainable(f"{argv[0]} cannot be run: {error.strerror}") from error
+        raise Unobtainable(f"{client} cannot be run: {error.strerror}") from error
 
 
 def gemma(folder: Path, given: str = "", run: Command = run_command) -> Path:
