@@ -1,4 +1,4 @@
-"""Python's garbage collector in a serving process.
+"""Python's garbage collector, and the C library's free memory, in a serving process.
 
 What requests leave is freed with its last reference: they make no cycles, which a test counts. So
 the collector has next to nothing to do, but while it looks for it nobody gets a token, and the time
@@ -9,10 +9,14 @@ The collector stays on for the rest, so that a cycle that is made after all cost
 and not for ever. By default every tenth pass over the youngest objects goes over everything that
 requests under way have made, too: three times a second in a busy coordinator, for up to 9 ms, and a
 full pass took 50 ms. Those passes are made far more rarely; what is dead by then is a few MB.
+
+What loading has freed stays in the C library's arenas: 170 MB after a vocabulary of 262,144 tokens.
+It goes back to the system once, too.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 _YOUNG_PASSES = 200  # over the youngest objects, for one over those that have seen a pass
@@ -27,3 +31,5 @@ def freeze_loaded_objects() -> None:
     gc.freeze()
     youngest, _, oldest = gc.get_threshold()
     gc.set_threshold(youngest, _YOUNG_PASSES, oldest)
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)
