@@ -153,6 +153,8 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         decode_ratio=load.decode_ratio,
         profiled_prompt_ms=prompt_s(member.perf) * 1e3 if member.perf else 0.0,
         profiled_step_ms=step_s(member.perf) * 1e3 if member.perf else 0.0,
+        drafts=load.drafts,
+        no_drafts=load.no_drafts,
     )
 
 

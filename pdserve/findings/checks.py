@@ -8,6 +8,7 @@ from typing import Final
 from pdserve.findings.certificates import certificate_findings
 from pdserve.findings.clocks import clock_findings
 from pdserve.findings.coordinators import attachment_findings
+from pdserve.findings.drafts import draft_findings
 from pdserve.findings.finding import Check, Finding, Level
 from pdserve.findings.links import pair_findings, transport_findings
 from pdserve.findings.load import call_findings, load_findings
@@ -27,6 +28,7 @@ _CHECKS: Final[tuple[Check, ...]] = (
     call_findings,
     speed_findings,
     loop_findings,
+    draft_findings,
     version_findings,
     weight_findings,
     clock_findings,

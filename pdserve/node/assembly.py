@@ -50,7 +50,7 @@ from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.settings.config import NodeConfig, PolicyConfig
-from pdserve.settings.speculation import asks
+from pdserve.settings.speculation import asks, no_drafts
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.simulated_link import link_between, parse_link
 from pdserve.wire.security import Security
@@ -66,6 +66,7 @@ class ModelFacts:
     eos_token_ids: frozenset[int]
     compiler: GrammarCompiler
     short_len: int = 0  # as NodeHello
+    device: str = "cpu"  # that computes its steps
 
     @classmethod
     def of(cls, model: NodeModel) -> ModelFacts:
@@ -82,6 +83,7 @@ class ModelFacts:
             eos_token_ids=model.config.eos_token_ids,
             compiler=grammar_compiler(model),
             short_len=model.config.short_len,
+            device=str(model.device),
         )
 
 
@@ -159,6 +161,7 @@ def make_parts(
         preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
         short_len=model.short_len,
+        no_drafts=no_drafts(config.speculation, model.device),
         vocab_size=model.vocab_size,
         identity=identity,
         exporter=exporter,

@@ -60,6 +60,7 @@ class NodeParts:
     tier: NodeTier | None = None  # None: evicted prefixes are lost
     prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
     short_len: int = 0  # as NodeHello
+    no_drafts: str = ""  # as LoadReport
 
 
 Sampled: TypeAlias = tuple[Request, SampledToken | None]  # None: a chunk before the last one

@@ -400,7 +400,7 @@ class Node:
 
     def _load_report(self) -> LoadReport:
         parts, progress = self._parts, self.loading.progress
-        report = load_report(self._services, parts.perf, self._state, progress, parts.clock.now())
+        report = load_report(self._services, parts, self._state, progress, parts.clock.now())
         attached = [link.coordinator for link in self._links if link.is_attached]
         return replace(
             report,

@@ -33,6 +33,7 @@ from pdserve.protocol.message import (
     Message,
 )
 from pdserve.protocol.nodes import (
+    DraftState,
     Drain,
     DrainSeen,
     KvEvents,
@@ -85,6 +86,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "DecodeLeg",
+    "DraftState",
     "Drain",
     "DrainSeen",
     "ExporterWelcome",

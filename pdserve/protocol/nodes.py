@@ -180,6 +180,14 @@ class LinkState(Message, frozen=True):
     reason: str  # why not a better one
 
 
+class DraftState(Message, frozen=True):
+    """What has come of the tokens that one source has guessed on a node, since it started."""
+
+    source: str
+    drafted: int
+    accepted: int  # of these, right
+
+
 class LoadReport(Message, frozen=True):
     """The load of a node. Sent periodically as a heartbeat, and at once on important changes."""
 
@@ -208,6 +216,8 @@ class LoadReport(Message, frozen=True):
     busy_share: float = 0.0
     prompt_share: float = 0.0
     is_standby: bool = False  # it is LOADING no more, but waits to be given a pool: see SetRole
+    drafts: list[DraftState] = []  # by source
+    no_drafts: str = ""  # why its steps compute one token of a stream; empty: they may do several
 
     def check(self) -> None:
         """Check a report that a node has sent.
@@ -231,6 +241,7 @@ class LoadReport(Message, frozen=True):
             self.certificate_ends_at,
             self.busy_share,
             self.prompt_share,
+            *(number for one in self.drafts for number in (one.drafted, one.accepted)),
         )
         if not all(0 <= number < inf for number in numbers):
             raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")

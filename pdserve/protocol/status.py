@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from pdserve.protocol.message import Message
-from pdserve.protocol.nodes import LinkState
+from pdserve.protocol.nodes import DraftState, LinkState
 from pdserve.settings.config import Mode
 from pdserve.shared.costs import TokenCosts
 from pdserve.shared.errors import MalformedMessage
@@ -86,6 +86,8 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     # What it measured as it started: a prompt of 1024 tokens, a step of 16 streams; 0: not yet.
     profiled_prompt_ms: float = 0.0
     profiled_step_ms: float = 0.0
+    drafts: list[DraftState] = []  # tokens that it has guessed, by source
+    no_drafts: str = ""  # why it guesses none
 
 
 class AbsentNode(Message, frozen=True, kw_only=True):

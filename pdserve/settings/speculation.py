@@ -57,3 +57,12 @@ def asks(speculation: SpeculationConfig, source: SourceName) -> bool:
 def draft_model(speculation: SpeculationConfig) -> str:
     """The model that guesses; empty: none does."""
     return speculation.model if asks(speculation, "model") else ""
+
+
+def no_drafts(speculation: SpeculationConfig, device: str) -> str:
+    """Return why steps on a device compute one token of a stream; empty: they may do several."""
+    if speculation.mode == "off":
+        return "speculation.mode is off"
+    if device != "cpu":
+        return f"its steps run on {device}, ahead of the host, which does not know their tokens yet"
+    return ""

@@ -399,8 +399,18 @@ class LinkState(_message.Message):
     reason: str
     def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class DraftState(_message.Message):
+    __slots__ = ("source", "drafted", "accepted")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    drafted: int
+    accepted: int
+    def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+
 class LoadReport(_message.Message):
-    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at", "busy_share", "prompt_share", "is_standby")
+    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at", "busy_share", "prompt_share", "is_standby", "drafts", "no_drafts")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOADING_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +433,8 @@ class LoadReport(_message.Message):
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     IS_STANDBY_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NO_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     state: int
     role: int
     loading_progress: float
@@ -445,7 +457,9 @@ class LoadReport(_message.Message):
     busy_share: float
     prompt_share: float
     is_standby: bool
-    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ..., sent_at: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., certificate_ends_at: _Optional[float] = ..., busy_share: _Optional[float] = ..., prompt_share: _Optional[float] = ..., is_standby: bool = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftState]
+    no_drafts: str
+    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ..., sent_at: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., certificate_ends_at: _Optional[float] = ..., busy_share: _Optional[float] = ..., prompt_share: _Optional[float] = ..., is_standby: bool = ..., drafts: _Optional[_Iterable[_Union[DraftState, _Mapping]]] = ..., no_drafts: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("knot_tokens", "knot_s", "sampled_s", "pair_s", "context_s")

@@ -18,6 +18,7 @@ from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.measured.perf_model import StepShape
+from pdserve.protocol import DraftState
 
 StepTime = Callable[[StepShape], float]  # in seconds, as predicted
 
@@ -54,6 +55,11 @@ class Speculation:
         self._pool = pool
         self._step_s = step_s
         self._most_rows = most_rows
+
+    @property
+    def states(self) -> list[DraftState]:
+        """What has come of each source's drafts."""
+        return [DraftState(name, one.drafted, one.accepted) for name, one in self.counts.items()]
 
     def add(self, source: Source) -> None:
         """Have further drafts for the streams to come."""

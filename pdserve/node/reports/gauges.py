@@ -17,6 +17,7 @@ from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
+from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.node.split_cores.phases import Phases
 from pdserve.protocol import LoadReport, NodeState, Sickness
@@ -58,11 +59,11 @@ class BusyShare:
 
 
 def load_report(
-    services: Services, perf: PerfModel, state: NodeState, loading_progress: float, now_s: float
+    services: Services, parts: NodeParts, state: NodeState, loading_progress: float, now_s: float
 ) -> LoadReport:
     """The node's state and load, for its coordinators."""
     engine = services.engine
-    prefill_ratio, decode_ratio = perf.known_ratios(now_s)
+    prefill_ratio, decode_ratio = parts.perf.known_ratios(now_s)
     return LoadReport(
         state=state,
         role=services.role,
@@ -77,6 +78,8 @@ def load_report(
         prefill_ratio=prefill_ratio,
         decode_ratio=decode_ratio,
         links=services.sessions.links(),
+        drafts=parts.speculation.states,
+        no_drafts=parts.no_drafts,
     )
 
 

@@ -23,6 +23,7 @@ from pdserve.protocol import (
     TokenBatch,
 )
 from pdserve.settings.config import NodeConfig
+from pdserve.settings.speculation import SpeculationConfig, no_drafts
 from pdserve.shared.errors import PdserveError
 from tests.requests import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
@@ -73,7 +74,7 @@ async def test_the_role_chooses_the_policy_and_is_reported() -> None:
     bench.services.set_role(P)
     assert engine.policy is not policy
     assert bench.num_reports == 1
-    assert load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0, 0.0).role is P
+    assert load_report(bench.services, bench.parts, NodeState.READY, 1.0, 0.0).role is P
     bench.services.set_role(P)
     assert bench.num_reports == 2, "a node on standby begins with the role that it has"
     bench.services.set_role(D)
@@ -184,7 +185,7 @@ async def test_prompts_count_as_queued_before_the_engine_has_them() -> None:
     bench.prefill("compiled first", num_tokens=20, grammar='start: "a"')
     source = PrefixSource(node=elsewhere, num_tokens=16)
     bench.prefill("fetched first", num_tokens=30, prefix_sources=[source])
-    report = load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0, 0.0)
+    report = load_report(bench.services, bench.parts, NodeState.READY, 1.0, 0.0)
     assert len(bench.parts.engine.queues.waiting) == 1
     assert (report.waiting_requests, report.queued_tokens) == (3, 9 + 20 + 30)
     stream = make_request(40, output_token_ids=[1], prefix_sources=[source])
@@ -249,3 +250,12 @@ def test_whenever_the_role_changes_every_leg_is_served(moves: list[str]) -> None
         await bench.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "told"),
+    [("auto", "cpu", ""), ("off", "cpu", "mode is off"), ("auto", "cuda:1", "run on cuda:1")],
+)
+def test_a_node_says_why_it_guesses_nothing(mode: str, device: str, told: str) -> None:
+    said = no_drafts(SpeculationConfig(mode=mode), device)
+    assert told in said if told else not said

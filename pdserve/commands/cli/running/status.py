@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pdserve.commands.cluster.coordinator_http import Trust
 from pdserve.commands.cluster.status import fetch_status
+from pdserve.findings.drafts import said_of_drafts
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 from pdserve.shared.errors import ClusterError
 from pdserve.shared.process.exit_codes import OK
@@ -72,6 +73,7 @@ def render(status: ClusterStatus) -> RenderableType:
         *_sick(status.nodes),
         *_alone(status.nodes),
         *_failing(status.nodes),
+        *_guessed(status.nodes),
     ]
     return Group(head, *notes, *(pools or [Text("no node is attached", "yellow")]))
 
@@ -124,6 +126,13 @@ def _failing(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
         for failing in node.failing if node.role == "prefill" else ():
             text = f"handoffs from {node.node_id} to {failing.peer} fail ({failing.told})"
             yield Text(text, "bold red")
+
+
+def _guessed(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
+    """A line for each node that has guessed tokens."""
+    for node in nodes:
+        if said := said_of_drafts(node):
+            yield Text(f"{node.node_id} has guessed {said}")
 
 
 async def _watch(url: str, trust: Trust, console: Console) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from rich.console import Console
 
 from pdserve.commands.cli.main import main
@@ -15,7 +16,7 @@ from pdserve.commands.cli.running import status as status_command
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.status import fetch_status
 from pdserve.commands.cluster.supervisor import Cluster
-from pdserve.protocol import LinkState
+from pdserve.protocol import DraftState, LinkState
 from pdserve.protocol.status import (
     ClusterStatus,
     FailingPeer,
@@ -61,6 +62,14 @@ def text_of(status: ClusterStatus) -> str:
     console = Console(width=160, file=io.StringIO())
     console.print(status_command.render(status))
     return console.file.getvalue()
+
+
+def test_what_was_guessed_is_a_line() -> None:
+    guessing = replace(node("decode-1"), drafts=[DraftState("text", 8, 6)])
+    assert "decode-1 has guessed 8 tokens by text (75% right)" in text_of(
+        replace(STATUS, nodes=[guessing])
+    )
+    assert "guessed" not in text_of(STATUS)
 
 
 def test_both_pools_are_shown_in_order():

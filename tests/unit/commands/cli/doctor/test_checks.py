@@ -9,7 +9,7 @@ from pdserve.findings import checks
 from pdserve.findings.certificates import certificate_findings, https_findings
 from pdserve.findings.coordinators import agreement_findings
 from pdserve.findings.finding import Finding, Level
-from pdserve.protocol import LinkState
+from pdserve.protocol import DraftState, LinkState
 from pdserve.protocol.status import (
     AbsentNode,
     ClusterStatus,
@@ -46,7 +46,7 @@ def only(status: ClusterStatus) -> Finding:
 def test_a_healthy_cluster_is_ok() -> None:
     found = findings(cluster())
     assert {finding.level for finding in found} == {Level.OK}
-    assert len({finding.check for finding in found}) == 11, "each check tells that all is well"
+    assert len({finding.check for finding in found}) == 12, "each check tells that all is well"
     told = " ".join(finding.what for finding in found)
     assert "in use: shm" in told
     assert "pdserve 0.1.0; 1 revision" in told
@@ -55,6 +55,19 @@ def test_a_healthy_cluster_is_ok() -> None:
 def test_what_weights_are_packed_as_is_told() -> None:
     told = [f.what for f in findings(cluster(prefill_1={"weights": "Q8_0 as 8 bits by 32"}))]
     assert "Q8_0 as 8 bits by 32 (prefill-1)" in told
+
+
+def test_it_is_told_what_is_guessed_and_why_nothing_is() -> None:
+    told = [f.what for f in findings(cluster()) if f.check == "drafts"]
+    assert told == ["nothing has been guessed yet"]
+    guessed = {"drafts": [DraftState("text", 40, 30), DraftState("answers", 0, 0)]}
+    silent = {"no_drafts": "speculation.mode is off"}
+    both = cluster(decode_0=guessed, decode_1=silent, prefill_0=silent)
+    told = [f.what for f in findings(both) if f.check == "drafts"]
+    assert told == [
+        "decode-1: a token a step, as speculation.mode is off",
+        "decode-0 has guessed 40 tokens by text (75% right)",
+    ]
 
 
 def test_an_older_coordinator_that_tells_less_is_no_problem() -> None:
