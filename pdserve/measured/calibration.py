@@ -146,6 +146,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     errors: HeldOutErrors
     host: Sharing = Sharing()
     overheads: Overheads = Overheads()
+    # Of the tokens that nodes guessed meanwhile; 0: none, so each step gives a stream one token.
+    drafts_right: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def check(self) -> None:
         """Check what the types do not say.

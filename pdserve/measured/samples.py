@@ -70,3 +70,5 @@ class NodeSamples(msgspec.Struct, frozen=True, kw_only=True):
     newest: int  # number of the newest measurement there is
     steps: list[StepSample]
     pulls: list[PullSample]
+    drafted: int = 0  # tokens that were guessed since the node started
+    accepted: int = 0  # of these, right

@@ -246,11 +246,11 @@ class Cluster:
 
     # ---- what nodes say ------------------------------------------------------------------------
 
-    def next_token(self, request: Request) -> SampledToken:
+    def next_token(self, request: Request, num_later: int = 0) -> SampledToken:
         """As World. Different prompts end in different tokens, so answers differ too."""
         journey = self._journeys[request.request_id]
         outcome = journey.outcome
-        is_last = len(outcome.token_times_s) + 1 == outcome.call.num_output
+        is_last = len(outcome.token_times_s) + 1 + num_later == outcome.call.num_output
         return _STOP if is_last else journey.token
 
     def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
@@ -262,7 +262,8 @@ class Cluster:
             if handoff is not None and request is not handoff.request:
                 handoff.announce() if token is None else handoff.publish()
             if token is not None:
-                self._deliver(journey, request)
+                for _ in range(1 + len(token.after)):
+                    self._deliver(journey, request)
         self._rooms[node].offer()
 
     def num_left(self, request: Request) -> int:

@@ -27,6 +27,7 @@ class Machine:
     block_size: int = 64
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
     overheads: Overheads = field(default_factory=Overheads)
+    drafts_right: float = 0.0  # as `Calibration.drafts_right`
 
     @classmethod
     def of(cls, calibration: Calibration) -> Machine:
@@ -50,6 +51,7 @@ class Machine:
                 "mixed": calibration.mixed,
             },
             overheads=calibration.overheads,
+            drafts_right=calibration.drafts_right,
         )
 
     @property

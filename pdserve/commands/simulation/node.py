@@ -3,7 +3,8 @@
 Queues, block pool and policy are the real ones. A step takes what the machine's costs say, times a
 ratio drawn from the residuals. The node's own performance model may differ; it learns from its
 steps. Preempted requests resume with what the prefix cache still holds, and compute the rest; there
-is no host tier.
+is no host tier. Drafts are right as often as the machine says, and the real `Speculation` decides
+which are computed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from functools import partial
 from math import inf
 from typing import Protocol, cast
 
+from msgspec.structs import replace
+
 from decode_node.policies import DecodePolicy, interface, make_decode_policy
 from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import SideBySide
 from decode_node.policies.static import Static
 from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.guesses import PlayedGuesses
 from pdserve.commands.simulation.host import Host
 from pdserve.commands.simulation.machine import Machine
 from pdserve.commands.simulation.split import DECODE, PREFILL, Phase, SplitCores, Took
@@ -33,6 +37,7 @@ from pdserve.commands.simulation.step_times import (
 from pdserve.commands.simulation.stride import Stride, advance_rows, most_steps, stops_of
 from pdserve.commands.simulation.total import Total
 from pdserve.engine.core import EngineCore
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import Victims, make_headroom
@@ -51,8 +56,8 @@ PINNED_LIMIT = HandoffConfig().pinned_limit
 class World(Protocol):
     """The surroundings of a node: supplies sampled tokens, and is notified of every step."""
 
-    def next_token(self, request: Request) -> SampledToken:
-        """Return the request's next token."""
+    def next_token(self, request: Request, num_later: int = 0) -> SampledToken:
+        """Return the request's next token, or one that comes later."""
         ...
 
     def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
@@ -148,6 +153,7 @@ class Node:
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
         repeats = strides and takes_all and not self.host.is_shared and cores is None
+        repeats = repeats and not machine.drafts_right
         self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
         most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
         num_kept_free = self.pool.num_blocks - most_pinned
@@ -171,6 +177,10 @@ class Node:
         self.core = EngineCore(
             queues, prefill_policy if is_prefill else self.decode_policy, frozenset()
         )
+        if machine.drafts_right:
+            guesses = PlayedGuesses(machine.drafts_right, name, self._token_id)
+            most_rows = machine.max_batch_size
+            self.core.speculate = Speculation(self.pool, self.perf.step_s, most_rows, [guesses])
         self._loops = [_Loop(self.core)]
         if cores is not None:
             assert isinstance(self.decode_policy, SideBySide), "all that are built in"
@@ -231,8 +241,9 @@ class Node:
         self._joining.clear()
         shape = shape_of(rows)
         decodes = shape.decode_context and loop.phase == DECODE
-        if decodes and shape.num_sampled > self.largest_batch:
-            self.largest_batch = shape.num_sampled
+        if decodes:
+            num_drafts = sum([len(row.request.draft) for row in rows])
+            self.largest_batch = max(self.largest_batch, shape.num_sampled - num_drafts)
         if self._repeats and shape.is_decode and self._is_steady(rows):
             stride = self._make_stride(rows, shape)
             if stride.last > 0:
@@ -270,13 +281,26 @@ class Node:
         if self.host.is_shared:
             self.host.end(loop)
         self._took(loop, shape, took)
-        tokens = [self.world.next_token(row.request) if row.samples else None for row in rows]
+        tokens = [self._sampled(row.request) if row.samples else None for row in rows]
+        tokens = loop.core.accepted(rows, tokens)
         done = loop.core.end_step(rows, tokens, self._events.now_s)
         requests = [row.request for row in rows]
         self.world.step_done(self, list(zip(requests, tokens, strict=True)))
         for request in done:
             loop.core.forget(request)
         self.wake()
+
+    def _sampled(self, request: Request) -> SampledToken:
+        assert self.world is not None
+        token = self.world.next_token(request)
+        if not request.draft:
+            return token
+        later = range(1, 1 + len(request.draft))
+        return replace(token, after=tuple(self.world.next_token(request, n) for n in later))
+
+    def _token_id(self, request: Request, num_later: int) -> int:
+        assert self.world is not None
+        return self.world.next_token(request, num_later).token_id
 
     def _took(self, loop: _Loop, shape: StepShape, took: Took) -> None:
         busy_s = took.seconds * took.share

@@ -56,7 +56,6 @@ class Speculation:
         self._step_s = step_s
         self._most_rows = most_rows
 
-    @property
     def states(self) -> list[DraftState]:
         """What has come of each source's drafts."""
         return [DraftState(name, one.drafted, one.accepted) for name, one in self.counts.items()]

@@ -78,7 +78,7 @@ def load_report(
         prefill_ratio=prefill_ratio,
         decode_ratio=decode_ratio,
         links=services.sessions.links(),
-        drafts=parts.speculation.states,
+        drafts=parts.speculation.states(),
         no_drafts=parts.no_drafts,
     )
 

@@ -19,7 +19,7 @@ from pdserve.engine.interface import StepReport
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.protocol import PerfReport, StepCosts, TransferCosts
+from pdserve.protocol import DraftState, PerfReport, StepCosts, TransferCosts
 from pdserve.settings.config import EngineConfig
 from pdserve.wire.outbox import Sender
 
@@ -119,12 +119,14 @@ class SampleLog:
         node_id: str,
         kind: Callable[[], NodeKind],
         believed: Callable[[], StepCosts],
+        drafts: Callable[[], Sequence[DraftState]] = tuple,
         most_steps: int = MOST_STEPS,
     ) -> None:
         """`kind` is asked once, at the first look, since most nodes are never looked at."""
         self._node_id = node_id
         self._make_kind = kind
         self._believed = believed
+        self._drafts = drafts
         self._numbers = count(1)
         self._newest = 0
         self._steps: deque[tuple[int, float, float, StepShape]] = deque(maxlen=most_steps)
@@ -151,6 +153,7 @@ class SampleLog:
         if len(steps) > MOST_TOLD:
             steps = steps[:MOST_TOLD]
             newest = steps[-1][0]
+        drafts = self._drafts()
         pulls = list(takewhile(lambda pull: pull.number > number, reversed(self._pulls)))[::-1]
         return msgspec.json.encode(
             NodeSamples(
@@ -172,6 +175,8 @@ class SampleLog:
                     for at, ended_s, period_s, shape in steps
                 ],
                 pulls=[pull for pull in pulls if pull.number <= newest],
+                drafted=sum(source.drafted for source in drafts),
+                accepted=sum(source.accepted for source in drafts),
             )
         )
 

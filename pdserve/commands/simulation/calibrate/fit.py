@@ -112,6 +112,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
         ),
         host=neighbours.sharing,
         overheads=_overheads(measured, costs, pull),
+        drafts_right=measured.held_out.drafts_right,
     )
     calibration.check()
     return calibration

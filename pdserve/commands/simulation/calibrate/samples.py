@@ -35,6 +35,7 @@ class Recording:
     hosts: dict[str, str] = field(default_factory=dict)  # node |-> host id
     pulls: list[PullSample] = field(default_factory=list)
     believed: StepCosts | None = None  # by one of them, as all are alike
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by node: guessed, and right
 
     def add(self, samples: NodeSamples) -> None:
         """Add what a node has told."""
@@ -42,6 +43,7 @@ class Recording:
         self.hosts[samples.node_id] = samples.host_id
         self.pulls.extend(samples.pulls)
         self.believed = samples.believed
+        self.drafts[samples.node_id] = samples.drafted, samples.accepted
 
     def extend(self, other: Recording) -> None:
         """Add what was recorded of the same nodes later, or of others."""
@@ -50,6 +52,14 @@ class Recording:
         self.hosts.update(other.hosts)
         self.pulls.extend(other.pulls)
         self.believed = other.believed
+        self.drafts.update(other.drafts)
+
+    @property
+    def drafts_right(self) -> float:
+        """Share of the guessed tokens that were right; 0 if there were none."""
+        drafted = sum(drafted for drafted, _ in self.drafts.values())
+        accepted = sum(accepted for _, accepted in self.drafts.values())
+        return accepted / drafted if drafted else 0.0
 
 
 class NodeReader:

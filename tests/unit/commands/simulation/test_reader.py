@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
-from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.calibrate.samples import NodeReader, Recording
 from pdserve.engine.interface import StepReport
 from pdserve.measured.perf_model import StepShape
+from pdserve.measured.samples import NodeSamples
 from pdserve.node.reports.step_costs import SampleLog
-from pdserve.protocol import StepCosts
+from pdserve.protocol import DraftState, StepCosts
 from pdserve.shared.errors import ClusterError
 from tests.fakes.http import serving
 from tests.unit.commands.simulation.test_calibrate import KIND
@@ -35,6 +37,16 @@ def log_of(num_steps: int) -> SampleLog:
 def compute(log: SampleLog, num_steps: int) -> None:
     for _ in range(num_steps):
         log.stepped(StepReport([], [], 9.0, 0.001, 0.0, StepShape(1, 1, 0, 10)))
+
+
+def test_the_share_of_right_drafts_is_that_of_all_nodes() -> None:
+    counts = [DraftState("text", 8, 6), DraftState("answers", 2, 0)]
+    recording = Recording()
+    assert recording.drafts_right == 0.0
+    for name, drafts in (("d", counts), ("e", counts[1:]), ("p", [])):
+        told = SampleLog(name, lambda: KIND, lambda: COSTS, lambda some=drafts: some).since(0)
+        recording.add(msgspec.json.decode(told, type=NodeSamples))
+    assert recording.drafts_right == 6 / 12
 
 
 @asynccontextmanager
