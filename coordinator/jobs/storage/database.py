@@ -28,6 +28,12 @@ Step: TypeAlias = tuple[Any, ...]  # a statement and its parameters
 MAX_BYTES = 16 << 30
 MAX_MEMORY_BYTES = 256 << 20  # without a file
 _BUSY_S = 5.0
+_PRAGMAS = (
+    "auto_vacuum = FULL",  # the file shrinks as files are deleted
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "secure_delete = ON",
+)
 _LOCK = 0x7064736A  # of the tables while they are made
 
 
@@ -93,7 +99,7 @@ class SqliteDatabase:
     def _prepare(self) -> None:
         if not self._schema:
             return
-        for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL"):
+        for pragma in _PRAGMAS:
             self._database.execute(f"PRAGMA {pragma}")
         with self._database as database:
             for statement in self._schema:
