@@ -25,7 +25,7 @@ from decode_node.policies import make_decode_policy
 from decode_node.policies.interface import ChargesDrafts, SideBySide, StepPhase
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Request
 from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.protocol import DecodeLeg
@@ -122,8 +122,11 @@ class DecodeNode:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = started_s
             index = len(request.output_token_ids) - 1
-            is_further = index > 0 and request.finish_reason is None
-            if token is not None and is_further and _is_plain(token):
+            if token is not None and token.logprobs is None and not (token.after or token.refused):
+                is_plain = index > 0 and request.finish_reason is None
+            else:
+                is_plain = False
+            if token is not None and is_plain:
                 plain.append((request.request_id, index, token.token_id))
             elif token is not None or request.is_done:  # a request may end with its prompt
                 times = request.lifecycle.phase_times() if request.is_done else None
@@ -154,7 +157,3 @@ class DecodeNode:
             log.error("the intake of %s failed", request_id, exc_info=error)
             error = PdserveError(f"the intake failed: {type(error).__name__}: {error}")
         legs.fail(request_id, error)
-
-
-def _is_plain(token: SampledToken) -> bool:
-    return token.logprobs is None and not token.after and not token.refused

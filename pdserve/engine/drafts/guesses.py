@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from pdserve.engine.drafts.grammars import DraftMasks
 from pdserve.engine.drafts.source import Drafter, Source
@@ -54,7 +54,7 @@ class SourceCounts:
         self.shares = Shares()
 
 
-class _Asked:
+class Asked:
     """A source, as one stream asks it."""
 
     __slots__ = ("counts", "ended", "propose", "shares")
@@ -64,6 +64,14 @@ class _Asked:
         self.ended = source.ended
         self.counts = counts
         self.shares = Shares(counts.shares)
+
+
+class Best(NamedTuple):
+    """The drafts that a stream could have."""
+
+    tokens: Sequence[int]
+    likely: float  # that one of them is right, if those before it are
+    mask_s: float  # time of the mask that each of them needs
 
 
 class Guesses:
@@ -85,30 +93,41 @@ class Guesses:
         """
         self._masks = None if request.grammar is None else masks
         is_free = request.grammar is None or masks is not None
-        self._asked = [
-            _Asked(source, drafter, counts[source.name])
+        self.asked = [
+            Asked(source, drafter, counts[source.name])
             for source in sources
             if is_free and (drafter := source.drafter(request)) is not None
         ]
-        self._taken: _Asked | None = None  # whose the last proposal is
+        self._best: tuple[Sequence[int], float] | None = None  # so far: drafts, how likely
+        self._most_right = 0.0  # of these
+        self._taken: Asked | None = None  # whose they are
         self._sureness = 0  # of that
 
-    def propose(self, request: Request, most: int) -> tuple[Sequence[int], float, float]:
-        """Return drafts, how likely each is right if those before it are, and its mask's time."""
-        best: Sequence[int] = ()
-        best_likely = most_right = 0.0
-        masks = self._masks
-        for asked in self._asked:
+    def propose(self, request: Request, most: int) -> Best | None:
+        """Return the best of what the sources propose, or None."""
+        for asked in self.asked:
             tokens, sureness = asked.propose(request, most)
-            if tokens and masks is not None:
-                tokens = masks.allowed(request, tokens)
             if tokens:
-                likely = asked.shares.of(sureness)
-                right = sum(likely**place for place in range(1, len(tokens) + 1))
-                if right > most_right:
-                    best, best_likely, most_right = tokens, likely, right
-                    self._taken, self._sureness = asked, sureness
-        return best, best_likely, masks.mask_s(request) if best and masks is not None else 0.0
+                self.found(request, asked, tokens, sureness)
+        return self.taken(request)
+
+    def found(self, request: Request, asked: Asked, tokens: Sequence[int], sureness: int) -> None:
+        """Weigh what a source proposes against what others did."""
+        if self._masks is not None:
+            tokens = self._masks.allowed(request, tokens)
+        likely = asked.shares.of(sureness)
+        right = sum(likely**place for place in range(1, len(tokens) + 1))
+        if right > self._most_right:
+            self._best, self._most_right = (tokens, likely), right
+            self._taken, self._sureness = asked, sureness
+
+    def taken(self, request: Request) -> Best | None:
+        """Take the best of what was found; the next proposals are of another step."""
+        best, self._best, self._most_right = self._best, None, 0.0
+        if best is None:
+            return None
+        mask_s = 0.0 if self._masks is None else self._masks.mask_s(request)
+        return Best(*best, mask_s)
 
     def untried(self) -> None:
         """Note that the last proposal was not worth a try."""
@@ -127,7 +146,7 @@ class Guesses:
 
     def ended(self, request: Request) -> None:
         """Tell the sources that their stream is over."""
-        for asked in self._asked:
+        for asked in self.asked:
             asked.ended(request)
 
 

@@ -30,7 +30,7 @@ _SHARED: Final = 1.2  # times as long a step may take for drafts of others than 
 
 
 class Proposal(NamedTuple):
-    """The drafts that a stream could have."""
+    """The best of a stream's drafts; see `guesses.Best`."""
 
     request: Request
     tokens: Sequence[int]
@@ -81,13 +81,20 @@ class Speculation:
             return rows
         for request in [row.request for row in rows if row.request.guesses is None]:
             request.guesses = Guesses(request, self._sources, self.counts, self._masks)
-        proposals = [
-            Proposal(request, tokens, likely, mask_s)
-            for request, _ in rows
-            if (most := _most_drafts(request)) > 0 and request.guesses is not None
-            for tokens, likely, mask_s in [request.guesses.propose(request, most)]
-            if tokens
-        ]
+        proposals: list[Proposal] = []
+        for request, _ in rows:  # as long as nothing is found, no function of Python's is called
+            # Each draft is followed by a token, so the last one that is allowed is none.
+            most = request.sampling.max_tokens - len(request.output_token_ids) - 1
+            if most <= 0 or request.leg_token_limit is not None or request.guesses is None:
+                continue
+            guesses, is_found = request.guesses, False
+            for asked in guesses.asked:
+                tokens, sureness = asked.propose(request, min(most, MOST_OF_STREAM))
+                if tokens:
+                    guesses.found(request, asked, tokens, sureness)
+                    is_found = True
+            if is_found and (best := guesses.taken(request)) is not None:
+                proposals.append(Proposal(request, *best))
         return self._with_drafts(rows, shape, proposals) if proposals else rows
 
     def _with_drafts(
@@ -171,13 +178,6 @@ class Speculation:
         if missing <= max(0, num_spare):
             return num_drafts, max(0, missing)
         return min(num_drafts, pool.tokens_in(len(table)) - request.num_tokens), 0
-
-
-def _most_drafts(request: Request) -> int:
-    """Each draft is followed by a token, so the last one that is allowed is none."""
-    if request.leg_token_limit is not None:
-        return 0  # it ends here with its next token
-    return min(MOST_OF_STREAM, request.sampling.max_tokens - len(request.output_token_ids) - 1)
 
 
 def _larger(shape: StepShape, number: int) -> StepShape:

@@ -111,8 +111,9 @@ class ModelSource:
             return None
         if stream.drafts:
             return stream
-        tokens, likely = guesses.propose(request, MOST)[:2]
-        is_dearer = _DEARER * _right(likely, len(tokens)) > _right(stream.likely, MOST)
+        best = guesses.propose(request, MOST)
+        others = 0.0 if best is None else _right(best.likely, len(best.tokens))
+        is_dearer = _DEARER * others > _right(stream.likely, MOST)
         return None if is_dearer else stream
 
     def _best_depth(
