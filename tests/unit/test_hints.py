@@ -24,7 +24,6 @@ def test_a_base_url_that_is_wrong_is_told_with_the_right_one(prefix, path):
         ("/api/chat", "/v1/chat/completions"),
         ("/api/generate", "/v1/completions"),
         ("/api/version", "/version"),
-        ("/v1/messages", "/v1/chat/completions"),
         ("/generate/", "/v1/completions"),
         ("/healthz", "/health"),
     ],

@@ -23,7 +23,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "/chat": "/v1/chat/completions",
     "/v1/chat": "/v1/chat/completions",
     "/v1/complete": "/v1/completions",
-    "/v1/messages": "/v1/chat/completions",
     "/info": "/v1/models",
     "/healthz": "/health",
     "/livez": "/health",

@@ -37,8 +37,12 @@ class StopSignals:
 
 
 def hear_ctrl_c() -> None:
-    """Have SIGINT end this process also where a shell has it ignored: in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    """Have SIGINT end this process also where a shell has it ignored: in the background.
+
+    Other threads than the main one cannot, and leave it as it is.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -38,14 +38,14 @@ def fork_ranks() -> None:
 def as_on_gpus() -> None:
     """Models are planned as for GPUs, where the ranks of a stage may be on several hosts."""
     from pdserve.node import runtime
-    from pdserve.node.start import model
+    from pdserve.node.start import draft, model
 
     def planned(config: NodeConfig) -> model.NodeModel:
-        return replace(model.plan_model(config), kernels=None)
+        return replace(draft.plan_models(config), kernels=None)
 
     fork_ranks()
     model.check_host_stages = lambda share: None
-    runtime.plan_model = planned
+    runtime.plan_models = planned
 
 
 class GpuChild(ForkedChild):

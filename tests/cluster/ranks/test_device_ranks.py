@@ -36,7 +36,8 @@ def as_on_gpus() -> None:
     """
     from pdserve.node import runtime
     from pdserve.node.device_ranks import start
-    from pdserve.node.start.model import NodeModel, plan_model
+    from pdserve.node.start.draft import plan_models
+    from pdserve.node.start.model import NodeModel
     from tests.forked_rank import begin_forking
     from tests.unit.node.device_ranked import forked_rank
 
@@ -46,10 +47,10 @@ def as_on_gpus() -> None:
     def planned(config: NodeConfig) -> NodeModel:
         if config.node_id != "decode-0":
             start._python = forked_rank
-        return replace(plan_model(config), kernels=None)
+        return replace(plan_models(config), kernels=None)
 
     assert python is start._python
-    runtime.plan_model = planned
+    runtime.plan_models = planned
 
 
 class GpuChild(ForkedChild):

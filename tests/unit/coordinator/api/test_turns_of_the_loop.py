@@ -114,6 +114,7 @@ MANY = (MAX_ITEMS - MARGIN) // CONTEXT
 TEXT = "Hello world, this is a small test. " * (CONTEXT // 16)
 LARGE = "x" * (ApiConfig().max_body_bytes - 1024)
 PARTS = [{"type": "input_text", "text": "x"}] * 1000
+PARTS_OF_TEXT = [{"type": "text", "text": "x"}] * 4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": chat(messages=[HI] * MAX_MESSAGES),
     "parts": chat(messages=[{**HI, "content": [{"type": "text", "text": "x"}] * MAX_PARTS}]),
@@ -150,6 +151,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "input items to count": ("/v1/responses/input_tokens", {"input": [HI] * MAX_INPUT_ITEMS}),
     "items to compact": ("/v1/responses/compact", {"input": [HI] * (MAX_INPUT_ITEMS - 1)}),
+    "Anthropic's messages": (
+        "/v1/messages",
+        {"messages": [{**HI, "content": PARTS_OF_TEXT}] * (MAX_MESSAGES - 1), "max_tokens": 5},
+    ),
+    "messages to count": (
+        "/v1/messages/count_tokens",
+        {"messages": [HI] * (MAX_MESSAGES - 1)},
+    ),
     "a conversation": ("/v1/conversations", {"items": [{**HI, "content": PARTS}] * 20}),
 }
 
