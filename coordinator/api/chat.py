@@ -143,11 +143,13 @@ async def plan_chat(
     requests = generations(
         answer_id, prompt.token_ids, sampling, terms, now_s, num_choices, conversation
     )
+    if prediction:
+        requests = [replace(request, prediction=prediction) for request in requests]
     return ChatPlan(
         model=model,
         prompt=prompt.token_ids,
         parts=parts,
-        requests=[replace(request, prediction=prediction) for request in requests],
+        requests=requests,
         text=replace(
             text_options(body), kept_ids=parts.kept_ids, content_start=parts.content_start
         ),

@@ -23,6 +23,7 @@ MOST_LAST: Final = 100
 MOST_SLOWEST: Final = 50
 MOST_UNANSWERED: Final = 50
 _KEPT_S: Final = 3600.0
+_FORGET_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,6 +45,7 @@ class EndedRequests:
         self._last: deque[_Ended] = deque(maxlen=MOST_LAST)
         self._unanswered: deque[_Ended] = deque(maxlen=MOST_UNANSWERED)
         self._slowest: list[_Ended] = []  # a heap: the fastest of them first
+        self._forget_at = 0.0  # when some of them may be too old, seconds since 1970
 
     def add(self, journey: Journey, at: float) -> None:
         """A request has ended, in whatever way, at `at` (seconds since 1970)."""
@@ -53,8 +55,9 @@ class EndedRequests:
         self._last.append(ended)
         if ended.ending is not Ending.ANSWERED:
             self._unanswered.append(ended)
-        if len(self._slowest) >= MOST_SLOWEST and self._slowest[0].took_s < took_s:
+        if len(self._slowest) >= MOST_SLOWEST and at >= self._forget_at:
             self._forget(at - _KEPT_S)
+            self._forget_at = at + _FORGET_EVERY_S
         if len(self._slowest) < MOST_SLOWEST:
             heapq.heappush(self._slowest, ended)
         elif self._slowest[0] < ended:

@@ -378,7 +378,7 @@ class Flow:
 
     def _is_long(self, request: GenerationRequest) -> bool:
         """Whether it is a long one for the model, whose nodes all say the same."""
-        short_len = max((member.hello.short_len for member in self._registry), default=0)
+        short_len = next((member.hello.short_len for member in self._registry), 0)
         return is_long(request.prompt.num_tokens + request.sampling.max_tokens, short_len)
 
     def _prefilled(
