@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
@@ -28,9 +29,14 @@ class Fingerprint:
 
     def of(self, revision: str) -> str:
         """Return that of one revision, whose first characters it has; empty: not known yet."""
-        parts = (self.model, __version__, revision)
-        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
-        return f"fp_{revision[:_NAMED_CHARACTERS]}_{digest}" if revision else f"fp_{digest}"
+        return _fingerprint(self.model, revision)
+
+
+@lru_cache(maxsize=256)  # every event of a stream has it
+def _fingerprint(model: str, revision: str) -> str:
+    parts = (model, __version__, revision)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+    return f"fp_{revision[:_NAMED_CHARACTERS]}_{digest}" if revision else f"fp_{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,9 +104,9 @@ def decoded_bytes(text: bytes, shape: Shape) -> int:
 
 def _char_bytes(text: bytes) -> int:
     """Return how many bytes a character of a string takes: as many as its widest one needs."""
-    if any(mark in text for mark in _WIDEST):
-        return 4
-    return 1 if text.isascii() and b"\\u" not in text else 2
+    if text.isascii() and b"\\u" not in text:
+        return 1
+    return 4 if any(mark in text for mark in _WIDEST) else 2
 
 
 def _decoded(text: bytes, what: str, param: str | None) -> Any:
