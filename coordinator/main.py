@@ -24,7 +24,7 @@ def run(config: CoordinatorConfig) -> None:
         PdserveError: the coordinator cannot start; says why.
     """
     classes = check_front(config)
-    files = read_model_files(config.checkpoint, config.answers.pooling)
+    files = read_model_files(config.checkpoint, config.answers)
     tenants = open_tenants(config, classes.by_name, files.name, os.environ, SystemClock())
     try:
         readers = open_readers(config.access, tenants, os.environ)

@@ -157,6 +157,7 @@ class Coordinator:
             [self._files.name],
             tool_format=None if wanted == "auto" else ToolFormat(wanted),
             embedding=self._files.embedding,
+            scoring=self._files.scoring,
         )
 
     def _make_costs(self) -> Costs | None:

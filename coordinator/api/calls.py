@@ -24,11 +24,17 @@ from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
 from coordinator.api.messages.plan import plan_message
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import read_object, read_request
+from coordinator.api.scoring.plan import (
+    ScoringPlan,
+    plan_bare_rerank,
+    plan_rerank,
+    plan_scores,
+)
 from coordinator.api.server.callers import admit, admit_keyed, begin
 from coordinator.api.server.dialects import speaks_messages
 
 _T = TypeVar("_T", bound=Struct)
-Plan: TypeAlias = CallPlan | EmbeddingPlan
+Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan
 # Validates a call and plans it, before anything runs. Raises RequestError.
 Planner: TypeAlias = Callable[[Ask], Awaitable[Plan]]
 
@@ -47,6 +53,11 @@ ENDPOINTS = {
     "/v1/completions": Endpoint(plan_completion),
     "/v1/messages": Endpoint(plan_message),
     "/v1/embeddings": Endpoint(plan_embeddings, is_keyed=False),
+    "/v1/rerank": Endpoint(plan_rerank, is_keyed=False),
+    "/rerank": Endpoint(plan_rerank, is_keyed=False),
+    "/v2/rerank": Endpoint(plan_bare_rerank, is_keyed=False),
+    "/v1/score": Endpoint(plan_scores, is_keyed=False),
+    "/score": Endpoint(plan_scores, is_keyed=False),
 }
 
 
@@ -55,9 +66,9 @@ async def run_whole(ask: Ask, plan: Plan, begun: Callable[[], None] = lambda: No
 
     `begun` is called when the first tokens of a generation have come.
     """
-    if isinstance(plan, EmbeddingPlan):
-        return await plan.run(ask.context, ask.trace)
-    return await whole_answer(ask.context, ask.trace, plan, begun)
+    if isinstance(plan, CallPlan):
+        return await whole_answer(ask.context, ask.trace, plan, begun)
+    return await plan.run(ask.context, ask.trace)
 
 
 async def call(request: web.Request) -> web.StreamResponse:

@@ -8,15 +8,14 @@ model was trained so that the first dimensions of an embedding are an embedding,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pdserve.model_files.checkpoint import Checkpoint, read_json
+from coordinator.models.modules import Modules
+from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.gguf.config import architecture_of
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
@@ -27,7 +26,6 @@ from pdserve.shared.pooling import Pooling
 _BY_NAME: Final = {"last": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
 _BY_MODE: Final = {"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.FIRST}
 _BY_GGUF: Final = {1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}  # by its pooling_type
-_MODULES_FILE: Final = "modules.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ class EmbeddingModel:
     most_dimensions: int = 0  # largest size that may be asked for; 0: cutting is not supported
     dimensions: tuple[int, ...] = ()  # sizes that may be asked for; empty: any up to the largest
     refusal: str = ""  # why this model has no embeddings; empty: it has
+    is_declared: bool = False  # its files, or its operator, say that it is for embeddings
 
     def check(self, dimensions: int | None) -> None:
         """Check that embeddings of this many dimensions are available; None means all dimensions.
@@ -74,6 +73,11 @@ class EmbeddingModel:
         norm = np.linalg.norm(vector) if self.is_normalised else 1.0
         return (vector / (norm or 1.0)).astype("<f4")
 
+    def direction(self, pooled: bytes) -> npt.NDArray[np.float64]:
+        """Return the embedding with length 1: [dimensions]; products of two are cosines."""
+        vector = np.frombuffer(pooled, "<f4").astype(np.float64)
+        return vector / (np.linalg.norm(vector) or 1.0)
+
 
 def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> EmbeddingModel:
     """Read a checkpoint's embedding model; `pooling` is the operator's choice.
@@ -83,8 +87,8 @@ def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> Em
     """
     config = checkpoint.read_json("config.json") or {}
     most, dimensions = _dimensions(config)
-    modules = _modules(checkpoint.path / _MODULES_FILE)
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    modules = Modules.of(checkpoint)
+    kinds = modules.kinds
     found, refusal = Pooling.LAST, ""
     others = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     if others:
@@ -92,18 +96,27 @@ def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> Em
     elif pooling != "auto":
         found = _BY_NAME[pooling]
     elif "Pooling" in kinds:
-        folder = str(modules[kinds.index("Pooling")].get("path", ""))
-        found, refusal = _pooling(checkpoint, folder)
+        found, refusal = _pooling(modules.config("Pooling"))
     elif (file := checkpoint.gguf) is not None:
         found, refusal = _gguf_pooling(file)
-    is_normalised = not modules or "Normalize" in kinds
-    return EmbeddingModel(found, is_normalised, most, dimensions, refusal)
+    is_normalised = not kinds or "Normalize" in kinds
+    is_declared = pooling != "auto" or "Pooling" in kinds or _has_gguf_pooling(checkpoint.gguf)
+    return EmbeddingModel(found, is_normalised, most, dimensions, refusal, is_declared)
+
+
+def _gguf_kind(file: GgufModel) -> int:
+    """A GGUF file's pooling_type; 0, or without the key: it is no embedding model."""
+    fields = GgufFields(file.values, file.path, f"{architecture_of(file)}.")
+    return fields.integer("pooling_type", 0, minimum=0)
+
+
+def _has_gguf_pooling(file: GgufModel | None) -> bool:
+    return file is not None and _gguf_kind(file) in _BY_GGUF
 
 
 def _gguf_pooling(file: GgufModel) -> tuple[Pooling, str]:
-    """As _pooling, of a GGUF file; without the key, or with 0, it is no embedding model."""
-    fields = GgufFields(file.values, file.path, f"{architecture_of(file)}.")
-    kind = fields.integer("pooling_type", 0, minimum=0)
+    """As _pooling, of a GGUF file."""
+    kind = _gguf_kind(file)
     if kind == 0 or kind in _BY_GGUF:
         return _BY_GGUF.get(kind, Pooling.LAST), ""
     return Pooling.LAST, (
@@ -124,27 +137,8 @@ def _dimensions(config: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
     return most, tuple(sorted(trained))
 
 
-def _modules(file: Path) -> list[dict[str, Any]]:
-    """Read the sentence-transformers modules; empty if the checkpoint has none."""
-    try:
-        modules = json.loads(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
-        raise ModelError(f"{file} must hold a list of modules")
-    return modules
-
-
-def _pooling(checkpoint: Checkpoint, folder: str) -> tuple[Pooling, str]:
+def _pooling(config: dict[str, Any]) -> tuple[Pooling, str]:
     """Return (pooling, refusal); a refusal says why the model's pooling is not served."""
-    file = checkpoint.path / folder / "config.json"
-    if not file.resolve().is_relative_to(checkpoint.path.resolve()):
-        raise ModelError(f"{_MODULES_FILE} names a folder outside its directory: {folder}")
-    config = read_json(file)
-    if config is None:
-        raise ModelError(f"{_MODULES_FILE} names {folder}/config.json, which is not there")
     prefix, suffix = "pooling_mode_", "_tokens"
     modes = [
         key.removeprefix(prefix).removesuffix(suffix).removesuffix("_token")

@@ -6,10 +6,11 @@ import logging
 from dataclasses import dataclass
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
+from coordinator.models.scoring import ScoringModel, scoring_model
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.settings.answers import PoolingName
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig
 from pdserve.shared.errors import TokenizerError
 
@@ -24,9 +25,10 @@ class ModelFiles:
     name: str  # what clients call it
     tokenizer: Tokenizer
     embedding: EmbeddingModel
+    scoring: ScoringModel
 
 
-def read_model_files(config: CheckpointConfig, pooling: PoolingName) -> ModelFiles:
+def read_model_files(config: CheckpointConfig, answers: AnswerConfig) -> ModelFiles:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
 
     Raises:
@@ -39,12 +41,14 @@ def read_model_files(config: CheckpointConfig, pooling: PoolingName) -> ModelFil
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids)
     _check_vocabulary(tokenizer, checkpoint)
+    embedding = embedding_model(checkpoint, answers.pooling)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
     return ModelFiles(
         model_id=checkpoint.model_id,
         name=config.served_model_name or own_name,
         tokenizer=tokenizer,
-        embedding=embedding_model(checkpoint, pooling),
+        embedding=embedding,
+        scoring=scoring_model(checkpoint, tokenizer, embedding, answers.scoring),
     )
 
 

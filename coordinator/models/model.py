@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
+from coordinator.models.scoring import NO_SCORES, ScoringModel
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.grammars.process import GrammarProcess
@@ -50,6 +51,7 @@ class Model:
     tool_format: ToolFormat | None  # in which it writes tool calls; None: not known
     grammars: GrammarChecker
     embedding: EmbeddingModel
+    scoring: ScoringModel
     generator: Generator
 
     @property
@@ -80,6 +82,7 @@ def make_model(
     *,
     tool_format: ToolFormat | None = None,
     embedding: EmbeddingModel | None = None,
+    scoring: ScoringModel = NO_SCORES,
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
@@ -95,6 +98,7 @@ def make_model(
         tool_format=tool_format or tokenizer.tool_format,
         grammars=GrammarChecker(GrammarProcess(tokenizer)),
         embedding=embedding or EmbeddingModel(),
+        scoring=scoring,
         generator=generator,
     )
 

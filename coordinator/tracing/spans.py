@@ -23,6 +23,8 @@ _OPERATIONS: Final = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
 
 

@@ -9,11 +9,12 @@ from msgspec import Meta
 from pdserve.settings.struct import ConfigStruct
 
 PoolingName = Literal["auto", "last", "mean", "cls"]
+ScoringName = Literal["auto", "yes-no", "cosine"]
 ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwen3_coder"]
 
 
 class AnswerConfig(ConfigStruct, frozen=True):
-    """How answers are parsed and kept, and embeddings are made."""
+    """How answers are parsed and kept, and embeddings and scores are made."""
 
     tool_format: Annotated[
         ToolFormatName,
@@ -26,6 +27,13 @@ class AnswerConfig(ConfigStruct, frozen=True):
         PoolingName,
         Meta(
             description="token states that embeddings are made of; auto: the checkpoint's, or last"
+        ),
+    ] = "auto"
+    scoring: Annotated[
+        ScoringName,
+        Meta(
+            description="how documents are scored: by yes or no to Qwen3-Reranker's prompt, or by "
+            "cosine of embeddings; auto: as the checkpoint's modules say, or not at all"
         ),
     ] = "auto"
     store: Annotated[

@@ -1,25 +1,30 @@
-"""Log-probabilities and embeddings of prompts are transformers', disaggregated and co-located."""
+"""What is told of prompts is transformers', disaggregated and co-located.
+
+That is their log-probabilities, embeddings, and scores by yes or no and by cosine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 import pytest_asyncio
+import torch
+from tokenizers import Tokenizer
 
 from pdserve.settings.answers import AnswerConfig
-from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.checkpoints import VOCAB_SIZE, Reference, make_prompt, make_tiny_of
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
 
 BUDGET = 37  # no chunk ends where a block of 16 ends
 NUM_TOP = 3
+WORDS = ["yes", "no"]  # that the model may answer, as tokens
 
 
 @dataclass(frozen=True)
@@ -28,22 +33,31 @@ class Served:
 
     urls: dict[str, str]  # by mode
     reference: Reference
+    tokenizer: Tokenizer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def served(tiny_checkpoint: Path) -> AsyncIterator[Served]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    checkpoint = make_tiny_of(tmp_path_factory.mktemp("judge"), vocab_size=VOCAB_SIZE + len(WORDS))
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    tokenizer.add_tokens(WORDS)
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
     async with AsyncExitStack() as stack:
         second = SecondCoordinator(
-            tiny_checkpoint, mode="colocated", answers=AnswerConfig(pooling="mean")
+            checkpoint, mode="colocated", answers=AnswerConfig(pooling="mean")
         )
         stack.callback(second.release_ports)
         await stack.enter_async_context(second)
-        config = fleet_config(tiny_checkpoint, engine={"token_budget": BUDGET, "block_size": 16})
+        config = fleet_config(
+            checkpoint,
+            engine={"token_budget": BUDGET, "block_size": 16},
+            answers=AnswerConfig(scoring="yes-no"),
+        )
         fleet = Fleet(config, {"decode-0": [f"--coordinators={second.grpc_address}"]})
         await stack.enter_async_context(running(fleet))
         await second.wait_ready(["decode-0"])
         urls = {"disaggregated": fleet.url, "colocated": second.url}
-        yield Served(urls, Reference(tiny_checkpoint))
+        yield Served(urls, Reference(checkpoint), tokenizer)
 
 
 async def complete(url: str, **fields: Any) -> dict[str, Any]:
@@ -135,3 +149,49 @@ async def test_embedding_takes_a_prefill_node_and_no_other(served: Served) -> No
     ):
         assert response.headers["x-pdserve-prefill-node"] == "prefill-0"
         assert "x-pdserve-decode-node" not in response.headers
+
+
+async def test_a_reranker_scores_as_its_model_card_says(served: Served) -> None:
+    """The probability of yes among yes and no, after the published prompt; on a prefill node."""
+    documents = ["It is hot.", "Colder than ice, and no more.", "Rain"]
+    body = {"model": MODEL, "query": "Is it cold?", "documents": documents}
+    async with (
+        aiohttp.ClientSession(served.urls["disaggregated"]) as session,
+        session.post("/v1/rerank", json=body) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 200, answer
+        assert response.headers["x-pdserve-prefill-node"] == "prefill-0"
+        assert "x-pdserve-decode-node" not in response.headers
+    yes, no = (served.tokenizer.token_to_id(word) for word in WORDS)
+    expected = {}
+    for index, document in enumerate(documents):
+        text = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+            "Query and the Instruct provided. Note that the answer can only be "
+            '"yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            "<Instruct>: Given a web search query, retrieve relevant passages that answer the "
+            f"query\n<Query>: Is it cold?\n<Document>: {document}"
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+        ids = served.tokenizer.encode(text, add_special_tokens=False).ids
+        last = served.reference.logprobs([*ids, 0])[-1]  # of the token after the prompt
+        expected[index] = torch.softmax(last[[yes, no]], dim=0)[0].item()
+    found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+    assert found == {index: pytest.approx(score, abs=1e-4) for index, score in expected.items()}
+    assert list(found) == sorted(expected, key=lambda index: -expected[index])
+
+
+async def test_an_embedding_model_scores_by_cosine(served: Served) -> None:
+    texts = ["Is it cold?", "It is hot.", "Colder than ice."]
+    body = {"model": MODEL, "text_1": texts[0], "text_2": texts[1:]}
+    async with (
+        aiohttp.ClientSession(served.urls["colocated"]) as session,
+        session.post("/v1/score", json=body) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 200, answer
+    states = [served.reference.states(served.tokenizer.encode(text).ids) for text in texts]
+    query, *others = (found.mean(dim=0) for found in states)
+    expected = [torch.cosine_similarity(query, other, dim=0).item() for other in others]
+    assert [one["score"] for one in answer["data"]] == pytest.approx(expected, abs=1e-4)

@@ -142,7 +142,8 @@ class FakeGeneration:
                 wait.cancel()
 
     def _event(self, step: Tokens, ids: list[int], index: int, *, ends: bool) -> TokenEvent:
-        num_logprobs = self.request.sampling.logprobs
+        sampling = self.request.sampling
+        num_logprobs, listed = sampling.logprobs, sampling.logprob_token_ids
         finish = step.finish or (FinishReason.LENGTH if ends else None)
         return TokenEvent(
             request_id=self.request.request_id,
@@ -150,7 +151,7 @@ class FakeGeneration:
             token_ids=ids,
             logprobs=[]
             if num_logprobs is None
-            else [_logprobs(i, num_logprobs, step.logprob) for i in ids],
+            else [_logprobs(i, num_logprobs, step.logprob, listed) for i in ids],
             finish_reason=finish,
             stop_token_id=step.stop_token_id,
             accepted=step.accepted,
@@ -180,9 +181,9 @@ class FakeGeneration:
         return PromptLogprobs.of(found)
 
 
-def _logprobs(token_id: int, count: int, chosen: float) -> TokenLogprobs:
-    others = [(token_id + n) % 400 for n in range(count)]
-    values = [chosen - n for n in range(count)]
+def _logprobs(token_id: int, count: int, chosen: float, listed: list[int]) -> TokenLogprobs:
+    others = listed or [(token_id + n) % 400 for n in range(count)]
+    values = [chosen - n for n in range(len(others))]
     return TokenLogprobs(chosen=chosen, top_ids=others, top_logprobs=values)
 
 

@@ -46,7 +46,7 @@ async def exposed() -> dict[str, set[str]]:
 
 def _of_coordinator() -> dict[str, tuple[str, ...]]:
     config = CoordinatorConfig(routing=RoutingConfig(price=["decode=2"]))
-    files = read_model_files(config.checkpoint, config.answers.pooling)
+    files = read_model_files(config.checkpoint, config.answers)
     classes = parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS)
     tenants = Tenants(None, None, files.name, SystemClock())
     metrics = Coordinator(config, files, classes, tenants, Readers(tenants))._metrics

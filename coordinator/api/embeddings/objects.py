@@ -17,8 +17,8 @@ class Embedding(Struct, kw_only=True):
     embedding: list[float] | str  # a string is base64 of little-endian float32
 
 
-class EmbeddingUsage(Struct):
-    """Token counts of all inputs."""
+class PromptUsage(Struct):
+    """Token counts of all prompts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -30,7 +30,7 @@ class EmbeddingList(Struct, kw_only=True):
     object: str = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
 
 
 MAX_INPUTS = 2048  # in one request, as in OpenAI's API

@@ -70,8 +70,8 @@ class PromptRun:
         while len(found) < self._num_prompts:
             await self._start_more()
             for arrival in await self._arrivals.take():
-                if not arrival.event.embedding:
-                    raise PdserveError("a prompt ended without an embedding")
+                if arrival.event.finish_reason is None:
+                    raise PdserveError("a prompt did not end with its first event")
                 found[arrival.index] = arrival.event
                 self._give_back()
         return [found[index] for index in range(self._num_prompts)]

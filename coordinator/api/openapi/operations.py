@@ -18,6 +18,7 @@ from coordinator.api.openapi.operation import (
     in_path,
 )
 from coordinator.api.read.chat import ChatRequest
+from coordinator.api.scoring.objects import Ranking, RerankRequest, ScoreRequest, Scores
 from coordinator.api.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -27,6 +28,22 @@ from coordinator.api.tokens import (
 from pdserve.protocol.status import ClusterStatus
 
 _generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
+_reranks = partial(
+    _generates,
+    tag="Scores",
+    summary="Order documents by how well they meet a query.",
+    body=RerankRequest,
+    examples=({"model": "M", "query": "What?", "documents": ["This.", "That."], "top_n": 1},),
+    answer=Ranking,
+)
+_scores = partial(
+    _generates,
+    tag="Scores",
+    summary="Score pairs of texts.",
+    body=ScoreRequest,
+    examples=({"model": "M", "text_1": "What?", "text_2": ["This.", "That."]},),
+    answer=Scores,
+)
 _MODEL = in_path("model", "A name of the model; it may contain slashes.")
 _tokens = partial(Operation, method="post", errors=COUNTS, tag="Models")
 _of_models = partial(Operation, method="get", tag="Models")
@@ -76,6 +93,11 @@ OPERATIONS = (
         ),
         answer=EmbeddingList,
     ),
+    _reranks(path="/v1/rerank", name="rerank"),
+    _reranks(path="/rerank", name="rerankUnversioned"),
+    _reranks(path="/v2/rerank", name="rerankBare"),
+    _scores(path="/v1/score", name="score"),
+    _scores(path="/score", name="scoreUnversioned"),
     _of_models(
         path="/v1/models",
         name="listModels",

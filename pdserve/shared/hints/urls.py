@@ -31,6 +31,11 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "/props": "/status",
     "/slots": "/status",
 }
+# A path of OpenAI's that is not served |-> why not, and what to do.
+_REFUSED: Final[Mapping[str, str]] = {
+    "/v1/moderations": "moderations need a classifier, and this server's models generate: ask one "
+    "with /v1/chat/completions, and 'structured_outputs' with a 'choice' of verdicts",
+}
 
 
 def check_url(text: str) -> str:
@@ -57,6 +62,8 @@ def path_instead(path: str, known: Collection[str], origin: str) -> str:
         origin: of this server: "http://127.0.0.1:8000".
     """
     plain = re.sub(r"/+", "/", path).rstrip("/") or "/"
+    if reason := _REFUSED.get(plain):
+        return reason
     base = f"{origin}{_VERSION}"
     if meant := _INSTEAD.get(plain):
         return f"use {origin}{meant}; clients of OpenAI's API have the base URL {base}"

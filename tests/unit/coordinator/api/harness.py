@@ -19,6 +19,7 @@ from coordinator.jobs.routes import add_job_routes
 from coordinator.jobs.storage.database import Database
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.model import Catalog, make_model
+from coordinator.models.scoring import NO_SCORES, ScoringModel
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Readers, Tenants
@@ -88,6 +89,7 @@ async def served(
     tenants: Tenants | None = None,
     readers: Readers | None = None,
     embedding_model: EmbeddingModel | None = None,
+    scoring: ScoringModel = NO_SCORES,
     classes: ServiceClasses | None = None,
     store: ResponseStore | None = None,
     https_dir: Path | None = None,
@@ -104,6 +106,7 @@ async def served(
         [MODEL, "alias"],
         tool_format=tool_format,
         embedding=embedding_model,
+        scoring=scoring,
     )
     app = create_app(
         Catalog([model]),

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from coordinator.models.files import ModelFiles, read_model_files
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig
 from pdserve.shared.errors import InvalidRequest, TokenizerError
 from tests.checkpoints import edit_config
@@ -26,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> ModelFiles:
-    return read_model_files(CheckpointConfig(model=str(folder)), "auto")
+    return read_model_files(CheckpointConfig(model=str(folder)), AnswerConfig())
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
