@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pdserve.engine.layers import Gated, Linear, Mlp, gated_silu
 from pdserve.engine.models.expert_config import ExpertConfig
@@ -18,11 +17,11 @@ class SharedExpert:
     """One that all tokens have, weighed by a sigmoid."""
 
     mlp: Mlp
-    weight: Tensor  # [1, hidden_size] float32
+    weight: Linear  # [1, hidden_size] float32
 
     def __call__(self, x: Tensor, gated: Callable[[Tensor], Tensor] = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> the same, float32; `gated` as gated_silu."""
-        return functional.linear(x.float(), self.weight).sigmoid() * self.mlp(x, gated)
+        return self.weight(x.float()).sigmoid() * self.mlp(x, gated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Experts:
     """The experts of one layer."""
 
     config: ExpertConfig
-    router: Tensor  # [num_experts, hidden_size] float32
+    router: Linear  # [num_experts, hidden_size] float32
     gate_up: Linear  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
     down: Linear  # [num_experts, hidden_size, intermediate_size]
     shared: SharedExpert | None = None
@@ -49,12 +48,12 @@ class Routing:
     weights: Tensor  # [num_tokens, num_chosen] float32
 
 
-def choose_experts(x: Tensor, router: Tensor, config: ExpertConfig) -> Routing:
+def choose_experts(x: Tensor, router: Linear, config: ExpertConfig) -> Routing:
     """Score the tokens [num_tokens, hidden_size] in float32; of equals the first is chosen.
 
     Waits for no GPU.
     """
-    scores = functional.linear(x.float(), router)
+    scores = router(x.float())
     best, experts = scores.sort(dim=-1, descending=True, stable=True)
     best, experts = best[:, : config.num_chosen], experts[:, : config.num_chosen]
     whole = best if config.normalizes_weights else scores
@@ -66,6 +65,7 @@ def _mixed(x: Tensor, layer: Experts, routing: Routing, gated: Gated) -> Tensor:
     mixed = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(layer.config.num_experts):
         rows, places = torch.where(routing.experts == expert)
-        made = Mlp(layer.gate_up[expert], layer.down[expert])(x[rows], gated)
+        gate_up, down = (stack[expert].of_rows(rows) for stack in (layer.gate_up, layer.down))
+        made = Mlp(gate_up, down)(x[rows], gated)
         mixed.index_add_(0, rows, made * routing.weights[rows, places, None])
     return mixed

@@ -39,6 +39,10 @@ class Linear:
         scaled = functional.linear(x, self.weight.to(x.dtype)) * self.scales
         return (scaled if self.bias is None else scaled + self.bias).to(x.dtype)
 
+    def of_rows(self, rows: Tensor) -> Linear:
+        """Return what some rows of a step are multiplied by, which are x then."""
+        return self
+
     def __getitem__(self, number: int) -> Linear:
         """Return one of a stack."""
         bias = None if self.bias is None else self.bias[number]

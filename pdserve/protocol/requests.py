@@ -32,6 +32,7 @@ class Prompt(Inline, frozen=True):
     # The request may outgrow the model's first context length, and has the rotary embedding for
     # that from its first token on (`engine/models/rope_config.py`). False: all requests have one.
     is_long: bool = False
+    adapter: str = ""  # digest of the adapter that computes it (`engine/adapters`); "": none does
 
     @property
     def root(self) -> bytes:
@@ -41,7 +42,8 @@ class Prompt(Inline, frozen=True):
         the first block here would pass for one after that block, whose KV is for other positions.
         """
         salt, person = self.cache_salt.encode(), b"salt, long" if self.is_long else b"salt"
-        return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=person).digest()
+        key = self.adapter.encode()  # a key cannot be part of a salt
+        return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=person, key=key).digest()
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +56,7 @@ class Prompt(Inline, frozen=True):
 
     def beginning(self, num_tokens: int) -> bytes:
         """Return bytes that are equal for prompts whose first tokens have the same KV."""
-        kind = b"long " if self.is_long else b""
+        kind = f"{'long' if self.is_long else ''} {self.adapter} ".encode()
         return array("q", self.token_ids[:num_tokens]).tobytes() + kind + self.cache_salt.encode()
 
     def hashes(self, block_size: int) -> list[bytes]:

@@ -8,6 +8,7 @@
     │   ├── UnsupportedRope
     │   ├── MissingTensor
     │   ├── MisshapedTensor
+    │   ├── AdapterRefused           an adapter that cannot be served with this model
     │   ├── RequestsFailed           a step failed for some of its requests alone
     │   │   ├── UnusableLogits       the model's output for them is no distribution
     │   │   ├── NoTokenLeft          what they ask for leaves no token to choose
@@ -57,6 +58,7 @@
         ├── NodeIdTaken              another process is attached under a node's id
         ├── AlreadyAttached          a node comes by a second address of a coordinator
         ├── RoleRefused              a node cannot, or must not, change pools
+        ├── AdapterNotLoaded         a node lacks the adapter of a request
         ├── StaleIncarnation         a message names an earlier incarnation of a process
         └── MalformedMessage         a peer violated the protocol
 
@@ -119,6 +121,12 @@ class MisshapedTensor(ModelError):
     """A tensor's shape contradicts config.json."""
 
     code = "misshaped_tensor"
+
+
+class AdapterRefused(ModelError):
+    """An adapter that is damaged, of another model, or of a kind that is not served."""
+
+    code = "adapter_refused"
 
 
 class RequestsFailed(ModelError):
@@ -423,6 +431,12 @@ class RoleRefused(ClusterError):
     """A node cannot change pools, or its old pool would be empty; the message says which."""
 
     code = "role_refused"
+
+
+class AdapterNotLoaded(ClusterError):
+    """A request's adapter is not loaded on the node, or is being unloaded."""
+
+    code = "adapter_not_loaded"
 
 
 class StaleIncarnation(ClusterError):

@@ -6,7 +6,7 @@ import re
 from pdserve.shared import errors
 from tests.architecture.repository import PACKAGES, ROOT, native_files, python_files
 
-MOST_LINES = 450
+MOST_LINES = 470
 TOPICLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 

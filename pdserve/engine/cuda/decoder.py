@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.attention.interface import AttentionBackend
 from pdserve.engine.cuda.attention.catalog import DecodeAttention
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
@@ -27,6 +28,7 @@ from pdserve.engine.models.stage_ends import Finals
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.parts import LEAST_PART
+from pdserve.shared.errors import AdapterRefused
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +96,13 @@ class CudaDecoder:
         if self._recorder is None:
             return 0
         return self._buckets[-1] if self._graphs is None else self._graphs.largest
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """See Decoder.take_adapter."""
+        raise AdapterRefused("adapters are not computed on GPUs: serve them on CPU nodes")
+
+    def drop_adapter(self, digest: str) -> None:
+        """See Decoder.drop_adapter: there are none."""
 
     @torch.inference_mode()
     def warm_up(self) -> None:

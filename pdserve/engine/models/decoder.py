@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.sampling.interface import Sampler
@@ -43,6 +44,16 @@ class Decoder(Protocol):
     @property
     def sampler(self) -> Sampler:
         """What chooses tokens from the logits, where they are."""
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """Make an adapter ready for steps, by its digest. Any thread may call it, beside steps.
+
+        Raises:
+            AdapterRefused: this decoder computes no adapters, or none such.
+        """
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget one, which no later step has."""
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

@@ -131,8 +131,8 @@ class _Allocation:
         shared = None
         if choice.shared_size:
             one = Mlp(mlp["shared_gate_up"], mlp["shared_down"])
-            shared = SharedExpert(one, mlp["shared_weight"].weight)
-        mixture = Experts(choice, mlp["router"].weight, **stacks, shared=shared)
+            shared = SharedExpert(one, mlp["shared_weight"])
+        mixture = Experts(choice, mlp["router"], **stacks, shared=shared)
         return LayerWeights(norms, qk_norm, mixer, mixture)
 
     def _linears(self, matrices: Matrices) -> dict[str, Linear]:

@@ -18,6 +18,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from pdserve.engine.adapters.adapter import Adapter
+from pdserve.engine.adapters.torch_rows import Rows, of_sampled, rows_of
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
@@ -55,6 +57,7 @@ class StageEnds:
         self._residual_dtype = residual_dtype
         self._ranks = ranks
         self._least_part = least_part
+        self.adapters: dict[str, Adapter] = {}  # by digest, all that steps may have
         self._leads = ranks.shard.rank == 0 and ranks.shard.is_first_stage
         self.is_last = ranks.shard.is_last_stage
 
@@ -65,10 +68,10 @@ class StageEnds:
             return self._config.vocab_size
         return self._vocabulary.num_columns if self.is_last else 0
 
-    def enter(self, token_ids: Tensor) -> Tensor:
+    def enter(self, token_ids: Tensor, adapted: Rows = ()) -> Tensor:
         """[num_tokens] int64 -> the residual stream [num_tokens, hidden_size] before the layers."""
         if self._ranks.shard.is_first_stage:
-            return self._vocabulary.embed(token_ids).to(self._residual_dtype)
+            return self._vocabulary.embed(token_ids, adapted).to(self._residual_dtype)
         shape = len(token_ids), self._config.hidden_size
         return self._ranks.receive(self._empty(*shape, dtype=self._residual_dtype))
 
@@ -85,7 +88,8 @@ class StageEnds:
         *others, last = in_parts(batch, count)
         # A layer's keys and values are written when those of the last part are.
         parts = [*(compute(part, None) for part in others), compute(last, progress)]
-        return self.results(parts, len(batch.sampled_rows), batch.states, progress)
+        adapted = of_sampled(rows_of(batch, self.adapters), batch)
+        return self.results(parts, len(batch.sampled_rows), batch.states, progress, adapted)
 
     def results(
         self,
@@ -93,6 +97,7 @@ class StageEnds:
         num_sampled: int,
         states: WantedStates | None,
         progress: LayerProgress | None,
+        adapted: Rows = (),
     ) -> Tensor | None:
         """Make the results of a step of its parts; before the last stage: take what that makes.
 
@@ -104,7 +109,7 @@ class StageEnds:
         wanted = _joined(part.wanted for part in parts)
         if states is not None and wanted is not None:
             states.out.copy_(wanted)  # waits for a GPU
-        return self._logits(_joined(part.sampled for part in parts))
+        return self._logits(_joined(part.sampled for part in parts), adapted)
 
     def _answer(self, num_sampled: int, progress: LayerProgress | None) -> Tensor | None:
         """Take what the last stage has made of it. Returns the same as `results`."""
@@ -116,12 +121,12 @@ class StageEnds:
                 progress.reached(end)
         return logits if num_sampled else None
 
-    def _logits(self, states: Tensor | None) -> Tensor | None:
+    def _logits(self, states: Tensor | None, adapted: Rows = ()) -> Tensor | None:
         """[num_sampled, hidden_size] after the last norm -> [num_sampled, num_columns].
 
         The last stage sends them to the first, too. None is for nothing sampled.
         """
-        logits = None if states is None else self._vocabulary.logits(states)
+        logits = None if states is None else self._vocabulary.logits(states, adapted)
         shard = self._ranks.shard
         if shard.rank == 0 and not shard.is_first_stage:
             self._ranks.send(self._empty(1, self._width(0)) if logits is None else logits)

@@ -11,12 +11,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pdserve.engine.adapters.adapter import Adapter
+from pdserve.engine.adapters.torch_rows import AdaptedLayers, rows_of
 from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import GATED, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
@@ -55,6 +58,7 @@ class TorchDecoder:
         ropes = config.ropes[layers.start : layers.stop]
         self._ropes = LayerRopes(ropes, config.head_dim, weights.embedding.device)
         self._gated = GATED[arithmetic.activation]
+        self._plan = ModelPlan.of(config, ranks.shard)
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +69,14 @@ class TorchDecoder:
     def dtype(self) -> torch.dtype:
         """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """See Decoder.take_adapter."""
+        self._ends.adapters[adapter.digest] = adapter
+
+    def drop_adapter(self, digest: str) -> None:
+        """See Decoder.drop_adapter."""
+        del self._ends.adapters[digest]
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
@@ -102,11 +114,14 @@ class TorchDecoder:
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """Return the hidden states behind the layers: [num_tokens, hidden_size]."""
-        hidden = self._ends.enter(batch.token_ids)
+        rows = rows_of(batch, self._ends.adapters)
+        adapted = AdaptedLayers(self._plan, rows)
+        hidden = self._ends.enter(batch.token_ids, rows)
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
         taps = batch.taps
-        for index, layer in enumerate(self._weights.layers):
+        for index, plain in enumerate(self._weights.layers):
+            layer = adapted.layer(index, plain)
             if taps is not None:
                 taps.out[:, taps.layers == index] = hidden[:, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))

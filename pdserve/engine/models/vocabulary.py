@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.adapters.torch_rows import Rows, added
 from pdserve.engine.layers import capped, embedding_factor
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
@@ -31,7 +32,8 @@ class Vocabulary:
         self._cap = config.arithmetic.logit_cap
         self._scale = embedding_factor(config.arithmetic, weights.embedding.dtype)
         self._logit_scale = config.arithmetic.logit_scale
-        self._first_token = shard.share(config.vocab_size).start
+        self._own_tokens = shard.share(config.vocab_size)
+        self._first_token = self._own_tokens.start
         shares = [
             Shard(r, shard.num_ranks).share(config.vocab_size) for r in range(shard.num_ranks)
         ]
@@ -42,9 +44,16 @@ class Vocabulary:
         """Columns of what `logits` returns here."""
         return sum(self._widths) if self._ranks.shard.rank == 0 else len(self._lm_head)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, adapted: Rows = ()) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden_size] in the model's dtype."""
         rows = self._rows(token_ids)
+        for adapter, own in adapted:
+            ids = token_ids[own]
+            if adapter.own_embedding is not None:
+                rows[own] = adapter.own_embedding[ids].to(rows.dtype)
+            elif adapter.embedding is not None:
+                made = functional.linear(adapter.embedding.a.T[ids], adapter.embedding.b)
+                rows[own] = (rows[own] + made).to(rows.dtype)
         return rows if self._scale == 1.0 else rows * self._scale
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -55,12 +64,19 @@ class Vocabulary:
         rows = functional.embedding(own.masked_fill_(is_elsewhere, 0), self._embedding)
         return self._ranks.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, adapted: Rows = ()) -> Tensor:
         """[num_rows, hidden_size] -> [num_rows, vocab_size] in the model's dtype, on rank 0.
 
-        The other ranks get the columns of their own tokens.
+        The other ranks get the columns of their own tokens. `adapted`: rows of `states`.
         """
         columns = functional.linear(states, self._lm_head)
+        for adapter, own in adapted:
+            if adapter.own_head is not None:
+                own_head = adapter.own_head[self._own_tokens].to(states)
+                columns[own] = functional.linear(states[own], own_head)
+            elif adapter.head is not None:
+                made = added(states[own].float(), adapter.head)[:, self._own_tokens]
+                columns[own] = (columns[own] + made).to(columns.dtype)
         columns = columns if self._logit_scale == 1.0 else columns * self._logit_scale
         columns = capped(columns, self._cap)
         if len(self._widths) == 1:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import embedding_factor
 from pdserve.engine.models.config import ModelConfig
@@ -21,7 +22,7 @@ from pdserve.engine.rope import LayerRopes
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.protocol import Sickness
-from pdserve.shared.errors import NodeSick
+from pdserve.shared.errors import AdapterRefused, NodeSick
 
 
 class NativeDecoder:
@@ -99,6 +100,13 @@ class NativeDecoder:
         """Return another one of the same weights, whose steps may run beside those of this one."""
         assert self._steps is None, "one rank does both at a time"
         return NativeDecoder(self.config, self._weights, self._variant)
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """See Decoder.take_adapter."""
+        raise AdapterRefused("adapters are not computed by this decoder yet")
+
+    def drop_adapter(self, digest: str) -> None:
+        """See Decoder.drop_adapter: there are none."""
 
     @property
     def workspace_bytes(self) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from operator import attrgetter
 
 import msgspec
@@ -148,6 +148,7 @@ def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Reque
         ),
         sampled_rows=torch.tensor(rows, dtype=torch.int64) - begin,
         sampled_requests=owners,
+        adapters=tuple(compress(batch.adapters, is_here.tolist())),
         states=None if batch.states is None else batch.states.within(begin, end),
     )
 

@@ -115,14 +115,20 @@ class StepArrays:
             self.sampled_rows[:num_rows] = range(num_rows)
             self.num_counted = num_rows
 
-    def batch(self, extent: Extent, block_rows: BlockRows, sampled: list[Request]) -> Batch:
+    def batch(
+        self,
+        extent: Extent,
+        block_rows: BlockRows,
+        sampled: list[Request],
+        adapters: tuple[str, ...],
+    ) -> Batch:
         """Return a batch of views of the arrays, of the given extent."""
         key = (extent, block_rows.num_growths)
         if key != self._views_of:  # in steady decoding, the last views can be reused
             self._views = self._view(extent, block_rows)
             self._views_of = key
         token_ids, positions, attention, sampled_rows = self._views
-        return Batch(token_ids, positions, attention, sampled_rows, sampled)
+        return Batch(token_ids, positions, attention, sampled_rows, sampled, adapters)
 
     def _allocate(self, max_tokens: int, max_rows: int) -> None:
         self.token_ids = np.zeros(max_tokens, dtype=np.int64)

@@ -55,6 +55,8 @@ class Batch:
     attention: AttentionBatch
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
+    # [num_requests], the digest of each one's adapter, "" for none; (): none has one
+    adapters: tuple[str, ...] = ()
     states: WantedStates | None = None  # final states that are needed as well
     taps: Taps | None = None  # of decoders that compute all layers
     cargo: Cargo | None = None  # what else goes to the device

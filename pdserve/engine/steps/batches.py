@@ -44,6 +44,7 @@ class StepBatches:
         self._arrays = StepArrays()  # of the last batch
         self._spare = StepArrays()  # for the next batch
         self._foreseen: _Foreseen | None = None  # prediction for the next batch
+        self._adapters: tuple[str, ...] = ()  # as of a Batch; of a foreseen one the same
         self._came_true: _Foreseen | None = None  # prediction used for the last batch, if any
 
     @property
@@ -79,8 +80,9 @@ class StepBatches:
             self.num_anew += 1
             self._came_true = None
             extent, sampled = self._lay_out_anew(rows)
+            self._adapters = _adapters(rows)
         self._arrays, self._spare = self._spare, self._arrays
-        return self._arrays.batch(extent, self._block_rows, sampled)
+        return self._arrays.batch(extent, self._block_rows, sampled, self._adapters)
 
     # ---- as foreseen ---------------------------------------------------------------------------
 
@@ -178,6 +180,11 @@ class StepBatches:
 
 def _are_long(rows: Sequence[Scheduled]) -> npt.NDArray[np.bool_]:
     return np.array([row.request.prompt.is_long for row in rows], dtype=np.bool_)
+
+
+def _adapters(rows: Sequence[Scheduled]) -> tuple[str, ...]:
+    digests = tuple([row.request.prompt.adapter for row in rows])
+    return digests if any(digests) else ()
 
 
 def _told_apart(

@@ -65,5 +65,6 @@ def _rows(batch: Batch, first: int, end: int) -> Batch:
         attention=attention,
         sampled_rows=batch.sampled_rows[sampled] - first,
         sampled_requests=batch.sampled_requests[sampled],
+        adapters=batch.adapters[begin:stop],
         states=None if batch.states is None else batch.states.within(first, end),
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
@@ -21,7 +22,7 @@ from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.worst import LargestStep
 from pdserve.protocol import Sickness
-from pdserve.shared.errors import NodeSick
+from pdserve.shared.errors import AdapterRefused, NodeSick
 
 
 def make_decoder(
@@ -102,6 +103,13 @@ class LeadingDecoder:
     def most_ahead(self) -> int:
         """As Decoder.most_ahead. The others launch their steps, too, and get the tokens in them."""
         return self._decoder.most_ahead
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """See Decoder.take_adapter."""
+        raise AdapterRefused("adapters are not computed by several ranks: serve them with one")
+
+    def drop_adapter(self, digest: str) -> None:
+        """See Decoder.drop_adapter: there are none."""
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
@@ -101,6 +102,14 @@ class ThreadedRanks:
     @property
     def most_ahead(self) -> int:
         return self._decoders[0].most_ahead
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        for decoder in self._decoders:
+            decoder.take_adapter(adapter)
+
+    def drop_adapter(self, digest: str) -> None:
+        for decoder in self._decoders:
+            decoder.drop_adapter(digest)
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

@@ -38,7 +38,7 @@ class DraftedStream:
         self._shares = Shares(shares)
         self.shadow = Request(
             request_id=request.request_id,
-            prompt=request.prompt,
+            prompt=replace(request.prompt, adapter=""),  # which the model does not know
             sampling=_drawn_alike(request.sampling),
             lifecycle=request.lifecycle,
         )

@@ -1,0 +1,48 @@
+"""An adapter in memory: what it adds to the products of a model's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.ranks.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """B (A x) + bias, which is added to a product. The adapter's scale is in B and bias already."""
+
+    a: Tensor  # [rank, in_features] float32; tensors that are fused in its file share it
+    b: Tensor  # [out_features, rank] float32
+    bias: Tensor | None = None  # [out_features] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A verified adapter, by the names of the model's plan."""
+
+    digest: str  # of its tensors and of what in its config decides arithmetic: 32 hex digits
+    parts: dict[str, LowRank]  # by Part.name, but for the vocabulary
+    embedding: LowRank | None = None  # A is [rank, vocab_size], B is [hidden_size, rank]
+    head: LowRank | None = None  # of the output matrix, tied or not
+    own_embedding: Tensor | None = None  # [vocab_size, hidden_size], instead of the model's
+    own_head: Tensor | None = None  # likewise; the model's two may be tied nevertheless
+    num_bytes: int = 0  # of its tensors
+
+    def of(self, matrix: Matrix, shard: Shard) -> Iterator[tuple[slice, LowRank]]:
+        """Yield what it adds to a planned matrix: each with its rows of that.
+
+        Args:
+            matrix: but for the output matrix.
+            shard: the rank that has it: of what is added up over the ranks, the first has biases.
+        """
+        for part, rows, (cut, columns) in matrix.placed():
+            if (own := self.parts.get(part.name)) is None:
+                continue
+            is_summed = len(matrix.columns) < own.a.shape[1]
+            has_bias = own.bias is not None and not (is_summed and shard.rank)
+            bias = own.bias[cut] if own.bias is not None and has_bias else None
+            yield rows, LowRank(own.a[:, columns], own.b[cut], bias)

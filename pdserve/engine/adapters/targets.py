@@ -1,0 +1,119 @@
+"""What adapters call the modules of a model, and which parts of its plan these are.
+
+PEFT has the names of transformers' modules. Most are the tensors' names in checkpoints. Those that
+are fused there have several parts of the plan; routers and experts of version 5 of transformers
+have names of their own, and all experts of a layer are one parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.adapters.adapter import LowRank
+from pdserve.engine.plan.layer import LayerPlan
+from pdserve.engine.plan.matrix import Matrix, TensorRows
+from pdserve.engine.plan.model import ModelPlan
+
+
+@dataclass(slots=True)
+class Target:
+    """A module that may be adapted."""
+
+    num_in: int
+    pieces: list[tuple[str, TensorRows, int]] = field(default_factory=list)  # part, where, rows
+    is_router: bool = False
+
+    @property
+    def num_out(self) -> int:
+        """Rows of its matrix."""
+        return max(place.first_row + count for _, place, count in self.pieces)
+
+    def parts(self, whole: LowRank) -> dict[str, LowRank]:
+        """Divide what is added to it among the parts of the plan."""
+        found = {}
+        for name, place, count in self.pieces:
+            rows = _rows(place, count)
+            bias = None if whole.bias is None else whole.bias[rows]
+            found[name] = LowRank(whole.a, whole.b[rows].contiguous(), bias)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """The experts of a layer: of each, gate and up as one module, and down."""
+
+    gate_up: list[Target]
+    down: list[Target]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of a model, by the names of PEFT without its prefix."""
+
+    modules: dict[str, Target]
+    experts: dict[str, FusedExperts]
+
+    @classmethod
+    def of(cls, plan: ModelPlan) -> Targets:
+        """List those of a whole model."""
+        modules: dict[str, Target] = {}
+        experts: dict[str, FusedExperts] = {}
+        for index, layer in enumerate(plan.layers):
+            for matrix in layer.all_matrices:
+                _add(modules, matrix)
+            if layer.mlp.choice is not None:
+                block = f"model.layers.{index}.mlp"
+                experts[f"{block}.experts"] = _fused(layer)
+                own = layer.mlp.matrices["router"].parts[0].name
+                modules[own].is_router = True
+                modules[f"{block}.gate"] = modules[own]
+        return cls(modules, experts)
+
+
+def _add(modules: dict[str, Target], matrix: Matrix) -> None:
+    for part in matrix.parts:
+        place = part.within or TensorRows(part.name)
+        target = modules.setdefault(place.name, Target(matrix.num_in))
+        target.pieces.append((part.name, place, len(part.rows)))
+
+
+def _fused(layer: LayerPlan) -> FusedExperts:
+    def each(name: str) -> list[Target]:
+        return [_joined(expert[name]) for expert in layer.mlp.experts]
+
+    return FusedExperts(each("gate_up"), each("down"))
+
+
+def _joined(matrix: Matrix) -> Target:
+    """One module of all parts, one after the other."""
+    target, first = Target(matrix.num_in), 0
+    for part in matrix.parts:
+        target.pieces.append((part.name, TensorRows(matrix.name, first), len(part.rows)))
+        first += len(part.rows)
+    return target
+
+
+def _rows(place: TensorRows, count: int) -> Tensor:
+    """Which rows of a module are those of a part, in its order."""
+    order = torch.tensor(place.head_order or (0,))
+    rows = torch.arange(count)
+    return place.first_row + rows // len(order) * len(order) + order[rows % len(order)]
+
+
+def of_experts(targets: Iterable[Target], a: Tensor, b: Tensor) -> dict[str, LowRank]:
+    """Divide what is added to all experts of a layer: A is [experts * rank, in_features].
+
+    The rows of an expert's A follow each other; the columns of its B, [out_features, rank *
+    experts], are as far apart as there are experts.
+    """
+    every = list(targets)
+    rank = len(a) // len(every)
+    found: dict[str, LowRank] = {}
+    for number, target in enumerate(every):
+        own_a = a[number * rank : (number + 1) * rank]
+        found |= target.parts(LowRank(own_a, b[:, number :: len(every)].contiguous()))
+    return found

@@ -1,0 +1,147 @@
+"""Adapters in plain torch: the weights of a step, in which rows have their own additions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.adapters.adapter import Adapter, LowRank
+from pdserve.engine.experts import Experts, SharedExpert
+from pdserve.engine.layers import Linear, Mlp
+from pdserve.engine.models.parameters import LayerWeights
+from pdserve.engine.plan.layer import Matrices
+from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.ranks.shard import Shard
+from pdserve.engine.steps.batch import Batch
+
+Rows = Sequence[tuple[Adapter, Tensor]]  # of a step: each adapter, and which rows have it
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What some rows get besides, in some columns of a product."""
+
+    rows: Tensor  # int64
+    columns: slice
+    low_rank: LowRank
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear(Linear):
+    """A layer with additions for some rows."""
+
+    additions: tuple[Addition, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        y = Linear.__call__(self, x)
+        for addition in self.additions:
+            rows, low_rank = addition.rows, addition.low_rank
+            made = added(x[rows].float(), low_rank)
+            y[rows, addition.columns] = (y[rows, addition.columns] + made).to(y.dtype)
+        return y
+
+    def of_rows(self, rows: Tensor) -> AdaptedLinear:
+        """See Linear."""
+        own = []
+        for addition in self.additions:
+            places = torch.isin(rows, addition.rows).nonzero()[:, 0]
+            own.append(replace(addition, rows=places))
+        return replace(self, additions=tuple(own))
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedStack(Linear):
+    """A stack of layers, with those of each."""
+
+    of_each: tuple[tuple[Addition, ...], ...] = ()
+
+    def __getitem__(self, number: int) -> Linear:
+        """See Linear."""
+        one = Linear.__getitem__(self, number)
+        return AdaptedLinear(one.weight, one.bias, one.scales, self.of_each[number])
+
+
+def added(x: Tensor, low_rank: LowRank) -> Tensor:
+    """[num_rows, in_features] float32 -> [num_rows, out_features] float32."""
+    device = x.device
+    bias = None if low_rank.bias is None else low_rank.bias.to(device)
+    inner = functional.linear(x, low_rank.a.to(device))
+    return functional.linear(inner, low_rank.b.to(device), bias)
+
+
+def rows_of(batch: Batch, adapters: Mapping[str, Adapter]) -> Rows:
+    """Say which rows of a step have which adapter."""
+    starts = batch.attention.query_start.tolist()
+    rows: dict[str, list[int]] = {}
+    for number, digest in enumerate(batch.adapters):
+        if digest:
+            rows.setdefault(digest, []).extend(range(starts[number], starts[number + 1]))
+    device = batch.token_ids.device
+    return [(adapters[d], torch.tensor(own, device=device)) for d, own in rows.items()]
+
+
+def of_sampled(rows: Rows, batch: Batch) -> Rows:
+    """The same of the step's sampled rows, numbered among these."""
+    return [(adapter, torch.isin(batch.sampled_rows, own).nonzero()[:, 0]) for adapter, own in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayers:
+    """Makes the layers of a step."""
+
+    plan: ModelPlan
+    rows: Rows
+
+    def layer(self, index: int, weights: LayerWeights) -> LayerWeights:
+        """Return a layer as the step's rows have it; `index` is that in the plan."""
+        if not self.rows:
+            return weights
+        plan, mlp = self.plan.layers[index], weights.mlp
+        matrices = plan.mlp.matrices
+        mixer = {name: self._linear(one, plan.mixer[name]) for name, one in weights.mixer.items()}
+        if isinstance(mlp, Mlp):
+            return replace(weights, mixer=mixer, mlp=self._mlp(mlp, matrices, ""))
+        shared = mlp.shared
+        if shared is not None:
+            shared = SharedExpert(
+                self._mlp(shared.mlp, matrices, "shared_"),
+                self._linear(shared.weight, matrices["shared_weight"]),
+            )
+        experts = Experts(
+            mlp.config,
+            self._linear(mlp.router, matrices["router"]),
+            self._stack(mlp.gate_up, [each["gate_up"] for each in plan.mlp.experts]),
+            self._stack(mlp.down, [each["down"] for each in plan.mlp.experts]),
+            shared,
+        )
+        return replace(weights, mixer=mixer, mlp=experts)
+
+    def _mlp(self, mlp: Mlp, matrices: Matrices, kind: str) -> Mlp:
+        return Mlp(
+            self._linear(mlp.gate_up, matrices[f"{kind}gate_up"]),
+            self._linear(mlp.down, matrices[f"{kind}down"]),
+        )
+
+    def _linear(self, linear: Linear, matrix: Matrix) -> Linear:
+        additions = self._additions(matrix)
+        if not additions:
+            return linear
+        return AdaptedLinear(linear.weight, linear.bias, linear.scales, additions)
+
+    def _stack(self, stack: Linear, matrices: list[Matrix]) -> Linear:
+        of_each = tuple(self._additions(matrix) for matrix in matrices)
+        return AdaptedStack(stack.weight, stack.bias, stack.scales, of_each)
+
+    def _additions(self, matrix: Matrix) -> tuple[Addition, ...]:
+        shard: Shard = self.plan.shard
+        return tuple(
+            Addition(rows, columns, low_rank)
+            for adapter, rows in self.rows
+            for columns, low_rank in adapter.of(matrix, shard)
+        )
