@@ -30,7 +30,8 @@ _LARGEST_EXPONENT: Final = 700.0  # of a float; the score is 0 long before
 _NEITHER: Final = (
     "this model's files say neither that it is a reranker (a LogitScore module) nor that it makes "
     "embeddings (a Pooling module). Of a checkpoint that answers yes or no to the prompt of "
-    "Qwen3-Reranker, the operator says so with --answers.scoring=yes-no; cosine compares embeddings"
+    "Qwen3-Reranker, the operator says so with --set answers.scoring=yes-no; cosine compares "
+    "embeddings"
 )
 
 

@@ -168,7 +168,7 @@ async def test_a_model_that_does_neither_says_what_to_do() -> None:
     async with served(FakeGenerator(judged)) as api:
         status, answer = await rerank(api)
     assert (status, answer["error"]["param"]) == (400, "model")
-    assert "--answers.scoring=yes-no" in answer["error"]["message"]
+    assert "--set answers.scoring=yes-no" in answer["error"]["message"]
 
 
 async def test_embeddings_take_no_instruction_and_failures_keep_their_status() -> None:
