@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import uvloop
 
 from coordinator.front_check import check_front
-from coordinator.models.files import ModelFiles, read_model_files
+from coordinator.models.files import ModelFiles, read_all_model_files
 from coordinator.runtime import Coordinator
 from coordinator.tenants import Readers, Tenants
 from coordinator.tenants.opening import open_readers, open_tenants
@@ -24,21 +25,22 @@ def run(config: CoordinatorConfig) -> None:
         PdserveError: the coordinator cannot start; says why.
     """
     classes = check_front(config)
-    files = read_model_files(config.checkpoint, config.answers)
-    tenants = open_tenants(config, classes.by_name, files.name, os.environ, SystemClock())
+    all_files = read_all_model_files(config)
+    first = all_files[0].name
+    tenants = open_tenants(config, classes.by_name, first, os.environ, SystemClock())
     try:
         readers = open_readers(config.access, tenants, os.environ)
-        uvloop.run(_serve(config, files, classes, tenants, readers))
+        uvloop.run(_serve(config, all_files, classes, tenants, readers))
     finally:
         tenants.close()
 
 
 async def _serve(
     config: CoordinatorConfig,
-    files: ModelFiles,
+    all_files: Sequence[ModelFiles],
     classes: ServiceClasses,
     tenants: Tenants,
     readers: Readers,
 ) -> None:
     signals = StopSignals()
-    await Coordinator(config, files, classes, tenants, readers).run(signals)
+    await Coordinator(config, all_files, classes, tenants, readers).run(signals)

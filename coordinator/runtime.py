@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
@@ -20,9 +21,8 @@ from coordinator.api.observer import RequestSummary
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.routes import add_job_routes, open_jobs
-from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
-from coordinator.models.model import Catalog, Model, make_model
+from coordinator.models.served import ServedModels
 from coordinator.observers.costs import Costs
 from coordinator.observers.endings import CallWatch, MetricsObserver
 from coordinator.observers.recording import Recordings, add_record_route
@@ -39,10 +39,9 @@ from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store, place_of_jobs
 from coordinator.stateful.storage.store import STORE
 from coordinator.tenants import Readers, Tenants
-from coordinator.text.parts import ToolFormat
 from coordinator.ticks import ticking
 from coordinator.tracing.otlp import make_tracing
-from pdserve.metrics import CoordinatorMetrics
+from pdserve.metrics import CoordinatorMetrics, pieces_of_all
 from pdserve.protocol import Welcome
 from pdserve.protocol.status import CoordinatorStatus
 from pdserve.protocol.version import PROTOCOL
@@ -70,25 +69,26 @@ class Coordinator:
     def __init__(
         self,
         config: CoordinatorConfig,
-        files: ModelFiles,
+        all_files: Sequence[ModelFiles],
         classes: ServiceClasses,
         tenants: Tenants,
         readers: Readers,
     ) -> None:
+        """`all_files`: of each model; the first one is meant where a call names none."""
         self._config = config
-        self._files = files
+        self._name = ", ".join(files.name for files in all_files)
         self._incarnation = token_hex(8)
         self._metrics = CoordinatorMetrics()
         self._history = History()
-        self._recordings = Recordings(files.name)
+        self._recordings = Recordings(self._name)
         self._calls = CallWatch()
         self._security = Security.of(config.security)
         self._certificate = CertificateEnd(self._security.tls_dir)
         self._loop_lag_s: Callable[[], float] = float  # none is known before it runs
-        self._tracing = make_tracing(config.tracing, files.name, SystemClock())
-        self._cluster = ModelCluster(
+        self._tracing = make_tracing(config.tracing, all_files[0].name, SystemClock())
+        self._models = ServedModels(
             config,
-            files,
+            all_files,
             classes,
             self._metrics,
             SystemClock(),
@@ -96,9 +96,8 @@ class Coordinator:
             share_quotas=tenants.share,
             process=FlowProcess(self._journey_ended, self._history.load_changed, self._describe),
         )
-        self._live = Live(self._cluster.flow.status, self._history)
+        self._live = Live(self._models.catalog.status, self._history)
         self._costs = self._make_costs()
-        self._model = self._make_model()
         self._readers = readers
         self._app = self._make_app(classes, tenants)
 
@@ -110,9 +109,7 @@ class Coordinator:
         """
         config = self._config
         check_exposure(config.security, config.nodes_host)
-        model, flow, pools = self._model, self._cluster.flow, self._cluster.pools
-        model.grammars.begin()  # while nodes are still loading the model
-        beginning = asyncio.create_task(model.tokenizer.begin())
+        beginning = asyncio.create_task(self._models.begin())  # while nodes are still loading
         watching = asyncio.create_task(self._watch_calls())
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         https_dir = Path(config.access.https_dir) if config.access.https_dir else None
@@ -124,16 +121,16 @@ class Coordinator:
             if self._tracing is not None:
                 self._tracing.listens_on(config.host, http.port)
             await nodes.set_serving(True)
-            go_on(self._app[CONTEXT], self._app[STORE], self._cluster.ready)
+            go_on(self._app[CONTEXT], self._app[STORE], self._models.ready)
             freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
                 self._loop_lag_s = watch.longest_lag_s
-                async with pools.rebalancing(), self._sizing(), self._live.running():
+                async with self._rebalancing(), self._sizing(), self._live.running():
                     attach_to = format_address(config.nodes_host, grpc_port)
-                    log.info("%s at %s, nodes attach to %s", model.name, http.url, attach_to)
+                    log.info("%s at %s, nodes attach to %s", self._name, http.url, attach_to)
                     await signals.drain.wait()
-                    log.info("draining %d requests", flow.num_inflight)
+                    log.info("draining %d requests", self._models.num_inflight)
                     await _stop(http, signals, config.timeouts.drain_s)
         finally:
             beginning.cancel()
@@ -144,27 +141,16 @@ class Coordinator:
 
     async def _watch_calls(self) -> None:
         """Calls that were sent before there was a node say nothing of the cluster."""
-        await self._cluster.ready.wait()
+        await self._models.ready.wait()
         self._calls.begin()
 
     # ---- parts ---------------------------------------------------------------------------------
-
-    def _make_model(self) -> Model:
-        wanted = self._config.answers.tool_format
-        return make_model(
-            self._cluster.flow,
-            self._files.tokenizer,
-            [self._files.name],
-            tool_format=None if wanted == "auto" else ToolFormat(wanted),
-            embedding=self._files.embedding,
-            scoring=self._files.scoring,
-        )
 
     def _make_costs(self) -> Costs | None:
         if not self._config.routing.price:
             return None
         prices = Prices.of(self._config.routing.price)
-        costs = Costs(prices, self._cluster.registry, SystemClock())
+        costs = Costs(prices, self._models, SystemClock())
         costs.watch(self._metrics)
         return costs
 
@@ -176,12 +162,12 @@ class Coordinator:
             event_loop_lag_ms=self._loop_lag_s() * 1e3,
             has_tls=self._security.tls_dir is not None,
             certificate_ends_at=self._certificate.seconds(),
-            revision_shares=self._cluster.revisions.shares,
+            revision_shares=self._models.clusters[0].revisions.shares,
             max_inflight=self._config.max_inflight,
             max_waiting=self._config.routing.max_waiting,
             recent_calls=self._calls.recent(),
-            absent=self._cluster.absent.nodes(),
-            desired_nodes=self._cluster.pools.desired_nodes(),
+            absent=self._models.absent(),
+            desired_nodes=self._models.desired_nodes(),
             costs=None if self._costs is None else self._costs.now(),
         )
 
@@ -204,21 +190,25 @@ class Coordinator:
 
     def _make_app(self, classes: ServiceClasses, tenants: Tenants) -> web.Application:
         """Return the application that clients talk to."""
-        config, cluster = self._config, self._cluster
+        config, models = self._config, self._models
         app = create_app(
-            Catalog([self._model]),
+            models.catalog,
             config=_api_config(config),
-            observer=MetricsObserver(self._metrics, self._on_call_ended()),
-            metrics=Exposition(self._metrics.pieces).text,
+            observer=MetricsObserver(self._metrics, self._on_call_ended(), models.metrics),
+            metrics=Exposition(partial(pieces_of_all, self._metrics, models.metrics)).text,
             classes=classes,
             tenants=tenants,
             readers=self._readers,
             begin_span=self._tracing.begin if self._tracing else lambda headers: None,
         )
-        kept = config.answers.store, self._files.name, config.port
+        kept = config.answers.store, models.catalog.default.name, config.port
         add_stateful_routes(app, open_store(*kept))
         add_job_routes(app, open_jobs(place_of_jobs(*kept)))
-        add_admin_routes(app, cluster.pools.changes, cluster.pools.drains, cluster.revisions)
+        add_admin_routes(
+            app,
+            lambda node_id: models.of_node(node_id).ordered,
+            lambda name: models.of_name(name).ordered,
+        )
         add_record_route(app, self._recordings)
         if config.access.page:
             add_page_routes(app, self._live)
@@ -232,7 +222,7 @@ class Coordinator:
             incarnation=self._incarnation,
             protocol=PROTOCOL,
         )
-        service = CoordinatorService([self._cluster], welcome, timeouts)
+        service = CoordinatorService(self._models.clusters, welcome, timeouts)
         nodes = Server(
             timeouts.liveness_s,
             self._security,
@@ -243,15 +233,25 @@ class Coordinator:
         coordinator_pb2_grpc.add_ReadersServicer_to_server(reading, nodes.grpc)
         return nodes
 
+    @asynccontextmanager
+    async def _rebalancing(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for cluster in self._models.clusters:
+                await stack.enter_async_context(cluster.pools.rebalancing())
+            yield
+
     def _sizing(self) -> AbstractAsyncContextManager[None]:
         """Keep desired numbers of nodes, and costs, up to date meanwhile."""
 
         def look() -> None:
-            num_requests, runner = self._cluster.flow.num_inflight, self._app[RUNNER]
-            if not self._config.routing.grow_for_batches:
-                self._cluster.pools.look(num_requests, runner.places.num_running)
-            else:
-                self._cluster.pools.look(num_requests + runner.has_batches)
+            runner, clusters = self._app[RUNNER], self._models.clusters
+            for cluster in clusters:
+                num_requests = cluster.flow.num_inflight
+                if self._config.routing.grow_for_batches:
+                    cluster.pools.look(num_requests + runner.has_batches)
+                else:  # of several models nobody knows which one lines are for
+                    num_lines = runner.places.num_running if len(clusters) == 1 else 0
+                    cluster.pools.look(num_requests, num_lines)
             if self._costs is not None:
                 self._costs.tick()
 

@@ -57,6 +57,11 @@ class NodesOfModel(Protocol):
         ...
 
     @property
+    def registered_name(self) -> str:
+        """Its name in the file of models, which its nodes say; empty: it is of none."""
+        ...
+
+    @property
     def registry(self) -> Registry:
         """Its nodes."""
         ...
@@ -94,7 +99,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             hello = await self._hello(context)
             node_id = hello.node_id
-            cluster = self._checked(hello)
+            cluster = self.checked(hello)
         except AlreadyAttached as error:  # no fault, so nothing is logged
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         except NodeIdTaken as error:  # the node logs it, and tries again soon
@@ -177,7 +182,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
-    def _checked(self, hello: NodeHello) -> NodesOfModel:
+    def checked(self, hello: NodeHello) -> NodesOfModel:
         """Return the cluster of a node that may be a member.
 
         Raises a PdserveError that says why it may not.
@@ -186,8 +191,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         hello.layout.check()
         check_key(hello.introduction_key)
         cluster = self._cluster_of(hello)
-        _check_id(hello, cluster.registry)
-        self._check_way(hello, cluster.registry)
+        for other in self._clusters:  # a node may have been another model's before
+            _check_id(hello, other.registry)
+            self._check_way(hello, other.registry)
         cluster.revisions.check(hello)
         return cluster
 
@@ -197,12 +203,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         Raises:
             ConfigError: it is not served here.
         """
-        for cluster in self._clusters:
-            if cluster.model_id == hello.model_id:
-                return cluster
-        sharing = [one for one in self._clusters if one.revisions.share(hello.revision) is not None]
-        if len(sharing) == 1:
-            return sharing[0]
+        named = [c for c in self._clusters if c.registered_name == hello.model_name != ""]
+        found = [c for c in named or self._clusters if c.model_id == hello.model_id]
+        if not found:
+            found = [c for c in named or self._clusters if _shares(c, hello)]
+        if len(found) == 1:
+            return found[0]
+        if named or found:
+            said = repr(hello.model_name) if hello.model_name else "no name"
+            raise ConfigError(
+                f"{hello.node_id} has {hello.model_id!r} under {said}, which is not what this "
+                "coordinator's file of models says: start both with the same --models"
+            )
         served = ", ".join(repr(cluster.model_id) for cluster in self._clusters)
         raise ConfigError(
             f"{hello.node_id} serves {hello.model_id!r}, this coordinator {served}: start both "
@@ -240,6 +252,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 return await _read(context)
         except TimeoutError as error:
             raise _heard_nothing(within_s) from error
+
+
+def _shares(cluster: NodesOfModel, hello: NodeHello) -> bool:
+    return cluster.revisions.share(hello.revision) is not None
 
 
 def _check_id(hello: NodeHello, registry: Registry) -> None:

@@ -60,9 +60,12 @@ class _Registry:
     memory, processor time, open files and start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = True) -> None:
+        """`is_whole`: not only those of a part of what the process does."""
         self.registry = CollectorRegistry()
         self.labels: dict[str, tuple[str, ...]] = {}  # of each sample, by its name
+        if not is_whole:
+            return
         ProcessCollector(registry=self.registry)
         self._named("build_info", ("version",))
         Info("pdserve_build", "What this process runs", registry=self.registry).info(
@@ -134,6 +137,25 @@ class _Registry:
         )
 
 
+def pieces_of_all(whole: _Registry, models: Mapping[str, _Registry]) -> Iterator[bytes]:
+    """Yield the text of each metric of a process; those of its models have their names as label."""
+    if not models:
+        yield from whole.pieces()
+        return
+    families: dict[str, Metric] = {}
+    for name, metrics in (("", whole), *models.items()):
+        for family in metrics.registry.collect():
+            samples = family.samples
+            if name:
+                samples = [s._replace(labels=s.labels | {"model": name}) for s in samples]
+            known = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            known.samples += samples
+    for family in families.values():
+        yield generate_latest(_One(family))
+
+
 class _One(Collector):
     """A single metric, for `generate_latest`."""
 
@@ -148,8 +170,9 @@ class _One(Collector):
 class CoordinatorMetrics(_Registry):
     """What clients experience, and the phases that it consists of."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, is_whole: bool = True) -> None:
+        """`is_whole`: not only those of one of several models."""
+        super().__init__(is_whole=is_whole)
         self._add_requests()
         self._add_latencies()
         self._add_phases()

@@ -71,6 +71,7 @@ class Admission(Generic[T]):
         line: WaitingLine[T],
         *,
         max_inflight: int = sys.maxsize,
+        in_flight: InFlight | None = None,
         refuses: bool = True,
         lowest_priority: int = 0,
     ) -> None:
@@ -79,7 +80,8 @@ class Admission(Generic[T]):
         Args:
             line: where requests wait.
             max_inflight: limit on requests in flight, independent of predictions.
-            refuses: if False, only `max_inflight` applies, and no request waits.
+            in_flight: those of others, too, with the limit on all; None: there are no others.
+            refuses: if False, only that limit applies, and no request waits.
             lowest_priority: the highest priority of requests whose promise is impossible.
         """
         self.line = line
@@ -90,7 +92,9 @@ class Admission(Generic[T]):
         self._refusing: set[tuple[str, str, Reason]] = set()  # by class and tenant
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
-        self._in_flight = InFlight(max_inflight)  # with those admitted, and dispatched later
+        self._in_flight = (
+            InFlight(max_inflight) if in_flight is None else in_flight
+        )  # with those admitted, and dispatched later
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the request was dispatched, and has not ended."""

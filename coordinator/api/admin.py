@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -54,6 +55,7 @@ class SharesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of POST /admin/revisions."""
 
     shares: dict[RevisionPrefix, Annotated[float, Meta(ge=0)]] | None = None  # None: only asked
+    model: str | None = None  # whose revisions; None: of the first one
 
 
 class SharesAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,37 +105,55 @@ _SHARE = Operation(
 
 
 @dataclass(frozen=True, slots=True)
-class _Orders:
-    """Carries out what operators ask for."""
+class Ordered:
+    """What orders to the nodes of one model change."""
 
     changes: RoleChanges
     drains: Drains
     revisions: Revisions
 
+
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """Carries out what operators ask for."""
+
+    of_node: Callable[[str], Ordered]
+    of_model: Callable[[str | None], Ordered]
+
     async def share_revisions(self, body: SharesRequest) -> SharesAnswer:
         """POST /admin/revisions: answer with the shares from now on; without any, change none."""
+        revisions = self.of_model(body.model).revisions
         if body.shares is not None:
-            self.revisions.set(body.shares)
-        return SharesAnswer(shares=self.revisions.shares, attached=self.revisions.attached)
+            revisions.set(body.shares)
+        return SharesAnswer(shares=revisions.shares, attached=revisions.attached)
 
     async def drain_node(self, body: DrainRequest) -> DrainAnswer:
         """POST /admin/drain: answer once the node has been told."""
-        self.drains.order(body.node, force=body.force)
+        self.of_node(body.node).drains.order(body.node, force=body.force)
         return DrainAnswer(node=body.node)
 
     async def change_role(self, body: RoleRequest) -> RoleAnswer:
         """POST /admin/role: answer once the node has reported its new role or cannot take it."""
-        changed = await self.changes.change(
+        changes = self.of_node(body.node).changes
+        changed = await changes.change(
             body.node, NodeRole[body.role.upper()], force=body.force, within_s=body.timeout_s
         )
         return RoleAnswer(node=body.node, role=body.role, changed=changed)
 
 
 def add_admin_routes(
-    app: web.Application, changes: RoleChanges, drains: Drains, revisions: Revisions
+    app: web.Application,
+    of_node: Callable[[str], Ordered],
+    of_model: Callable[[str | None], Ordered],
 ) -> None:
-    """Add what changes the cluster. If API keys are in use, only operators may call it."""
-    orders = _Orders(changes, drains, revisions)
+    """Add what changes the cluster. If API keys are in use, only operators may call it.
+
+    Args:
+        app: gets the routes.
+        of_node: whose orders go to the node with this id.
+        of_model: and to those of the model of this name; None: the first. Raises ModelNotFound.
+    """
+    orders = _Orders(of_node, of_model)
     routes = [
         post("/admin/role", ordered(RoleRequest, orders.change_role)),
         post("/admin/drain", ordered(DrainRequest, orders.drain_node)),

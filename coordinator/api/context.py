@@ -19,7 +19,7 @@ from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.outbox import HttpOutbox
-from coordinator.models.model import Catalog
+from coordinator.models.model import Catalog, Model
 from coordinator.tenants import Admitted, Readers, Tenants
 from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import Slo
@@ -110,6 +110,12 @@ class ApiContext:
     begin_span: BeginSpan  # of a call, if it is recorded
     tasks: RunningTasks = field(default_factory=RunningTasks)
 
+    def model_of(self, name: str | None, trace: RequestTrace) -> Model:
+        """Return the model of this name, for the call that asks for it. Raises ModelNotFound."""
+        model = self.models.find(name, trace.owner)
+        trace.model = model.name
+        return model
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
@@ -125,6 +131,7 @@ class RequestTrace:
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
     keyed: KeyedCall | None = None  # what its idempotency key makes of it, if it has one
     endpoint: str | None = None  # set once it is a call of a generating endpoint
+    model: str = ""  # own name of the one that it asks for, once known
     slo: Slo | None = None  # targets of its service class, once known
     is_streaming: bool = False
     stream: SseStream | None = None
@@ -178,6 +185,7 @@ class RequestTrace:
         return RequestSummary(
             request_id=self.request_id,
             endpoint=endpoint,
+            model=self.model,
             slo=self.slo,
             is_streaming=self.is_streaming,
             status=status,

@@ -8,9 +8,10 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
-from coordinator.api.context import ApiContext
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.models.model import Catalog
 from pdserve import __version__
+from pdserve.protocol.status import NodeStatus
 
 
 class Version(msgspec.Struct):
@@ -46,15 +47,17 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def list_models(context: ApiContext) -> web.Response:
-    """GET /v1/models: list all names of the served models."""
-    models = context.models
-    return json_answer(ModelList(data=[_described(models, name) for name in models.names]))
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models: list all names of the models that the caller may use."""
+    models, owner = request.app[CONTEXT].models, request[TRACE].owner
+    names = models.names(owner)
+    return json_answer(ModelList(data=[_described(models, name, owner) for name in names]))
 
 
-async def get_model(context: ApiContext, model: str) -> web.Response:
+async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
-    return json_answer(_described(context.models, model))
+    models, owner = request.app[CONTEXT].models, request[TRACE].owner
+    return json_answer(_described(models, request.match_info["model"], owner))
 
 
 async def version(context: ApiContext) -> web.Response:
@@ -79,16 +82,13 @@ async def metrics(context: ApiContext) -> web.Response:
 async def targets(context: ApiContext) -> web.Response:
     """GET /metrics/targets: return the attached nodes, for Prometheus' http_sd_configs."""
     return json_answer(
-        [
-            Targets([node.metrics_address], {"node": node.node_id, "role": node.role})
-            for node in context.models.default.generator.status().nodes
-        ]
+        [Targets([node.metrics_address], _labels(node)) for node in context.models.status().nodes]
     )
 
 
 async def status(context: ApiContext) -> web.Response:
     """GET /status: return the state of the cluster, for people and scripts."""
-    return json_answer(context.models.default.generator.status())
+    return json_answer(context.models.status())
 
 
 async def tokenizer_info(context: ApiContext) -> web.Response:
@@ -106,8 +106,13 @@ async def tokenizer_info(context: ApiContext) -> web.Response:
     return json_answer(answer)
 
 
-def _described(models: Catalog, name: str) -> Model:
+def _labels(node: NodeStatus) -> dict[str, str]:
+    of_model = {"model": node.model} if node.model else {}
+    return {"node": node.node_id, "role": node.role} | of_model
+
+
+def _described(models: Catalog, name: str, owner: str) -> Model:
     """Return what there is to tell of the model of this name. Raises ModelNotFound."""
-    model = models.find(name)
+    model = models.find(name, owner)
     most = model.generator.max_model_len
     return Model(id=name, created=model.created, root=name, max_model_len=most)

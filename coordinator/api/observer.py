@@ -34,10 +34,15 @@ class RequestSummary:
     duration_s: float = 0.0  # receipt to the end of the answer
     span: CallSpan | None = None  # of its trace, if it is recorded
     tenant: str = ""  # empty: API keys are not in use
+    model: str = ""  # own name of the one it asked for; empty: it failed before that was known
 
 
 class Observer(Protocol):
     """Receives measurements. Called on the event loop; must not block or raise."""
+
+    def of(self, model: str) -> Observer:
+        """Return who receives those of calls for the model of this name; empty: for none."""
+        ...
 
     def first_token(self, ttft_s: float) -> None:
         """The first token with text arrived."""
@@ -54,6 +59,10 @@ class Observer(Protocol):
 
 class NullObserver:
     """Measures nothing."""
+
+    def of(self, model: str) -> NullObserver:
+        """Measure nothing of any model."""
+        return self
 
     def first_token(self, ttft_s: float) -> None:
         """Do nothing."""

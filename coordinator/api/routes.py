@@ -21,8 +21,8 @@ post = partial(web.post, expect_handler=expect_nothing)
 ROUTES = (
     *(post(path, call) for path in ENDPOINTS),
     post("/v1/messages/count_tokens", count(count_tokens)),
-    web.get("/v1/models", either(told(information.list_models), models.list_models)),
-    web.get("/v1/models/{model:.+}", either(told(information.get_model), models.get_model)),
+    web.get("/v1/models", either(information.list_models, models.list_models)),
+    web.get("/v1/models/{model:.+}", either(information.get_model, models.get_model)),
     post("/tokenize", count(tokenize)),
     post("/detokenize", count(detokenize)),
     web.get("/tokenizer_info", told(information.tokenizer_info)),

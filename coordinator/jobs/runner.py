@@ -106,9 +106,9 @@ class Runner:
         self.has_batches = bool(held)
         owners = frozenset(batch.owner for batch in held)
         if held:
-            generator = self._context.models.default.generator
-            num_nodes = _num_ready(generator.status())
-            self.places.resize(num_nodes, generator.max_inflight, owners)
+            models = self._context.models
+            num_nodes = _num_ready(models.status())
+            self.places.resize(num_nodes, models.default.generator.max_inflight, owners)
         for batch in held:
             run = self._runs.get(batch.id)
             if run is None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from coordinator.admission import Admission, WaitingLine
+from coordinator.admission.in_flight import InFlight
 from coordinator.admission.measured_promises import MeasuredPromises
+from coordinator.api.admin import Ordered
 from coordinator.models.files import ModelFiles
 from coordinator.nodes.absent import Absent
 from coordinator.nodes.registry import Member, Registry, Shares
@@ -39,22 +41,31 @@ class ModelCluster:
         clock: Clock,
         incarnation: str,
         *,
+        in_flight: InFlight,
+        ready: asyncio.Event,
         share_quotas: Callable[[int], None],
         process: FlowProcess,
     ) -> None:
         """
         Args:
+            metrics: of what happens to requests for this model.
             incarnation: the coordinator's: one of several leads, and changes pools.
+            in_flight: the requests that are on nodes, with those of other models.
+            ready: to be set once a request could be served.
             share_quotas: is told how many coordinators share these nodes.
             process: the coordinator's.
         """
         self.model_id: Final = files.model_id
+        self.name: Final = files.name
+        self.names: Final = files.names
+        self.registered_name: Final = files.name if files.registered else ""
+        self.metrics: Final = metrics
         self.registry: Final = Registry()
         self.absent: Final = Absent(self.registry)
-        self.ready: Final = asyncio.Event()  # once a request could be served
+        self._ready: Final = ready
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self.registry, classes)
-        admission = self._make_admission(config, classes, share_quotas)
+        admission = self._make_admission(config, classes, in_flight, share_quotas)
         router = Router(self.registry, config.mode, config.routing.router)
         self.revisions: Final = Revisions(
             self.registry, router.can_route, parse_shares(config.routing.revision_shares)
@@ -78,10 +89,16 @@ class ModelCluster:
         )
         self.registry.on_changed(self._look_ready)
 
+    @property
+    def ordered(self) -> Ordered:
+        """What operators change."""
+        return Ordered(self.pools.changes, self.pools.drains, self.revisions)
+
     def _make_admission(
         self,
         config: CoordinatorConfig,
         classes: ServiceClasses,
+        in_flight: InFlight,
         share_quotas: Callable[[int], None],
     ) -> Admission[RunningRequest]:
         line = WaitingLine[RunningRequest](config.routing.max_waiting)
@@ -92,11 +109,11 @@ class ModelCluster:
         Shares(self.registry, (share_line, share_quotas))
         return Admission(
             line,
-            max_inflight=config.max_inflight,
+            in_flight=in_flight,
             refuses=config.routing.admission,
             lowest_priority=classes.lowest.priority,
         )
 
     def _look_ready(self, _: Member) -> None:
         if self.flow.is_ready():
-            self.ready.set()
+            self._ready.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
 from coordinator.models.scoring import ScoringModel, scoring_model
@@ -11,8 +11,9 @@ from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.settings.answers import AnswerConfig
-from pdserve.settings.config import CheckpointConfig
-from pdserve.shared.errors import TokenizerError
+from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
+from pdserve.settings.models import RegisteredModel, check_alone, read_models
+from pdserve.shared.errors import PdserveError, TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,43 @@ class ModelFiles:
     tokenizer: Tokenizer
     embedding: EmbeddingModel
     scoring: ScoringModel
+    registered: RegisteredModel | None = None  # what the file of models says; None: there is none
+
+    @property
+    def names(self) -> list[str]:
+        """All that clients call it, its own first."""
+        return [self.name, *(self.registered.aliases if self.registered else ())]
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Who may use it; empty: everybody."""
+        return frozenset(self.registered.tenants if self.registered else ())
 
 
-def read_model_files(config: CheckpointConfig, answers: AnswerConfig) -> ModelFiles:
+def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
+    """Read those of each model that the coordinator is to serve. Raises as `read_model_files`."""
+    if not config.models:
+        return [read_model_files(config.checkpoint, config.answers)]
+    check_alone(config.models, config.checkpoint)
+    found = []
+    for name, model in read_models(config.models).models.items():
+        checkpoint = CheckpointConfig(
+            model=model.source, revision=model.revision, served_model_name=name
+        )
+        try:
+            files = read_model_files(checkpoint, config.answers, model.chat_template)
+        except PdserveError as error:
+            raise type(error)(f"{config.models}: models.{name}: {error.message}") from error
+        found.append(replace(files, registered=model))
+    return found
+
+
+def read_model_files(
+    config: CheckpointConfig, answers: AnswerConfig, chat_template: str = ""
+) -> ModelFiles:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
+
+    `chat_template`: a file that replaces the checkpoint's own; empty: none does.
 
     Raises:
         PdserveError: the checkpoint cannot be served; says why.
@@ -39,7 +73,7 @@ def read_model_files(config: CheckpointConfig, answers: AnswerConfig) -> ModelFi
     )
     vocab_size = checkpoint.config().get("vocab_size")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
-    tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids)
+    tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids, chat_template)
     _check_vocabulary(tokenizer, checkpoint)
     embedding = embedding_model(checkpoint, answers.pooling)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME

@@ -11,12 +11,14 @@ from functools import lru_cache
 
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
+from coordinator.models.overview import whole_status
 from coordinator.models.scoring import NO_SCORES, ScoringModel
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
+from pdserve.protocol.status import ClusterStatus
 from pdserve.shared.errors import ModelNotFound, NoNodeAvailable
 
 _NAMED_CHARACTERS = 8  # of a revision: as many as tell them apart, and as `pdserve revisions` takes
@@ -53,6 +55,11 @@ class Model:
     embedding: EmbeddingModel
     scoring: ScoringModel
     generator: Generator
+    tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
+
+    def is_for(self, tenant: str) -> bool:
+        """Return whether a tenant may use it."""
+        return not self.tenants or tenant in self.tenants
 
     @property
     def name(self) -> str:
@@ -83,6 +90,7 @@ def make_model(
     tool_format: ToolFormat | None = None,
     embedding: EmbeddingModel | None = None,
     scoring: ScoringModel = NO_SCORES,
+    tenants: frozenset[str] = frozenset(),
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
@@ -100,7 +108,13 @@ def make_model(
         embedding=embedding or EmbeddingModel(),
         scoring=scoring,
         generator=generator,
+        tenants=tenants,
     )
+
+
+def _lacks(name: str, names: Sequence[str]) -> str:
+    has = ", ".join(names) or "none that you may use"
+    return f"there is no model {name[:128]!r}; this server has {has}"
 
 
 class Catalog:
@@ -115,22 +129,23 @@ class Catalog:
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
-    @property
-    def names(self) -> list[str]:
-        """All names of all models."""
-        return list(self._by_name)
+    def names(self, tenant: str = "") -> list[str]:
+        """Return all names of all models that a tenant may use."""
+        return [name for name, model in self._by_name.items() if model.is_for(tenant)]
 
-    def find(self, name: str | None) -> Model:
-        """Return the model that a call asks for; None: it names none. Raises ModelNotFound."""
-        if name is None:
-            return self.default
-        model = self._by_name.get(name)
-        if model is None:
-            raise ModelNotFound(
-                f"there is no model {name[:128]!r}; this server has {', '.join(self._by_name)}",
-                "model",
-            )
+    def find(self, name: str | None, tenant: str = "") -> Model:
+        """Return the model that a tenant's call asks for; None: it names none.
+
+        Raises ModelNotFound, also for one that is for others: nobody is told that it is there.
+        """
+        model = self.default if name is None else self._by_name.get(name)
+        if model is None or not model.is_for(tenant):
+            raise ModelNotFound(_lacks(name or self.default.name, self.names(tenant)), "model")
         return model
+
+    def status(self) -> ClusterStatus:
+        """Return the state of all models and of their nodes."""
+        return whole_status({model.name: model.generator.status() for model in self})
 
     def is_ready(self) -> bool:
         """Return whether a request for any of them could be served now."""

@@ -9,12 +9,13 @@ call whose client disconnected is judged by what it had received until then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 from typing import Final
 
 from coordinator.api.observer import RequestSummary
@@ -142,10 +143,21 @@ class MetricsObserver:
         self,
         metrics: CoordinatorMetrics,
         on_finished: Sequence[Callable[[RequestSummary], None]] = (),
+        models: Mapping[str, CoordinatorMetrics] = MappingProxyType({}),
     ) -> None:
-        """Each of `on_finished` is told of each call, too."""
+        """
+        Args:
+            metrics: of calls for a model that has none of its own.
+            on_finished: each is told of each call, too.
+            models: the metrics of each of several models, by its name.
+        """
+        self._models = {name: MetricsObserver(own, on_finished) for name, own in models.items()}
         self._metrics = metrics
         self._on_finished = on_finished
+
+    def of(self, model: str) -> MetricsObserver:
+        """Return the one of a model's own metrics, if it has some."""
+        return self._models.get(model, self)
 
     def first_token(self, ttft_s: float) -> None:
         """Record the TTFT."""

@@ -206,6 +206,10 @@ class Flow:
             coordinator=self._process.describe(),
         )
 
+    def look(self) -> None:
+        """Serve the line soon: something outside has changed that requests may wait for."""
+        self._line_keeper.look()
+
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Dispatch both legs, or queue the request until there is room.
 

@@ -94,7 +94,7 @@ def _asked_by(
     order = msgspec.json.encode(values) if values.get("background") is True else b""
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
-    model = context.models.find(body.model)
+    model = context.model_of(body.model, trace)
     body = structs.replace(body, model=model.name if body.model is None else body.model)
     _check_input(body)
     _check_background(body)

@@ -98,15 +98,15 @@ class Tenants:
         """Return the rate limit headers for the call's tenant."""
         return {} if admitted.quota is None else admitted.quota.headers(self._clock.now())
 
-    def end(self, admitted: Admitted, used: Amounts) -> None:
-        """Charge the rest of a finished call, and record its usage."""
+    def end(self, admitted: Admitted, used: Amounts, model: str = "") -> None:
+        """Charge the rest of a finished call, and record its usage of a model; empty: the first."""
         if admitted.quota is not None:
             spent = used.prompt_tokens + used.output_tokens
             admitted.quota.charge(spent - admitted.num_charged, self._clock.now())
             self._owe(admitted.tenant, admitted.quota)
         if self._ledger is not None:
             hour = int(self._since_1970()) // HOUR_S
-            account = Account(hour, admitted.tenant.name, admitted.key_id, self._model)
+            account = Account(hour, admitted.tenant.name, admitted.key_id, model or self._model)
             self._ledger.add(account, used)
 
     def close(self) -> None:

@@ -12,11 +12,13 @@ from pdserve.shared.errors import TokenizerError
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
-def load_chat_templates(folder: Path, config: TokenizerConfig) -> dict[str, str]:
+def load_chat_templates(folder: Path, config: TokenizerConfig, instead: str = "") -> dict[str, str]:
     """Return name |-> source; with any, there is a default one. Files precede the config.
 
-    Raises TokenizerError.
+    `instead`: a file that replaces all of them; empty: none does. Raises TokenizerError.
     """
+    if instead:
+        return {DEFAULT: _text_of(Path(instead).expanduser())}
     named = dict(_configured(config.values.get("chat_template")))
     files = {DEFAULT: folder / "chat_template.jinja"}
     files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}

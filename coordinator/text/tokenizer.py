@@ -68,10 +68,15 @@ class Tokenizer:
         self._threads = TextThreads()
 
     @classmethod
-    def from_checkpoint(cls, folder: Path, num_ids: int | None = None) -> Tokenizer:
-        """Load the text files of a checkpoint folder. Raises TokenizerError."""
+    def from_checkpoint(
+        cls, folder: Path, num_ids: int | None = None, chat_template: str = ""
+    ) -> Tokenizer:
+        """Load the text files of a checkpoint folder; `chat_template`: a file instead of its own.
+
+        Raises TokenizerError.
+        """
         backend, config = read_tokenizer(folder)
-        sources, template = load_chat_templates(folder, config), None
+        sources, template = load_chat_templates(folder, config, chat_template), None
         if sources:
             variables = config.named_special_tokens
             template = ChatTemplate(sources[DEFAULT], variables, sources.get(TOOL_USE))

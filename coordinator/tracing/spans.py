@@ -75,7 +75,7 @@ def of_call(summary: RequestSummary, call: CallSpan, model: str, end_s: float) -
         attributes["gen_ai.latency.time_to_first_token"] = summary.ttft_s
     if summary.slo is not None:
         attributes["pdserve.slo_class"] = summary.slo.name
-    name = f"{attributes['gen_ai.operation.name']} {model}"
+    name = f"{attributes['gen_ai.operation.name']} {summary.model or model}"
     start_s = end_s - summary.duration_s
     return Span(name, call, True, start_s, end_s, attributes, summary.error_code or "")
 
@@ -85,8 +85,8 @@ def common_attributes(summary: RequestSummary, model: str) -> Attributes:
     attributes: Attributes = {
         "gen_ai.operation.name": operation_of(summary.endpoint),
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": model,
-        "gen_ai.response.model": model,
+        "gen_ai.request.model": summary.model or model,
+        "gen_ai.response.model": summary.model or model,
     }
     if summary.error_code is not None:
         attributes["error.type"] = summary.error_code

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from pdserve.findings.certificates import certificate_findings
 from pdserve.findings.clocks import clock_findings
 from pdserve.findings.coordinators import attachment_findings
@@ -19,17 +21,19 @@ from pdserve.findings.versions import version_findings
 from pdserve.findings.weights import weight_findings
 from pdserve.protocol.status import ClusterStatus
 
-_CHECKS: Final[tuple[Check, ...]] = (
+_OF_MODEL: Final[tuple[Check, ...]] = (
     pool_findings,
+    version_findings,
+    load_findings,
+    speed_findings,
+)
+_OF_ALL: Final[tuple[Check, ...]] = (
     node_findings,
     pair_findings,
     transport_findings,
-    load_findings,
     call_findings,
-    speed_findings,
     loop_findings,
     draft_findings,
-    version_findings,
     weight_findings,
     clock_findings,
     attachment_findings,
@@ -39,8 +43,22 @@ _WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
 
 def findings(status: ClusterStatus, now: float) -> list[Finding]:
     """Check a status; certificates end at a time, so `now` is in seconds since 1970."""
-    checks: tuple[Check, ...] = (*_CHECKS, partial(certificate_findings, now=now))
-    return [found for check in checks for found in check(status)]
+    checks: tuple[Check, ...] = (*_OF_ALL, partial(certificate_findings, now=now))
+    return [
+        *(found for check in _OF_MODEL for found in _by_model(check, status)),
+        *(found for check in checks for found in check(status)),
+    ]
+
+
+def _by_model(check: Check, status: ClusterStatus) -> list[Finding]:
+    """Check each of several models by itself, and say which one is meant."""
+    if not status.models:
+        return check(status)
+    return [
+        replace(found, what=f"{model.name}: {found.what}")
+        for model in status.models
+        for found in check(status.of_model(model))
+    ]
 
 
 def worst_first(found: list[Finding]) -> list[Finding]:

@@ -65,6 +65,7 @@ from pdserve.protocol.version import PROTOCOL
 from pdserve.rules.cores import Slowdowns
 from pdserve.rules.late import has_late_last
 from pdserve.settings.config import NodeConfig
+from pdserve.settings.models import node_of_model
 from pdserve.shared.addresses import format_address, is_loopback
 from pdserve.shared.errors import NodeSick
 from pdserve.shared.process.collector import freeze_loaded_objects
@@ -100,14 +101,16 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     log.info("%s", cores.describe())
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
+    name, config = node_of_model(config)
     model = plan_models(config)
     check_splits(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, role, cores, model, tier_blocks, make))
+    uvloop.run(_live(config, name, role, cores, model, tier_blocks, make))
 
 
 async def _live(
     config: NodeConfig,
+    name: str,
     role: NodeRole,
     cores: CorePlan,
     model: NodeModel,
@@ -115,7 +118,9 @@ async def _live(
     make: ServiceFactories,
 ) -> None:
     signals = StopSignals()
-    node = Node(config, role, cores, model, tier_blocks, make, on_drain=signals.drain.set)
+    node = Node(
+        config, role, cores, model, tier_blocks, make, name=name, on_drain=signals.drain.set
+    )
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -143,9 +148,12 @@ class Node:
         tier_blocks: TierBlocks | None,
         make: ServiceFactories,
         *,
+        name: str = "",
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
+        """`name`: the model's in the file of models; empty: there is none."""
         self._config = config
+        self._name = name
         self._model = model
         self._cores = cores
         self._phases: Phases | None = None  # of a node that splits its cores, once it has loaded
@@ -381,6 +389,7 @@ class Node:
             protocol=PROTOCOL,
             late_last=has_late_last(self._config.policy.prefill_policy),
             weights=self._model.weights,
+            model_name=self._name,
         )
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:

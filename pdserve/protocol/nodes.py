@@ -148,6 +148,7 @@ class NodeHello(Message, frozen=True):
     late_last: bool = False  # prompts that can no longer be in time are computed after all others
     short_len: int = 0  # tokens of the longest request that is not long (`Prompt.is_long`); 0: any
     weights: str = ""  # what they are stored, packed and computed with as, for people
+    model_name: str = ""  # in the file of models that it read; empty: it read none
 
 
 class Welcome(Message, frozen=True):

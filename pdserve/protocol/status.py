@@ -88,6 +88,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     profiled_step_ms: float = 0.0
     drafts: list[DraftState] = []  # tokens that it has guessed, by source
     no_drafts: str = ""  # why it guesses none
+    model: str = ""  # that it serves; empty: the only one
 
 
 class AbsentNode(Message, frozen=True, kw_only=True):
@@ -141,11 +142,22 @@ class PrefixStatus(Message, frozen=True):
     unstable_token: int | None = None  # position of that text
 
 
+class ModelStatus(Message, frozen=True, kw_only=True):
+    """One of several models, beside its nodes."""
+
+    name: str
+    ready: bool  # a request for it that arrives now can be served
+    inflight: int  # requests on its nodes
+    waiting: int = 0  # requests for it that wait in the coordinator
+    refused: dict[str, int] = {}  # requests refused so far, by reason
+    prefixes: PrefixStatus = PrefixStatus()
+
+
 class ClusterStatus(Message, frozen=True, kw_only=True):
     """The coordinator and every node attached to it."""
 
     version: int = STATUS_VERSION
-    model: str
+    model: str  # its name; several with ", " in between
     mode: Mode
     ready: bool  # a request that arrives now can be served
     coordinators: int = 1  # that use these nodes
@@ -156,6 +168,21 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
     prefixes: PrefixStatus = PrefixStatus()
     nodes: list[NodeStatus]  # by node id
     coordinator: CoordinatorStatus = CoordinatorStatus()
+    models: list[ModelStatus] = []  # each, where there are several
+
+    def of_model(self, model: ModelStatus) -> ClusterStatus:
+        """The part of it that is about one of several models."""
+        return msgspec.structs.replace(
+            self,
+            model=model.name,
+            ready=model.ready,
+            inflight=model.inflight,
+            waiting=model.waiting,
+            refused=model.refused,
+            prefixes=model.prefixes,
+            nodes=[node for node in self.nodes if node.model == model.name],
+            models=[],
+        )
 
     def node(self, node_id: str) -> NodeStatus | None:
         """The node with this id, if it is attached."""

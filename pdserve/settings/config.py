@@ -73,6 +73,10 @@ Transports = Annotated[
     list[TransportName],
     Meta(description="KV transports, best first; empty: all that are useful here"),
 ]
+Models = Annotated[
+    str,
+    Meta(description="TOML file of several models, instead of one; of nodes, --model is one there"),
+]
 Checksums = Annotated[bool, Meta(description="verify the bytes of every pulled block (CPU only)")]
 
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
@@ -310,6 +314,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     standby: Annotated[
         bool, Meta(description="load, then wait until a coordinator gives it a pool that lacks one")
     ] = False
+    models: Models = ""
     checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     speculation: SpeculationConfig = SpeculationConfig()
@@ -408,6 +413,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     ] = False
     mode: ClusterMode = "disaggregated"
     max_inflight: MaxInflight = 1024
+    models: Models = ""
     checkpoint: CheckpointConfig = CheckpointConfig()
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()

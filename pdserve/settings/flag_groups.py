@@ -14,6 +14,7 @@ CLUSTER: Final[Groups] = {
     "pools": ("prefill", "decode", "mode", "rebalance", "autoscale"),
     "model": (
         "model",
+        "models",
         "served_model_name",
         "dtype",
         "quantization",
@@ -28,7 +29,7 @@ CLUSTER: Final[Groups] = {
 
 COORDINATOR: Final[Groups] = {
     "pools": ("mode", "router", "rebalance"),
-    "model": ("model", "revision", "served_model_name", "tool_format", "split_reasoning"),
+    "model": ("model", "models", "revision", "served_model_name", "tool_format", "split_reasoning"),
     "network": ("host", "port", "grpc_host", "grpc_port"),
     "promises and limits": (
         "slo_classes",
@@ -43,7 +44,7 @@ COORDINATOR: Final[Groups] = {
 
 NODE: Final[Groups] = {
     "cluster": ("node_id", "coordinators"),
-    "model": ("model", "revision", "dtype", "quantization", "kv_dtype", "max_model_len"),
+    "model": ("model", "models", "revision", "dtype", "quantization", "kv_dtype", "max_model_len"),
     "network": ("host", "port", "metrics_port", "transports"),
     "scheduling": ("prefill_policy", "decode_policy", "max_batch_size", "token_budget"),
     "performance": (

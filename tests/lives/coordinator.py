@@ -55,6 +55,7 @@ class CoordinatorProcess(Process):
             times=FlowTimes(timeouts.request_s, timeouts.resume_s),
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
+        self.registered_name = ""
         self.model_id, self.revisions = "m", Revisions(self.registry, self.router.can_route, {})
         welcome = Welcome(coordinator_id=ADDRESS, incarnation="1", protocol=PROTOCOL)
         service = CoordinatorService([self], welcome, timeouts)

@@ -55,6 +55,7 @@ class Call:
 
     def __init__(self, context: ApiContext, trace: RequestTrace, plan: CallPlan) -> None:
         self._context = context
+        self._observer = context.observer.of(plan.model.name)
         self._trace = trace
         self._plan = plan
         self._generations: list[Generation] = []  # one per choice, in order
@@ -289,7 +290,7 @@ class Call:
             trace.num_accepted += max(0, num_new - num_drawn)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
-            self._context.observer.first_token(arrival.at_s - trace.received_s)
+            self._observer.first_token(arrival.at_s - trace.received_s)
         if choice.is_finished:
             self._finished(choice, arrival.index)
         return num_new
@@ -323,7 +324,7 @@ class Call:
         last_s = self._last_token_s.get(arrival.index)
         for _ in range(num_new_tokens):
             if last_s is not None:
-                self._context.observer.inter_token(arrival.at_s - last_s)
+                self._observer.inter_token(arrival.at_s - last_s)
             last_s = arrival.at_s
         if last_s is not None:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s

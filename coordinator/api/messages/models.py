@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT
+from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.messages.objects import ModelPage, ModelShown
 from coordinator.models.model import Catalog
 from pdserve.shared.errors import InvalidRequest
@@ -17,17 +17,17 @@ _DEFAULT, _MOST = 20, 1000  # names on a page
 
 async def list_models(request: web.Request) -> web.Response:
     """List the names of the served models, page by page."""
-    models = request.app[CONTEXT].models
+    models, owner = request.app[CONTEXT].models, request[TRACE].owner
     limit = _limit(request.query.get("limit"))
-    names = models.names
+    all_names = names = models.names(owner)
     before, after = request.query.get("before_id"), request.query.get("after_id")
     if before in names:
         names = names[: names.index(before)]
     if after in names:
         names = names[names.index(after) + 1 :]
-    shown = names[-limit:] if before in models.names else names[:limit]
+    shown = names[-limit:] if before in all_names else names[:limit]
     page = ModelPage(
-        data=[_shown(models, name) for name in shown],
+        data=[_shown(models, name, owner) for name in shown],
         has_more=len(shown) < len(names),
         first_id=shown[0] if shown else None,
         last_id=shown[-1] if shown else None,
@@ -37,7 +37,8 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def get_model(request: web.Request) -> web.Response:
     """Describe the model of one name."""
-    return json_answer(_shown(request.app[CONTEXT].models, request.match_info["model"]))
+    models, owner = request.app[CONTEXT].models, request[TRACE].owner
+    return json_answer(_shown(models, request.match_info["model"], owner))
 
 
 def _limit(text: str | None) -> int:
@@ -49,8 +50,8 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def _shown(models: Catalog, name: str) -> ModelShown:
-    model = models.find(name)
+def _shown(models: Catalog, name: str, owner: str) -> ModelShown:
+    model = models.find(name, owner)
     most = model.generator.max_model_len
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return ModelShown(

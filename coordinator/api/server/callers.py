@@ -86,7 +86,7 @@ def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | 
     _charge(context, trace, code)
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())
-        context.observer.request_finished(summary)
+        context.observer.of(trace.model).request_finished(summary)
 
 
 def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
@@ -104,7 +104,7 @@ def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
         cached_tokens=trace.num_cached_tokens,
         output_tokens=trace.num_completion_tokens,
     )
-    context.tenants.end(trace.caller, used)
+    context.tenants.end(trace.caller, used, trace.model)
 
 
 def _key_of(request: web.Request) -> str | None:

@@ -23,7 +23,7 @@ function updateNode(card, node) {
   const other = node.role === "prefill" ? "decode" : "prefill";
   const state = node.is_standby ? "standby" : node.state;
   card.className = `node ${state}${node.failing.length || node.is_alone ? " failing" : ""}`;
-  say(card.querySelector("h4"), node.node_id);
+  say(card.querySelector("h4"), node.model ? `${node.node_id} · ${node.model}` : node.node_id);
   card.querySelector(".state").className = `state ${state}`;
   const loading = state === "loading" ? ` ${Math.round(node.loading_progress * 100)} %` : "";
   say(card.querySelector(".state span"), state + loading);

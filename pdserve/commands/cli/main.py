@@ -199,8 +199,9 @@ def _rank(arguments: argparse.Namespace) -> int:
 def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
     config = _process_config(arguments, NodeConfig)
     from pdserve.node.start.prefetch import prefetch_weights
+    from pdserve.settings.models import node_of_model
 
-    prefetch_weights(config)
+    prefetch_weights(node_of_model(config)[1])
     from pdserve.commands.cli import node
 
     node.run(config, role)

@@ -9,14 +9,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.placement import gpus_of_node
 from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_coordinator
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.settings.config import EngineConfig
+from pdserve.settings.config import CheckpointConfig, EngineConfig
+from pdserve.settings.models import read_models
 from pdserve.settings.speculation import draft_model
 from pdserve.shared.addresses import loopback
-from pdserve.shared.errors import ConfigError, ModelError
+from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
 Say = Callable[[str], None]
 
@@ -31,9 +34,23 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
 
     cluster_nodes(config)
     check_front(plan_coordinator(config, config.port, loopback(config.host), 0))
-    if not config.on:  # else the model and the devices are on other machines
-        _check_device(config.engine, machine.num_gpus)
+    if config.on:  # the model and the devices are on other machines
+        return
+    _check_device(config.engine, machine.num_gpus)
+    if not config.models:
         _check_model(config, machine.num_gpus, say)
+        return
+    for name, model in read_models(config.models).models.items():
+        alone = replace(
+            config,
+            models="",
+            checkpoint=CheckpointConfig(model=model.source, revision=model.revision),
+            engine=model.engine(config.engine),
+        )
+        try:
+            _check_model(alone, machine.num_gpus, say)
+        except PdserveError as error:
+            raise ConfigError(f"{config.models}: models.{name}: {error}") from error
 
 
 def _check_device(engine: EngineConfig, num_gpus: int) -> None:

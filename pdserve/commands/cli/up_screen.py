@@ -107,7 +107,7 @@ def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> st
     """The cluster's address, that of its page, and an example request."""
     body = json.dumps(
         {
-            "model": status.model,
+            "model": status.models[0].name if status.models else status.model,
             "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
             "max_tokens": 64,
             "stream": True,

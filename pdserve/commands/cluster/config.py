@@ -17,6 +17,7 @@ from pdserve.settings.config import (
     EngineConfig,
     HandoffConfig,
     MaxInflight,
+    Models,
     PolicyConfig,
     PrefixConfig,
     ProfileConfig,
@@ -73,6 +74,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     start_s: Annotated[
         Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0
+    models: Models = ""
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     speculation: SpeculationConfig = SpeculationConfig()
@@ -90,6 +92,8 @@ class ClusterConfig(ConfigStruct, frozen=True):
         """Raise ValueError, which becomes a ConfigError, if the machines are not said right."""
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
+        if self.models:
+            self._check_models()
         if self.mode == "multiplexed":
             if self.on:
                 raise ValueError(f"on: {self.on}: mode multiplexed is for nodes of this machine")
@@ -103,6 +107,20 @@ class ClusterConfig(ConfigStruct, frozen=True):
                         f"{name}: not in mode multiplexed, in which a node computes alone, with "
                         "two steps at a time"
                     )
+
+    def _check_models(self) -> None:
+        """Raise ValueError: what a file of models says is said otherwise, too."""
+        for name, is_given in (
+            ("on", self.on),
+            ("autoscale", self.autoscale),
+            ("prefill", self.prefill is not None),
+            ("decode", self.decode != 1),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"{name}: not beside models, whose file says how many nodes of this machine "
+                    "each model has"
+                )
 
     @property
     def scale(self) -> Scale | None:

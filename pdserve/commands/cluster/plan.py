@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,13 +29,23 @@ from pdserve.settings.config import (
     WeightsConfig,
 )
 from pdserve.settings.flags import as_flags
+from pdserve.settings.models import read_models
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.values import IN_MEMORY, format_cpus
 from pdserve.shared.addresses import format_address, loopback
+from pdserve.shared.errors import ConfigError
 
 COORDINATOR: Final = "coordinator"
 
 Kind = Literal["coordinator", "prefill", "decode"]
+
+
+class PlannedNode(NamedTuple):
+    """A node, before its cores and its machine are known."""
+
+    name: str  # also its node id
+    kind: Kind
+    model: str = ""  # of the models file, with which it begins; empty: there is no such file
 
 
 @dataclass(frozen=True)
@@ -87,22 +97,43 @@ def plan_cluster(
     coordinator = plan_coordinator(config, http_port, grpc_host, grpc_port, cpus)
     plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
     address = format_address(grpc_host, grpc_port)
-    for (name, kind), engine in zip(nodes, engines, strict=True):
-        plans.append(ProcessPlan(name, kind, plan_node(config, name, address, engine)))
+    for node, engine in zip(nodes, engines, strict=True):
+        plans.append(ProcessPlan(node.name, node.kind, plan_node(config, node, address, engine)))
     return plans
 
 
-def cluster_nodes(config: ClusterConfig) -> list[tuple[str, Kind]]:
-    """Name and kind of each node: prefill-0, prefill-1, ..., decode-0, ...
+def cluster_nodes(config: ClusterConfig) -> list[PlannedNode]:
+    """Each node: prefill-0, prefill-1, ..., decode-0, ...
 
     Raises:
-        ConfigError: the numbers of nodes contradict the mode.
+        ConfigError: the numbers of nodes contradict the mode, or the file of models is wrong.
     """
+    if config.models:
+        return _nodes_of_models(config)
     pools: list[tuple[Kind, int]] = [
         ("prefill", config.num_prefill),
         ("decode", config.num_decode),
     ]
-    return [(f"{kind}-{index}", kind) for kind, number in pools for index in range(number)]
+    return [PlannedNode(f"{kind}-{i}", kind) for kind, number in pools for i in range(number)]
+
+
+def _nodes_of_models(config: ClusterConfig) -> list[PlannedNode]:
+    file = read_models(config.models)
+    kinds: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
+    if config.mode in ONE_POOL:
+        kinds = ("decode",)
+    nodes = [
+        PlannedNode(f"{kind}-{index}", kind, model)
+        for kind in kinds
+        for index, model in enumerate(file.nodes(kind))
+    ]
+    for kind in kinds:
+        if not any(node.kind == kind for node in nodes):
+            raise ConfigError(
+                f"{config.models}: there is no {kind} node, which --mode {config.mode} needs: "
+                f"give a model min = {{ {kind} = 1 }}, or all of them shared = {{ {kind} = 1 }}"
+            )
+    return nodes
 
 
 def plan_coordinator(
@@ -117,6 +148,7 @@ def plan_coordinator(
         cpus=cpus,
         mode=config.mode,
         max_inflight=config.max_inflight,
+        models=config.models,
         checkpoint=config.checkpoint,
         answers=_answer_config(config),
         routing=_routing_config(config),
@@ -153,16 +185,18 @@ def _access_config(config: ClusterConfig) -> AccessConfig:
 
 
 def plan_node(
-    config: ClusterConfig, node_id: str, coordinator_address: str, engine: EngineConfig
+    config: ClusterConfig, node: PlannedNode, coordinator_address: str, engine: EngineConfig
 ) -> NodeConfig:
     """A node's config, but for the network that its machine has."""
+    weights = WeightsConfig(model=node.model) if config.models else None
     return NodeConfig(
-        node_id=node_id,
+        node_id=node.name,
         coordinators=[coordinator_address],
         transports=config.transports,
         checksums=config.checksums,
         multiplexed=config.mode == "multiplexed",
-        checkpoint=config.checkpoint.part(WeightsConfig),
+        models=config.models,
+        checkpoint=weights or config.checkpoint.part(WeightsConfig),
         engine=engine,
         speculation=config.speculation,
         profile=config.profile,

@@ -75,6 +75,7 @@ class Coordinator:
         admission = Admission(WaitingLine[RunningRequest](8))
         self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
+        self.registered_name = ""
         self.model_id, self.revisions = "m", Revisions(self.registry, router.can_route, {})
         welcome = Welcome(coordinator_id="c", incarnation=incarnation, protocol=PROTOCOL)
         service = CoordinatorService([self], welcome, timeouts)

@@ -69,6 +69,7 @@ def render(status: ClusterStatus) -> RenderableType:
     if any(node.links for node in status.nodes):
         pools.append(_links(status.nodes))
     notes = [
+        *_models(status),
         *_requests(status),
         *_sick(status.nodes),
         *_alone(status.nodes),
@@ -76,6 +77,15 @@ def render(status: ClusterStatus) -> RenderableType:
         *_guessed(status.nodes),
     ]
     return Group(head, *notes, *(pools or [Text("no node is attached", "yellow")]))
+
+
+def _models(status: ClusterStatus) -> Iterator[Text]:
+    """A line for each of several models."""
+    for model in status.models:
+        ready = Text("ready", "green") if model.ready else Text("not ready", "bold red")
+        nodes = sum(node.model == model.name for node in status.nodes)
+        rest = f"  {nodes} nodes  {model.inflight} in flight  {model.waiting} waiting"
+        yield Text.assemble(f"{model.name}  ", ready, rest)
 
 
 def _requests(status: ClusterStatus) -> Iterator[Text]:
@@ -168,15 +178,19 @@ class _NodeTable:
             title=self._title, title_justify="left", title_style="bold", box=None, padding=_PADDING
         )
         shown = [column for column in _COLUMNS if column not in left_out]
-        table.add_column("node", no_wrap=True)
-        table.add_column("state", no_wrap=True)
+        has_models = any(node.model for node in self._nodes)
+        for column in ("node", *(["model"] if has_models else []), "state"):
+            table.add_column(column, no_wrap=True)
         for column in shown:
             table.add_column(
                 column, justify="left" if column == "session" else "right", no_wrap=True
             )
         for node in self._nodes:
             numbers = dict(zip(_COLUMNS, _numbers(node), strict=True))
-            table.add_row(node.node_id, _state(node), *(numbers[column] for column in shown))
+            of_model = [node.model] if has_models else []
+            table.add_row(
+                node.node_id, *of_model, _state(node), *(numbers[column] for column in shown)
+            )
         return table
 
 

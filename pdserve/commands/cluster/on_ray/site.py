@@ -29,7 +29,7 @@ from pdserve.commands.cluster.on_ray.process import ActorProcess, answer
 from pdserve.commands.cluster.on_ray.runner import RayPlace, RayRunner
 from pdserve.commands.cluster.plan import (
     COORDINATOR,
-    Kind,
+    PlannedNode,
     ProcessPlan,
     cluster_nodes,
     plan_coordinator,
@@ -93,8 +93,12 @@ class OnRay:
         return [
             ProcessPlan(COORDINATOR, COORDINATOR, coordinator),
             *(
-                ProcessPlan(name, kind, plan_node(config, name, self.grpc_address, config.engine))
-                for name, kind in nodes
+                ProcessPlan(
+                    node.name,
+                    node.kind,
+                    plan_node(config, node, self.grpc_address, config.engine),
+                )
+                for node in nodes
             ),
         ]
 
@@ -114,11 +118,11 @@ class OnRay:
             addresses = [(config.host, config.port), (self._head, 0)]
             self._ports = await answer(actor.reserve.remote(addresses))
 
-    async def _place(self, nodes: Sequence[tuple[str, Kind]]) -> None:
+    async def _place(self, nodes: Sequence[PlannedNode]) -> None:
         """Have Ray find room for both pools."""
         asked = self._demand
         for pool in ("prefill", "decode"):
-            names = [name for name, kind in nodes if kind == pool]
+            names = [node.name for node in nodes if node.kind == pool]
             if not names:
                 continue
             group = placement_group([asked.bundle] * len(names), strategy="SPREAD")

@@ -36,6 +36,9 @@ class RecordingObserver:
     finished: list[RequestSummary] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def of(self, model: str) -> RecordingObserver:
+        return self
+
     def first_token(self, ttft_s: float) -> None:
         self.ttft_s.append(ttft_s)
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.api import HttpServer, create_app
-from coordinator.api.admin import add_admin_routes
+from coordinator.api.admin import Ordered, add_admin_routes
 from coordinator.nodes.registry import Member, Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.drains import Drains
@@ -54,7 +54,8 @@ async def served(registry: Registry) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(tiny_catalog())
     changes = RoleChanges(registry, "disaggregated", CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})
-    add_admin_routes(app, changes, Drains(registry, "disaggregated"), revisions)
+    ordered = Ordered(changes, Drains(registry, "disaggregated"), revisions)
+    add_admin_routes(app, lambda node_id: ordered, lambda name: ordered)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app) as server,

@@ -20,7 +20,7 @@ from schemathesis.pytest.lazy import get_all_tests
 from schemathesis.specs.openapi import checks
 
 from coordinator.api import HttpServer, create_app
-from coordinator.api.admin import add_admin_routes
+from coordinator.api.admin import Ordered, add_admin_routes
 from coordinator.api.openapi.document import DESCRIPTION
 from coordinator.jobs.routes import add_job_routes
 from coordinator.nodes.registry import Registry
@@ -53,7 +53,8 @@ def app(*, with_page: bool = True) -> web.Application:
     registry, mode = Registry(), "disaggregated"
     changes = RoleChanges(registry, mode, CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})
-    add_admin_routes(made, changes, Drains(registry, mode), revisions)
+    ordered = Ordered(changes, Drains(registry, mode), revisions)
+    add_admin_routes(made, lambda node_id: ordered, lambda name: ordered)
     if with_page:
         add_page_routes(made, Live(FakeGenerator().status, History()))
     return made

@@ -1,0 +1,152 @@
+"""All models that a coordinator serves: each one's nodes, and what the API knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from coordinator.admission.in_flight import InFlight
+from coordinator.models.cluster import ModelCluster
+from coordinator.models.files import ModelFiles
+from coordinator.models.model import Catalog, Model, make_model
+from coordinator.nodes.registry import Member
+from coordinator.requests.flow import FlowProcess
+from coordinator.text.parts import ToolFormat
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol.status import AbsentNode, CoordinatorStatus, RoleName
+from pdserve.settings.answers import AnswerConfig
+from pdserve.settings.config import CoordinatorConfig
+from pdserve.shared.clock import Clock
+from pdserve.shared.errors import ModelNotFound
+from pdserve.shared.slo import ServiceClasses
+
+
+class ServedModels:
+    """Iterated over, it is the members of all models."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        all_files: Sequence[ModelFiles],
+        classes: ServiceClasses,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+        incarnation: str,
+        *,
+        share_quotas: Callable[[int], None],
+        process: FlowProcess,
+    ) -> None:
+        """
+        Args:
+            all_files: of each model; the first one is meant where a call names none.
+            metrics: the coordinator's; where it has several models, each has its own besides.
+            share_quotas, process: as of ModelCluster.
+        """
+        self._on_load = process.on_load
+        self.ready: Final = asyncio.Event()  # once a request for any of them could be served
+        in_flight = InFlight(config.max_inflight)  # it bounds memory, so it is one for all
+        is_one = len(all_files) == 1
+        self.clusters: Final = [
+            ModelCluster(
+                config,
+                files,
+                classes,
+                metrics if is_one else CoordinatorMetrics(is_whole=False),
+                clock,
+                incarnation,
+                in_flight=in_flight,
+                ready=self.ready,
+                share_quotas=share_quotas,
+                process=process if is_one else self._part(process, number),
+            )
+            for number, files in enumerate(all_files)
+        ]
+        self._loads = {cluster.name: (0, 0) for cluster in self.clusters}
+        self.catalog: Final = Catalog(
+            [
+                _model(files, cluster, config.answers)
+                for files, cluster in zip(all_files, self.clusters, strict=True)
+            ]
+        )
+
+    def __iter__(self) -> Iterator[Member]:
+        return (member for cluster in self.clusters for member in cluster.registry)
+
+    @property
+    def metrics(self) -> dict[str, CoordinatorMetrics]:
+        """Each model's own metrics by its name; empty where there is one model."""
+        several = len(self.clusters) > 1
+        return {cluster.name: cluster.metrics for cluster in self.clusters} if several else {}
+
+    @property
+    def num_inflight(self) -> int:
+        """Number of requests for all models that have started and not ended."""
+        return sum(cluster.flow.num_inflight for cluster in self.clusters)
+
+    def of_node(self, node_id: str) -> ModelCluster:
+        """Return the cluster that a node is a member of; the first one, if it is of none."""
+        return next((c for c in self.clusters if c.registry.find(node_id)), self.clusters[0])
+
+    def of_name(self, name: str | None) -> ModelCluster:
+        """Return the cluster of the model that this name means; None: the first one.
+
+        Raises ModelNotFound.
+        """
+        found = [c for c in self.clusters if name is None or name in c.names]
+        if not found:
+            raise ModelNotFound(f"there is no model {name!r}", "model")
+        return found[0]
+
+    def absent(self) -> list[AbsentNode]:
+        """Return the nodes that are missed, each once, those first that are missed for longest."""
+        missed = {node.node_id: node for c in self.clusters for node in c.absent.nodes()}
+        here = {member.node_id for member in self}
+        left = [node for node in missed.values() if node.node_id not in here]
+        return sorted(left, key=lambda node: -node.since_s)
+
+    def desired_nodes(self) -> dict[RoleName, int]:
+        """Return how many nodes each pool should have, of all models together."""
+        total: dict[RoleName, int] = {}
+        for cluster in self.clusters:
+            for role, number in cluster.pools.desired_nodes().items():
+                total[role] = total.get(role, 0) + number
+        return total
+
+    async def begin(self) -> None:
+        """Start what makes prompts, while nodes are still loading."""
+        for model in self.catalog:
+            model.grammars.begin()
+        await asyncio.gather(*(model.tokenizer.begin() for model in self.catalog))
+
+    def _part(self, process: FlowProcess, number: int) -> FlowProcess:
+        """What one of several models is told of the process; the first one tells of it."""
+        return replace(
+            process,
+            on_load=partial(self._load_changed, number),
+            describe=CoordinatorStatus if number else process.describe,
+        )
+
+    def _load_changed(self, number: int, inflight: int, waiting: int) -> None:
+        """A place that one model's request has left may be what another's waits for."""
+        self._loads[self.clusters[number].name] = inflight, waiting
+        sums = [sum(numbers) for numbers in zip(*self._loads.values(), strict=True)]
+        self._on_load(sums[0], sums[1])
+        if sums[1] > waiting:
+            for cluster in self.clusters:
+                cluster.flow.look()
+
+
+def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> Model:
+    wanted = answers.tool_format
+    return make_model(
+        cluster.flow,
+        files.tokenizer,
+        files.names,
+        tool_format=None if wanted == "auto" else ToolFormat(wanted),
+        embedding=files.embedding,
+        scoring=files.scoring,
+        tenants=files.tenants,
+    )

@@ -1,0 +1,174 @@
+"""The models of a cluster that serves several: a TOML file that its coordinators and nodes read.
+
+shared = { decode = 1 }       # nodes that no model has for itself
+
+[models.small]
+source = "models/small"       # as --model; or below the folder of this file
+aliases = ["gpt-4o-mini"]
+min = { prefill = 1, decode = 1 }
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
+from pdserve.settings.struct import ConfigStruct
+from pdserve.shared.errors import ConfigError
+from pdserve.shared.hints.near import nearest
+
+_NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f\"']{1,128}")
+_NumNodes = Annotated[int, Meta(ge=0, le=1024)]
+_Kind: TypeAlias = Literal["prefill", "decode"]
+# What of a node's engine a model may say for itself, by the same names.
+_OF_ENGINE: Final = ("dtype", "quantization", "kv_dtype", "max_model_len", "kv_memory")
+
+
+class NumNodes(ConfigStruct, frozen=True):
+    """How many nodes of each pool."""
+
+    prefill: _NumNodes = 0
+    decode: _NumNodes = 0
+
+
+class RegisteredModel(ConfigStruct, frozen=True):
+    """One `[models.NAME]`."""
+
+    source: Annotated[str, Meta(min_length=1)]  # as --model
+    revision: str | None = None  # as --revision
+    aliases: list[str] = msgspec.field(default_factory=list)
+    chat_template: str = ""  # a file; empty: the checkpoint's own
+    dtype: str | None = None  # None of these: what the node has been started with
+    quantization: str | None = None
+    kv_dtype: str | None = None
+    max_model_len: int | None = None
+    kv_memory: str | None = None
+    min: NumNodes = NumNodes(prefill=1, decode=1)  # nodes that are always its own
+    tenants: list[str] = msgspec.field(default_factory=list)  # who may use it; empty: all
+
+    @property
+    def checkpoint(self) -> WeightsConfig:
+        """Where its files are."""
+        return WeightsConfig(model=self.source, revision=self.revision)
+
+    def engine(self, of_node: EngineConfig) -> EngineConfig:
+        """Return a node's engine as it runs this model. Raises ConfigError: it cannot be so."""
+        own = {name: value for name in _OF_ENGINE if (value := getattr(self, name)) is not None}
+        try:
+            return msgspec.convert(msgspec.to_builtins(of_node) | own, EngineConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from error
+
+
+class ModelsFile(ConfigStruct, frozen=True):
+    """The whole file."""
+
+    models: Annotated[dict[str, RegisteredModel], Meta(min_length=1)]
+    shared: NumNodes = NumNodes()  # nodes that are any model's, by demand
+
+    def find(self, name: str) -> tuple[str, RegisteredModel]:
+        """Return the model of this name or alias, with its own name. Raises ConfigError."""
+        for own, model in self.models.items():
+            if name == own or name in model.aliases:
+                return own, model
+        raise ConfigError(f"there is no model {name!r}{nearest(name, self.models)}")
+
+    def nodes(self, kind: _Kind) -> Iterator[str]:
+        """Yield the model that each node of a pool begins with: each one's own, then shared."""
+        for name, model in self.models.items():
+            yield from [name] * getattr(model.min, kind)
+        yield from [next(iter(self.models))] * getattr(self.shared, kind)
+
+
+def read_models(file: str) -> ModelsFile:
+    """Read the file, and check it.
+
+    Raises:
+        ConfigError: it cannot be read, or what it says cannot be; says where.
+    """
+    path = Path(file).expanduser()
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the models file {path}: {error}") from error
+    try:
+        found = msgspec.convert(values, ModelsFile)
+        _check(found)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{path}: {_where(error, values)}") from error
+    here = {name: _from(path.parent, model) for name, model in found.models.items()}
+    return replace(found, models=here)
+
+
+def node_of_model(config: NodeConfig) -> tuple[str, NodeConfig]:
+    """Return a node's model's name in its models file, and the node as it is with that model.
+
+    Without such a file the name is empty, and the node as it was.
+
+    Raises:
+        ConfigError: as `read_models`, or the file has no such model.
+    """
+    if not config.models:
+        return "", config
+    file = read_models(config.models)
+    name, model = file.find(config.checkpoint.model or next(iter(file.models)))
+    engine = model.engine(config.engine)
+    return name, replace(config, checkpoint=model.checkpoint, engine=engine)
+
+
+def _check(file: ModelsFile) -> None:
+    """Raise ConfigError: a name is none, or means two models; or an engine cannot be so."""
+    meant: dict[str, str] = {}
+    for name, model in file.models.items():
+        for called in (name, *model.aliases):
+            if not _NAME.fullmatch(called):
+                raise ConfigError(
+                    f"models.{name}: {called!r} is no name: up to 128 characters, without spaces"
+                )
+            if called in meant:
+                other = meant[called]
+                what = "twice" if other == name else f"of models.{other}, too"
+                raise ConfigError(f"models.{name}: {called!r} is a name {what}: each means one")
+            meant[called] = name
+        try:
+            model.engine(EngineConfig())
+        except ConfigError as error:
+            raise ConfigError(f"models.{name}: {error}") from error
+
+
+def _where(error: Exception, values: dict[str, Any]) -> str:
+    """Say what is wrong; msgspec says `[...]` for the key of a mapping."""
+    text = str(error)
+    if "$.models[...]" in text:
+        for name, entry in values["models"].items():
+            try:
+                msgspec.convert(entry, RegisteredModel)
+            except msgspec.ValidationError as inner:
+                return f"models.{name}: {inner}"
+    return text
+
+
+def _from(folder: Path, model: RegisteredModel) -> RegisteredModel:
+    """Have paths that begin at the file's folder begin at the root."""
+    here = {
+        name: str((folder / value).resolve())
+        for name in ("source", "chat_template")
+        if (value := getattr(model, name)) and (folder / value).exists()
+    }
+    return replace(model, **here)
+
+
+def check_alone(file: str, checkpoint: CheckpointConfig) -> None:
+    """Raise ConfigError if a model is named beside a file of models."""
+    for name in ("model", "revision", "served_model_name"):
+        if getattr(checkpoint, name):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--models {file} with --{flag}: the file says what is served")

@@ -1,0 +1,176 @@
+"""Several models of one coordinator: which one a name, a node or a metric is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.models.files import ModelFiles, read_all_model_files
+from coordinator.models.model import Catalog, make_model
+from coordinator.models.overview import whole_status
+from coordinator.models.served import ServedModels
+from coordinator.requests.flow import FlowProcess
+from coordinator.service import CoordinatorService
+from pdserve.findings.checks import findings
+from pdserve.findings.finding import Level
+from pdserve.metrics import CoordinatorMetrics, pieces_of_all
+from pdserve.protocol import NodeHello, NodeRole, Welcome
+from pdserve.protocol.status import ClusterStatus, NodeStatus, WaitingClass
+from pdserve.protocol.version import PROTOCOL
+from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
+from pdserve.settings.timeouts import SharedTimeouts
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ConfigError, ModelNotFound, PdserveError
+from pdserve.shared.slo import parse_slo_classes
+from tests.checkpoints import make_checkpoint
+from tests.fakes.generator import FakeGenerator, node_status, tiny_tokenizer
+from tests.fakes.hellos import node_hello
+from tests.fakes.members import join
+
+FILE = """
+[models.small]
+source = "same"
+aliases = ["mini"]
+[models.other]
+source = "same"
+dtype = "bfloat16"
+tenants = ["payer"]
+"""
+
+
+@pytest.fixture
+def all_files(tmp_path: Path) -> list[ModelFiles]:
+    make_checkpoint(tmp_path / "same", "llama")
+    (tmp_path / "m.toml").write_text(FILE)
+    return read_all_model_files(CoordinatorConfig(models=str(tmp_path / "m.toml")))
+
+
+@pytest.fixture
+def served(all_files: list[ModelFiles]) -> ServedModels:
+    return ServedModels(
+        CoordinatorConfig(max_inflight=7),
+        all_files,
+        parse_slo_classes(["standard"], "standard"),
+        CoordinatorMetrics(),
+        ManualClock(),
+        "1",
+        share_quotas=lambda number: None,
+        process=FlowProcess(),
+    )
+
+
+def catalog() -> Catalog:
+    small = make_model(FakeGenerator(), tiny_tokenizer(), ["small", "mini"])
+    payers = frozenset({"payer"})
+    return Catalog([small, make_model(FakeGenerator(), tiny_tokenizer(), ["big"], tenants=payers)])
+
+
+def test_names_mean_models_and_some_are_for_some() -> None:
+    models = catalog()
+    assert models.names() == ["small", "mini"]
+    assert models.names("payer") == ["small", "mini", "big"]
+    assert models.find("mini").name == models.find(None).name == "small"
+    assert models.find("big", "payer").name == "big"
+    for name, tenant in (("big", ""), ("big", "other"), ("bigger", "payer")):
+        with pytest.raises(ModelNotFound, match=f"no model '{name}'; this server has small, mini"):
+            models.find(name, tenant)
+
+
+def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None:
+    welcome = Welcome(coordinator_id="c", incarnation="1", protocol=PROTOCOL)
+    service = CoordinatorService(served.clusters, welcome, SharedTimeouts())
+
+    def joined(hello: NodeHello) -> str:
+        return service.checked(hello).registered_name
+
+    assert joined(node_hello("d0", model_id="same", model_name="small")) == "small"
+    assert joined(node_hello("d0", model_id="same", model_name="other")) == "other"
+    for wrong in (
+        node_hello("d0", model_id="same"),  # of which of the two?
+        node_hello("d0", model_id="same", model_name="third"),
+        node_hello("d0", model_id="else", model_name="small"),
+    ):
+        with pytest.raises(ConfigError, match="start both with the same --models"):
+            joined(wrong)
+    join(served.clusters[0].registry, "d0", NodeRole.DECODE)
+    again = node_hello("d0", incarnation="2", model_id="same", model_name="other")
+    with pytest.raises(PdserveError, match="'d0' is attached already"):
+        joined(again)  # it is a member still, though of another model
+
+
+def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:
+    first, second = served.clusters
+    assert first.flow.max_inflight == second.flow.max_inflight == 7
+    assert served.of_name("mini") is served.of_name(None) is first
+    assert served.of_name("other") is second
+    join(second.registry, "d1", NodeRole.DECODE)
+    assert served.of_node("d1") is second
+    assert [member.node_id for member in served] == ["d1"]
+
+
+def test_metrics_say_which_model_they_are_of() -> None:
+    whole, models = CoordinatorMetrics(), {"a": CoordinatorMetrics(is_whole=False)}
+    whole.requests.labels(outcome="model_not_found").inc()
+    models["a"].requests.labels(outcome="stop").inc(2)
+    text = b"".join(pieces_of_all(whole, models)).decode()
+    assert text.count("# TYPE pdserve_requests_total counter") == 1
+    assert 'pdserve_requests_total{outcome="model_not_found"} 1.0' in text
+    assert 'pdserve_requests_total{model="a",outcome="stop"} 2.0' in text
+    assert text.count("\nprocess_start_time_seconds ") == 1
+    one = b"".join(pieces_of_all(whole, {}))
+    assert one.count(b"model=") == 0
+
+
+def status_of(name: str, node: NodeStatus, *, waiting: int = 0) -> ClusterStatus:
+    return ClusterStatus(
+        model=name,
+        mode="colocated",
+        ready=True,
+        inflight=1,
+        waiting=waiting,
+        waiting_by_class=[WaitingClass("standard", waiting, 1, float(waiting))],
+        refused={"ttft": waiting},
+        nodes=[node],
+    )
+
+
+def test_the_status_of_all_is_that_of_each() -> None:
+    one = status_of("a", node_status("d1", "decode"), waiting=1)
+    assert whole_status({"a": one}) is one
+    other = status_of("b", node_status("d0", "decode"), waiting=2)
+    whole = whole_status({"a": one, "b": other})
+    assert [(node.node_id, node.model) for node in whole.nodes] == [("d0", "b"), ("d1", "a")]
+    assert (whole.model, whole.inflight, whole.waiting) == ("a, b", 2, 3)
+    assert whole.waiting_by_class == [WaitingClass("standard", 3, 2, 2.0)]
+    assert whole.refused == {"ttft": 3}
+    assert whole.of_model(whole.models[1]).nodes[0].node_id == "d0"
+
+
+def test_findings_say_which_model_lacks_nodes() -> None:
+    one = status_of("a", node_status("d1", "decode"))
+    other = status_of("b", node_status("p0", "prefill"))
+    found = findings(whole_status({"a": one, "b": other}), 0.0)
+    problems = [finding.what for finding in found if finding.level is Level.PROBLEM]
+    assert problems == ["b: no decode node is ready (none is attached)"]
+
+
+def test_what_a_model_of_the_file_lacks_is_told_with_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[models.a]\nsource = "./nowhere"')
+    with pytest.raises(ConfigError, match=r"m.toml: models.a: there is no directory ./nowhere"):
+        read_all_model_files(CoordinatorConfig(models=str(file)))
+    named = CheckpointConfig(model="x")
+    with pytest.raises(ConfigError, match="the file says what is served"):
+        read_all_model_files(CoordinatorConfig(models=str(file), checkpoint=named))
+
+
+def test_a_chat_template_of_ones_own(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "same", "llama")
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}!")
+    file = tmp_path / "m.toml"
+    file.write_text('[models.a]\nsource = "same"\nchat_template = "chat.jinja"')
+    (files,) = read_all_model_files(CoordinatorConfig(models=str(file)))
+    template = files.tokenizer.chat_template
+    assert template is not None
+    assert template.source == "{{ messages[0].content }}!"

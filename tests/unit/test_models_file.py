@@ -1,0 +1,119 @@
+"""The file of several models: what it says, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_cluster
+from pdserve.settings.config import CheckpointConfig, EngineConfig, Mode, NodeConfig, WeightsConfig
+from pdserve.settings.models import NumNodes, check_alone, node_of_model, read_models
+from pdserve.shared.errors import ConfigError
+
+TWO = """
+shared = { decode = 1 }
+
+[models.small]
+source = "weights/small"
+dtype = "float32"
+kv_memory = "8MiB"
+aliases = ["gpt-4o-mini"]
+
+[models."org/big"]
+source = "org/big"
+revision = "v2"
+min = { decode = 2 }
+tenants = ["payers"]
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "models.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_models_are_read_with_paths_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "weights" / "small").mkdir(parents=True)
+    file = read_models(written(tmp_path, TWO))
+    assert list(file.models) == ["small", "org/big"]
+    small, big = file.models.values()
+    assert small.source == str(tmp_path / "weights" / "small")
+    assert (small.min, big.min) == (NumNodes(prefill=1, decode=1), NumNodes(decode=2))
+    assert (big.source, big.revision, big.tenants) == ("org/big", "v2", ["payers"])
+    engine = small.engine(EngineConfig(quantization="int8"))
+    assert (engine.dtype, engine.quantization, engine.kv_memory) == ("float32", "int8", "8MiB")
+    assert file.find("gpt-4o-mini") == ("small", small)
+
+
+def test_a_node_is_that_of_a_model_of_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, TWO)
+    config = NodeConfig(models=file, checkpoint=WeightsConfig(model="org/big"))
+    name, node = node_of_model(config)
+    assert name == "org/big"
+    assert node.checkpoint == WeightsConfig(model="org/big", revision="v2")
+    assert node_of_model(NodeConfig(models=file))[0] == "small"
+    assert node_of_model(NodeConfig()) == ("", NodeConfig())
+    with pytest.raises(ConfigError, match="no model 'smal'; did you mean `small`"):
+        node_of_model(NodeConfig(models=file, checkpoint=WeightsConfig(model="smal")))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[models.a]\nsource = ''", r"models.a: .*length >= 1.*source"),
+        ("[models.a]\nsource = 'x'\ncolour = 1", r"models.a: .*unknown field `colour`"),
+        ("[models.a]\nsource = 'x'\n[models.a]\nsource = 'y'", "models file .* twice|overwrite"),
+        ("[models.a]\nsource = 'x'\naliases = ['b']\n[models.b]\nsource = 'y'", "'b' is a name of"),
+        ("[models.a]\nsource = 'x'\naliases = ['a']", "models.a: 'a' is a name twice"),
+        ("[models.a]\nsource = 'x'\naliases = ['a b']", "'a b' is no name"),
+        ("[models.a]\nsource = 'x'\ndtype = 'int3'", r"models.a: .*int3.*dtype"),
+        ("[models.a]\nsource = 'x'\nmin = { decode = -1 }", "models.a: .*min.decode"),
+        ("models = {}", "length >= 1"),
+        ("[model.a]\nsource = 'x'", "unknown field `model`"),
+        ("[models", "cannot read"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says) as told:
+        read_models(written(tmp_path, text))
+    assert "\n" not in told.value.message
+
+
+def test_no_file() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the models file .*nowhere.toml"):
+        read_models("nowhere.toml")
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+def test_the_nodes_of_a_cluster(mode: Mode, tmp_path: Path) -> None:
+    config = ClusterConfig(models=written(tmp_path, TWO), mode=mode)
+    nodes = cluster_nodes(config)
+    decode = [("decode-0", "small"), ("decode-1", "org/big"), ("decode-2", "org/big")]
+    expected = [*decode, ("decode-3", "small")]
+    if mode == "disaggregated":
+        expected.insert(0, ("prefill-0", "small"))
+    assert [(node.name, node.model) for node in nodes] == expected
+    coordinator, *plans = plan_cluster(config, 1, 2, Machine([0]))
+    flags = f"--models={config.models}"
+    assert flags in coordinator.arguments
+    assert all(flags in plan.arguments for plan in plans)
+    assert "--model=org/big" in plans[-2].arguments
+
+
+def test_a_pool_that_no_model_has_nodes_of(tmp_path: Path) -> None:
+    file = written(tmp_path, "[models.a]\nsource = 'x'\nmin = { decode = 1 }")
+    with pytest.raises(ConfigError, match="there is no prefill node"):
+        cluster_nodes(ClusterConfig(models=file))
+    assert len(cluster_nodes(ClusterConfig(models=file, mode="colocated"))) == 1
+
+
+def test_what_the_file_says_is_not_said_by_flags() -> None:
+    for config in (CheckpointConfig(model="x"), CheckpointConfig(served_model_name="x")):
+        with pytest.raises(ConfigError, match="--models file with --"):
+            check_alone("file", config)
+    for flags in ({"prefill": 2}, {"decode": 2}, {"autoscale": "1:2"}, {"on": "ray"}):
+        with pytest.raises(ValueError, match="not beside models"):
+            ClusterConfig(models="file", **flags)  # type: ignore[arg-type]
