@@ -29,7 +29,7 @@ class NativeAttention:
         return f"native-{self._variant or _native.kernel_variants()[0]}"
 
     def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor | None, batch: AttentionBatch
     ) -> None:
         """See WritingAttention.write_kv."""
         _native.write_kv(kv_pool, layer, key, value, batch.slot_mapping)

@@ -99,7 +99,7 @@ void bind_attention(nb::module_& m) {
         arg("sliding_window"), arg("out"), arg("rows") = nb::none(), arg("variant") = "",
         arg("cap") = 0.0,
         "Causal attention of every query row over its request's blocks, into `out`.");
-    m.def("write_kv", &attention::write_kv, arg("kv_pool"), arg("layer"), arg("key"), arg("value"),
+    m.def("write_kv", &attention::write_kv, arg("kv_pool"), arg("layer"), arg("key"), arg("value").none(),
         arg("slot_mapping"), "Store keys and values of one layer at their slots.");
     m.def("rotate_and_write", &attention::rotate_and_write_checked, arg("qkv"), arg("num_heads"),
         arg("q_norm").none(), arg("k_norm").none(), arg("norm_eps"), arg("cos_sin"),

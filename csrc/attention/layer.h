@@ -27,12 +27,13 @@ const auto& of_format(const Functions& functions, KvFormat format) {
     return format == KvFormat::kInt8 ? functions.int8 : functions.fp8;
 }
 
-// A KV pool [num_blocks, num_layers, 2, pool_heads, block_size] of rows, of which a tensor-parallel
-// rank uses num_kv_heads consecutive heads.
+// A KV pool [num_blocks, num_layers, num_planes, pool_heads, block_size] of rows, of which a
+// tensor-parallel rank uses num_kv_heads consecutive heads. With one plane, rows are keys and values.
 struct Pool {
     void* data;  // at the first of these heads
     KvFormat format;
     int num_layers;
+    int num_planes;
     int pool_heads;
     int num_kv_heads;
     int block_size;
@@ -40,8 +41,10 @@ struct Pool {
 
     int64_t row_elements() const { return head_dim + (is_coded(format) ? kScaleBytes : 0); }
     int64_t head_elements() const { return block_size * row_elements(); }
-    int64_t layer_elements() const { return 2 * pool_heads * head_elements(); }
-    int64_t value_offset() const { return pool_heads * head_elements(); }  // from a key
+    int64_t layer_elements() const { return num_planes * pool_heads * head_elements(); }
+    int64_t value_offset() const {  // from a key
+        return (num_planes - 1) * pool_heads * head_elements();
+    }
     int64_t layer_bytes() const { return layer_elements() * element_bytes(format); }
 };
 

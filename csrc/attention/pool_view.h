@@ -22,21 +22,22 @@ inline KvFormat format_of(ElementType type) {
 struct PoolView {
     TensorView tensor;
     int64_t num_blocks;
+    int64_t num_planes;  // keys and values; or 1, whose rows are both
     int64_t num_kv_heads;
     int64_t block_size;
     int64_t head_dim;
     KvFormat format;
     int64_t row_elements;    // head_dim, or as many codes and the bytes of a scale
     int64_t block_stride;    // elements
-    int64_t layer_elements;  // of one block: K and V of all heads
+    int64_t layer_elements;  // of one block: all planes of all heads
     char* layer_pool;        // kv_pool[0, layer]
 
     PoolView(nanobind::handle kv_pool, int64_t layer, Access access)
         : tensor(kv_pool, "kv_pool", access) {
         tensor.expect_type({ElementType::kFloat32, ElementType::kBFloat16, ElementType::kInt8,
             ElementType::kUInt8});
-        tensor.expect_shape({-1, -1, 2, -1, -1, -1},
-            "[num_blocks, num_layers, 2, num_kv_heads, block_size, row]");
+        tensor.expect_shape({-1, -1, -1, -1, -1, -1},
+            "[num_blocks, num_layers, num_planes, num_kv_heads, block_size, row]");
         tensor.expect_contiguous();
         const int64_t num_layers = tensor.size(1);
         if (layer < 0 || layer >= num_layers) {
@@ -44,6 +45,10 @@ struct PoolView {
                 std::to_string(layer));
         }
         num_blocks = tensor.size(0);
+        num_planes = tensor.size(2);
+        if (num_planes < 1 || num_planes > 2) {
+            raise_value_error("kv_pool", "1 or 2 planes", std::to_string(num_planes));
+        }
         num_kv_heads = tensor.size(3);
         block_size = tensor.size(4);
         format = format_of(tensor.type());
@@ -58,7 +63,7 @@ struct PoolView {
             || num_layers > INT32_MAX) {
             raise_value_error("kv_pool", "sizes below 2**31", "a larger one");
         }
-        layer_elements = 2 * num_kv_heads * block_size * row_elements;
+        layer_elements = num_planes * num_kv_heads * block_size * row_elements;
         block_stride = num_layers * layer_elements;
         layer_pool = tensor.data<char>()
             + layer * layer_elements * static_cast<int64_t>(tensor.element_bytes());
@@ -80,6 +85,7 @@ struct PoolView {
                 + first_element * static_cast<int64_t>(tensor.element_bytes()),
             .format = format,
             .num_layers = static_cast<int>(tensor.size(1)),
+            .num_planes = static_cast<int>(num_planes),
             .pool_heads = static_cast<int>(num_kv_heads),
             .num_kv_heads = static_cast<int>(num_heads),
             .block_size = static_cast<int>(block_size),

@@ -42,6 +42,9 @@ std::optional<TensorView> norm_from(nb::handle object, const char* name, const P
 
 void check_qkv(
     const TensorView& qkv, const TensorView& cos_sin, int64_t num_heads, const PoolView& pool) {
+    if (pool.num_planes != 2) {
+        raise_value_error("kv_pool", "2 planes", std::to_string(pool.num_planes));
+    }
     if (pool.head_dim % 2 != 0) {
         raise_value_error("kv_pool", "an even head_dim", std::to_string(pool.head_dim));
     }

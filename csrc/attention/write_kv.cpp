@@ -79,7 +79,11 @@ void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::hand
     const PoolView pool(kv_pool, layer, Access::kWrite);
     const TensorView slots(slot_mapping, "slot_mapping");
     const TensorView key(key_object, "key");
-    const TensorView value(value_object, "value");
+    const bool has_values = !value_object.is_none();
+    const TensorView value(has_values ? value_object : key_object, "value");
+    if (has_values != (pool.num_planes == 2)) {
+        raise_value_error("value", "one if and only if kv_pool has two planes", "otherwise");
+    }
     check_slots(slots, -1, pool);
     const int64_t num_tokens = slots.size(0);
     check_source(key, pool, num_tokens);
@@ -89,12 +93,12 @@ void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::hand
 
     const Target target{pool.num_kv_heads, pool.head_dim, pool.block_size, pool.row_elements,
         pool.block_stride};
-    char* values_pool = pool.layer_pool + pool.layer_elements / 2 * element_bytes(pool.format);
+    char* values_pool = pool.layer_pool + pool.pool().value_offset() * element_bytes(pool.format);
     const WriteToken write = key.type() == ElementType::kBFloat16
         ? writer_of<BFloat16>(pool.format)
         : writer_of<float>(pool.format);
     const int64_t token_bytes =
-        2 * pool.num_kv_heads * pool.row_elements * element_bytes(pool.format);
+        pool.num_planes * pool.num_kv_heads * pool.row_elements * element_bytes(pool.format);
     const int64_t tokens_per_item = std::max<int64_t>(1, kBytesPerItem / token_bytes);
     const int64_t num_items = (num_tokens + tokens_per_item - 1) / tokens_per_item;
 
@@ -103,7 +107,7 @@ void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::hand
         const int64_t last = std::min(num_tokens, (item + 1) * tokens_per_item);
         for (int64_t token = item * tokens_per_item; token < last; ++token) {
             write(pool.layer_pool, target, key, token, slot_of[token]);
-            write(values_pool, target, value, token, slot_of[token]);
+            if (has_values) write(values_pool, target, value, token, slot_of[token]);
         }
     });
 }

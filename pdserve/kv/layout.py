@@ -3,8 +3,9 @@
     kv_pool[num_blocks, num_layers, num_planes, num_heads, block_size] of rows
 
 A KV block is one contiguous region across all layers: in each the rows of K, then those of V, each
-head-major. So a block is copied as one span, a range of its layers as one span, and a range of
-heads as one span per layer and plane.
+head-major. Latent attention has one plane, of one head, whose rows are both. So a block is copied
+as one span, a range of its layers as one span, and a range of heads as one span per layer and
+plane.
 
 A row is what one token has in one head: numbers; or codes of 8 bits, and behind them their scale, a
 float32. So a scale goes wherever its token goes, and depends on no other.
@@ -77,6 +78,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_kv_heads: int | None = None  # KV heads of the model; None: all of them are in this pool
     first_layer: int = 0  # index in the model of this pool's first layer
     model_layers: int | None = None  # layers of the model; None: all of them are in this pool
+    is_latent: bool = False  # rows are of latent attention: there are no values besides
 
     @classmethod
     def gqa(
@@ -106,9 +108,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.first_layer + self.num_layers
 
     @property
-    def model_shape(self) -> tuple[int, int, int, KvDtype]:
-        """What pools must have in common to exchange KV: (layers, KV heads, head_dim, dtype)."""
-        return (self.total_layers, self.total_kv_heads, self.head_dim, self.dtype)
+    def model_shape(self) -> tuple[int, int, int, KvDtype, bool]:
+        """What pools must have in common to exchange KV.
+
+        That is (layers, KV heads, head_dim, dtype, is_latent).
+        """
+        heads = self.total_kv_heads
+        return (self.total_layers, heads, self.head_dim, self.dtype, self.is_latent)
 
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
         """The layout of one tensor-parallel rank, given the layout of the whole model.
@@ -184,7 +190,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def planes(self) -> tuple[Plane, ...]:
-        """Keys and values, in the order in which each layer of a block has them.
+        """Keys and values, or latent rows, in the order in which each layer of a block has them.
 
         All of them have the same layers and heads.
         """
@@ -262,9 +268,10 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.num_layers < self.total_layers
             else ""
         )
+        kinds = "" if self.is_latent else "2 x "
         scales = f", {_SCALE_BYTES} more for a scale" if self.dtype.is_coded else ""
         return (
-            f"2 x {self.num_layers} layers{layers} x {self.num_kv_heads} KV heads{shard} x "
+            f"{kinds}{self.num_layers} layers{layers} x {self.num_kv_heads} KV heads{shard} x "
             f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}{scales}) = "
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
         )
@@ -274,6 +281,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         layout = msgspec.structs.asdict(self)
         if self.model_layers is None:  # as from before pools had only some of the layers
             del layout["first_layer"], layout["model_layers"]
+        if not self.is_latent:  # likewise
+            del layout["is_latent"]
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -292,7 +301,8 @@ def _costs(layout: KvLayout) -> _Costs:
     layers = range(layout.first_layer, layout.end_layer)
     heads = range(layout.first_kv_head, layout.end_kv_head)
     row_bytes = layout.dtype.row_elements(layout.head_dim) * layout.dtype.itemsize
-    planes = tuple(Plane(name, layers, heads, row_bytes) for name in ("k", "v"))
+    names = ("latent",) if layout.is_latent else ("k", "v")
+    planes = tuple(Plane(name, layers, heads, row_bytes) for name in names)
     token_bytes = sum(plane.token_bytes for plane in planes)
     head_bytes = sum(plane.row_bytes for plane in planes)
     layer_bytes = sum(plane.layer_bytes for plane in planes) * layout.block_size

@@ -42,11 +42,13 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: KvDtype  # of the KV
     block_size: _Count  # tokens
     weight_bytes: _Count  # as loaded, so after quantisation
+    is_latent: bool = False  # its KV is that of latent attention
 
     @property
     def layout(self) -> KvLayout:
         """The layout of this model's KV blocks."""
-        return KvLayout(self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+        sizes = self.layers, self.kv_heads, self.head_dim, self.block_size
+        return KvLayout(*sizes, self.dtype, is_latent=self.is_latent)
 
 
 class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

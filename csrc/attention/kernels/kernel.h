@@ -20,11 +20,11 @@ struct Call {
     int64_t query_head_stride;
     void* out;  // [num_tokens, num_heads, head_dim], contiguous
 
-    // The first head of this call in kv_pool[0, layer]; within a block: [2, heads of the pool,
+    // The first head of this call in kv_pool[0, layer]; within a block: [planes, heads of the pool,
     // block_size] of rows
     const void* layer_pool;
     int64_t block_stride;
-    int64_t value_offset;  // from a key to its value
+    int64_t value_offset;  // from a key to its value; 0: it is the value, too
     int64_t row_elements;  // from a key to that of the next token
 
     const int32_t* query_start;  // [num_requests + 1]

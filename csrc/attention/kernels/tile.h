@@ -159,7 +159,7 @@ struct TileRows {
             const T* seen = key + (seen_from - k) * call.row_elements;
             const int64_t num_bytes = sizeof(T) * call.row_elements * (seen_to - seen_from);
             prefetcher.add(seen, num_bytes);
-            prefetcher.add(seen + value_offset, num_bytes);
+            if (value_offset != 0) prefetcher.add(seen + value_offset, num_bytes);
             for (; k < end; ++k, key += call.row_elements) {
                 keys[k] = key;
                 values[k] = k >= first && k < last ? key + value_offset : zero_row;

@@ -79,7 +79,7 @@ class WritingAttention(AttentionBackend, Protocol):
     """Also writes keys and values, for `TorchDecoder`: other decoders do so as they rotate keys."""
 
     def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor | None, batch: AttentionBatch
     ) -> None:
         """Store this step's keys and values of one layer at `batch.slot_mapping`.
 
@@ -87,7 +87,7 @@ class WritingAttention(AttentionBackend, Protocol):
             kv_pool: [num_blocks, *KvLayout.block_shape], contiguous.
             layer: index into the pool's second dimension.
             key: [num_tokens, heads of the pool, head_dim]; its last dimension is contiguous.
-            value: like `key`.
+            value: like `key`; None: the pool has one plane, whose rows are both.
             batch: only `slot_mapping` is read; its slots are distinct.
 
         Raises:

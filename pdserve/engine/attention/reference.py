@@ -19,16 +19,15 @@ class ReferenceAttention:
     name = "reference"
 
     def write_kv(
-        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor | None, batch: AttentionBatch
     ) -> None:
         """Store this step's keys and values of one layer at `batch.slot_mapping`."""
         block_size = kv_pool.shape[4]
         block_ids = torch.div(batch.slot_mapping, block_size, rounding_mode="floor")
         offsets = batch.slot_mapping % block_size
-        if is_coded(kv_pool.dtype):
-            key, value = encoded(key, kv_pool.dtype), encoded(value, kv_pool.dtype)
-        kv_pool[block_ids, layer, 0, :, offsets] = key
-        kv_pool[block_ids, layer, 1, :, offsets] = value
+        for plane, rows in enumerate([key] if value is None else [key, value]):
+            stored = encoded(rows, kv_pool.dtype) if is_coded(kv_pool.dtype) else rows
+            kv_pool[block_ids, layer, plane, :, offsets] = stored
 
     def attend(
         self, query: Tensor, kv: LayerKv, batch: AttentionBatch, out: Tensor | None = None
@@ -51,11 +50,11 @@ def _gather(
     """Return keys and values of one request: [num_kv_heads, context_len, head_dim] float32 each."""
     block_size = kv_pool.shape[4]
     num_blocks = -(-context_len // block_size)
-    # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    # [num_blocks, num_planes, num_kv_heads, block_size, head_dim]
     blocks = decoded(kv_pool[block_table[:num_blocks].long(), layer])
-    # [2, num_kv_heads, num_blocks * block_size, head_dim]
+    # [num_planes, num_kv_heads, num_blocks * block_size, head_dim]
     tokens = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
-    return tokens[0], tokens[1]
+    return tokens[0], tokens[-1]
 
 
 def _attend_one(query: Tensor, keys: Tensor, values: Tensor, kv: LayerKv) -> Tensor:

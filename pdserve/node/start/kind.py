@@ -36,6 +36,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             dtype=layout.dtype,
             block_size=layout.block_size,
             weight_bytes=_weight_bytes(model),
+            is_latent=layout.is_latent,
         ),
         limits=NodeLimits(
             num_blocks=model.num_blocks,
