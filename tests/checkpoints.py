@@ -19,6 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -156,6 +160,42 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
 }
 
+_LATENT: dict[str, Any] = {  # no size is a multiple of those of vectors
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 44,
+    "kv_lora_rank": 52,
+    "qk_nope_head_dim": 28,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+}
+_FAMILIES |= {
+    "deepseek_v2": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        _LATENT | {"topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, _LATENT),
+}
+
 EOS_TOKEN = "<|end|>"
 EOS_TOKEN_ID = 256
 VOCAB_SIZE = 320
@@ -263,6 +303,9 @@ def _randomise(model: PreTrainedModel) -> None:
     """
     scales_embedding = "Gemma" in type(model).__name__
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.normal_(1.0, 0.2)

@@ -43,10 +43,11 @@ def _layer(layer: LayerWeights, config: ModelConfig, form: WeightForm) -> Native
     if isinstance(layer.mlp, Mlp):
         return NativeLayer(norms, matrices | mlp(layer.mlp), None)
     experts = layer.mlp
-    matrices["router"] = pack(experts.router, form=FLOAT32)
+    matrices["router"] = pack(experts.router.weight, form=FLOAT32)
     if (shared := experts.shared) is not None:
         matrices |= {f"shared_{name}": packed for name, packed in mlp(shared.mlp).items()}
-        matrices["shared_weight"] = pack(shared.weight, form=FLOAT32)
+        if shared.weight is not None:
+            matrices["shared_weight"] = pack(shared.weight.weight, form=FLOAT32)
     each = [
         mlp(Mlp(experts.gate_up[number], experts.down[number]))
         for number in range(experts.config.num_experts)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.layers import Gated, Linear, Mlp, gated_silu
-from pdserve.engine.models.expert_config import ExpertConfig
+from pdserve.engine.models.expert_config import Choice, ExpertConfig, Scoring
+
+LEAST_SUM: Final = 1e-20  # added to sums of sigmoids that weights are divided by
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One that all tokens have, weighed by a sigmoid."""
+    """One that all tokens have."""
 
     mlp: Mlp
-    weight: Linear  # [1, hidden_size] float32
+    weight: Linear | None  # [1, hidden_size] float32, of a sigmoid; None: it is not weighed
 
     def __call__(self, x: Tensor, gated: Callable[[Tensor], Tensor] = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> the same, float32; `gated` as gated_silu."""
+        if self.weight is None:
+            return self.mlp(x, gated).float()
         return self.weight(x.float()).sigmoid() * self.mlp(x, gated)
 
 
@@ -33,10 +38,12 @@ class Experts:
     gate_up: Linear  # [num_experts, 2 * intermediate_size, hidden_size]: gate, then up
     down: Linear  # [num_experts, hidden_size, intermediate_size]
     shared: SharedExpert | None = None
+    score_bias: Tensor | None = None  # [num_experts] float32
 
     def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        mixed = _mixed(x, self, choose_experts(x, self.router, self.config), gated)
+        routing = choose_experts(x, self.router, self.config, self.score_bias)
+        mixed = _mixed(x, self, routing, gated)
         return (mixed if self.shared is None else mixed + self.shared(x, gated)).to(x.dtype)
 
 
@@ -48,16 +55,40 @@ class Routing:
     weights: Tensor  # [num_tokens, num_chosen] float32
 
 
-def choose_experts(x: Tensor, router: Linear, config: ExpertConfig) -> Routing:
+def choose_experts(
+    x: Tensor, router: Linear, config: ExpertConfig, score_bias: Tensor | None = None
+) -> Routing:
     """Score the tokens [num_tokens, hidden_size] in float32; of equals the first is chosen.
 
     Waits for no GPU.
     """
+    choice = config.choice
     scores = router(x.float())
-    best, experts = scores.sort(dim=-1, descending=True, stable=True)
-    best, experts = best[:, : config.num_chosen], experts[:, : config.num_chosen]
-    whole = best if config.normalizes_weights else scores
-    return Routing(experts, (best - whole.logsumexp(dim=-1, keepdim=True)).exp())
+    if choice.scoring is Scoring.SIGMOID:
+        scores = scores.sigmoid()
+    compared = scores if score_bias is None else scores + score_bias
+    if choice.num_groups > 1:
+        compared = _of_best_groups(compared, choice)
+    experts = compared.sort(dim=-1, descending=True, stable=True).indices[:, : config.num_chosen]
+    best = scores.gather(1, experts)
+    if choice.scoring is Scoring.SOFTMAX:
+        whole = best if config.normalizes_weights else scores
+        weights = (best - whole.logsumexp(dim=-1, keepdim=True)).exp()
+    elif config.normalizes_weights:
+        weights = best / (best.sum(dim=-1, keepdim=True) + LEAST_SUM)
+    else:
+        weights = best
+    return Routing(experts, weights * choice.weight_scale)
+
+
+def _of_best_groups(scores: Tensor, choice: Choice) -> Tensor:
+    """Return the scores [num_tokens, num_experts]; those of all but the best groups are -inf."""
+    groups = scores.view(len(scores), choice.num_groups, -1)
+    of_groups = groups.topk(choice.best_of_group, dim=-1).values.sum(dim=-1)
+    order = of_groups.sort(dim=-1, descending=True, stable=True).indices
+    hidden = torch.ones_like(of_groups, dtype=torch.bool)
+    hidden.scatter_(1, order[:, : choice.num_chosen_groups], 0)
+    return groups.masked_fill(hidden[:, :, None], -torch.inf).view_as(scores)
 
 
 def _mixed(x: Tensor, layer: Experts, routing: Routing, gated: Gated) -> Tensor:

@@ -79,8 +79,8 @@ def _packed(checkpoint: Checkpoint) -> str:
     from pdserve.engine.weights.packing import packing
 
     config = load_model_config(checkpoint)
-    whole, ties = ModelPlan.of(config), config.ties_embeddings
-    open_tensors(checkpoint, whole.expected(), ties_embeddings=ties, within=whole.within())
+    whole = ModelPlan.of(config)
+    open_tensors(checkpoint, whole.expected(), ignored=whole.ignored(), within=whole.within())
     form = form_of("none", config.default_dtype("cpu"))
     plan = native_plan(checkpoint, config, form)
     return f"on CPUs, {packing(plan, stored_as(checkpoint, config))}"

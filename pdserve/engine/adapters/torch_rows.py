@@ -13,8 +13,7 @@ from pdserve.engine.adapters.adapter import Adapter, LowRank
 from pdserve.engine.experts import Experts, SharedExpert
 from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.parameters import LayerWeights
-from pdserve.engine.plan.layer import Matrices
-from pdserve.engine.plan.matrix import Matrix
+from pdserve.engine.plan.matrix import Matrices, Matrix
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import Shard
 from pdserve.engine.steps.batch import Batch
@@ -111,7 +110,7 @@ class AdaptedLayers:
         if shared is not None:
             shared = SharedExpert(
                 self._mlp(shared.mlp, matrices, "shared_"),
-                self._linear(shared.weight, matrices["shared_weight"]),
+                shared.weight and self._linear(shared.weight, matrices["shared_weight"]),
             )
         experts = Experts(
             mlp.config,
@@ -119,6 +118,7 @@ class AdaptedLayers:
             self._stack(mlp.gate_up, [each["gate_up"] for each in plan.mlp.experts]),
             self._stack(mlp.down, [each["down"] for each in plan.mlp.experts]),
             shared,
+            mlp.score_bias,
         )
         return replace(weights, mixer=mixer, mlp=experts)
 

@@ -18,6 +18,7 @@ from pdserve.engine.models.families import (
 )
 from pdserve.engine.models.foreign_fields import refuse_foreign_fields
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.layer_ropes import Ropes
 from pdserve.engine.models.quantised.config import parse_quantisation, quantisation_of
 from pdserve.engine.models.windows import Windows
@@ -40,8 +41,8 @@ class ModelConfig:
     intermediate_size: int  # of layers without experts
     num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    num_kv_heads: int  # with latent attention 1
+    head_dim: int  # of rows in the pool, and of queries that are scored with them
     rms_norm_eps: float
     has_qkv_bias: bool
     has_o_bias: bool
@@ -59,12 +60,20 @@ class ModelConfig:
     arithmetic: Arithmetic = PLAIN
     norm_offset: float = 0.0  # what the weights of all norms lack in the checkpoint
     has_wide_norms: bool = False  # these weights are float32, whatever the type of activations
+    latent: LatentShape | None = None  # None: heads have keys and values of their own
+    # Checkpoints have so many layers more, which predict further tokens: they are left out.
+    num_further_layers: int = 0
 
     @property
     def attention_scale(self) -> float:
         """Factor on the dot products of queries and keys."""
         scale = self.arithmetic.attention_scale
         return self.head_dim**-0.5 if scale is None else scale
+
+    @property
+    def rope_dim(self) -> int:
+        """Size of the part of a head that the rotary embedding is of."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def short_len(self) -> int:
@@ -105,6 +114,7 @@ class ModelConfig:
             head_dim=self.head_dim,
             block_size=block_size,
             dtype=dtype,
+            is_latent=self.latent is not None,
         )
 
 
@@ -134,17 +144,22 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
     parse_quantisation(fields)
     num_layers = fields.integer("num_hidden_layers", maximum=_MOST_LAYERS)
     num_heads = fields.integer("num_attention_heads", maximum=_MOST_HEADS)
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    latent = family.latent(fields)
+    num_kv_heads = 1 if latent else fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")
     max_positions = fields.integer("max_position_embeddings", family.default_max_positions)
-    head_dim = _head_dim(fields, family, num_heads)
+    head_dim = _head_dim(fields, family, num_heads) if latent is None else latent.row_dim
+    rope_dim = head_dim if latent is None else latent.rope_dim
     windows = family.windows(fields, num_layers)
     ropes = tuple(
-        None if rope is None else rotation(family, rope, fields, head_dim)
+        None if rope is None else rotation(family, rope, fields, rope_dim)
         for rope in family.ropes(fields, windows, max_positions, family.default_theta)
     )
     arithmetic = family.arithmetic(fields)
+    if latent is not None and ropes[0] is not None:
+        scale = latent.query_dim**-0.5 * ropes[0].score_factor
+        arithmetic = replace(arithmetic, attention_scale=scale)
     eps = fields.number(family.norm_eps_key, family.default_norm_eps, above=0.0)
     return ModelConfig(
         architecture=architecture,
@@ -172,6 +187,12 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         arithmetic=arithmetic,
         norm_offset=family.norm_offset - fields.number("stored_norm_offset", 0.0),
         has_wide_norms=family.norm_offset != 0,
+        latent=latent,
+        num_further_layers=(
+            fields.integer("num_nextn_predict_layers", 0, minimum=0)
+            if "num_nextn_predict_layers" in family.reads
+            else 0
+        ),
     )
 
 

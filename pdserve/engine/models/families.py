@@ -1,8 +1,8 @@
 """What each supported architecture fixes, and what it leaves to config.json. No torch here.
 
-All are decoders with RMSNorm, rotary positions, grouped-query attention and a gated MLP, or a
-mixture of such. They differ in biases, in norms, in which layers use a sliding window, have experts
-or rotate how, and in some numbers (`arithmetic.py`).
+All are decoders with RMSNorm, rotary positions, grouped-query or latent attention and a gated MLP,
+or a mixture of such. They differ in biases, in norms, in which layers use a sliding window, have
+experts or rotate how, and in some numbers (`arithmetic.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 from pdserve.engine.models.arithmetic import Activation, Arithmetic, Scalar
 from pdserve.engine.models.expert_config import (
     ExpertConfig,
+    deepseek_v2_experts,
+    deepseek_v3_experts,
     mixtral_experts,
     no_experts,
     qwen2_experts,
     qwen3_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.latent import LatentShape, deepseek_latent, no_latent
 from pdserve.engine.models.layer_ropes import (
     RopeRule,
     rope_but_every,
@@ -134,6 +137,7 @@ class Family:
     centres_norms: bool = False  # as Arithmetic has these
     norms_heads_together: bool = False
     is_parallel: bool = False
+    latent: Callable[[JsonFields], LatentShape | None] = no_latent
     also_reads: frozenset[str] = frozenset()  # fields of config.json, by its rules
 
     @property
@@ -163,6 +167,18 @@ _GLM = Family(
     rotated_share=0.5,
     rotates_neighbours=True,
     mlp=MlpTensors(gate_up="mlp.gate_up_proj"),
+)
+
+_DEEPSEEK_V2 = Family(
+    "deepseek_v2",
+    2048,
+    qkv_bias=None,
+    o_bias=None,
+    rotates_neighbours=True,
+    experts=deepseek_v2_experts,
+    latent=deepseek_latent,
+    # What auto_map names is what is computed here.
+    also_reads=frozenset({"n_routed_experts", "auto_map"}),
 )
 
 FAMILIES: dict[str, Family] = {
@@ -304,6 +320,14 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         ties_embeddings=True,
     ),
+    "DeepseekV2ForCausalLM": _DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": replace(  # Kimi K2, too
+        _DEEPSEEK_V2,
+        model_type="deepseek_v3",
+        default_max_positions=4096,
+        experts=deepseek_v3_experts,
+        also_reads=_DEEPSEEK_V2.also_reads | {"rope_interleave", "num_nextn_predict_layers"},
+    ),
 }
 
 
@@ -329,7 +353,10 @@ def find_family(fields: JsonFields) -> tuple[str, Family]:
 def rotation(family: Family, rope: RopeConfig, fields: JsonFields, head_dim: int) -> RopeConfig:
     """Which dimensions of a head are rotated. Raises UnsupportedRope: the family has none such."""
     share = rope.rotated_share or family.rotated_share or 1.0
-    rope = replace(rope, rotated_share=share, is_interleaved=family.rotates_neighbours)
+    are_neighbours = family.rotates_neighbours
+    if "rope_interleave" in family.reads:
+        are_neighbours = fields.boolean("rope_interleave", are_neighbours)
+    rope = replace(rope, rotated_share=share, is_interleaved=are_neighbours)
     if (
         share > 1
         or (share != 1 and family.rotated_share is None)

@@ -40,6 +40,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
     "n_routed_experts": (0,),
+    "index_topk": (),
     "vision_config": (),
     "audio_config": (),
     "pruned_heads": ({},),
@@ -52,7 +53,7 @@ def refuse_foreign_fields(fields: JsonFields, family: Family) -> None:
         value = fields.raw(key)
         if key not in family.reads and value is not None and value not in neutral:
             raise ModelError(f"{fields.where}: {key} = {_shortened(value)} is not supported")
-    if "AutoModelForCausalLM" in fields.nested("auto_map"):
+    if "auto_map" not in family.reads and "AutoModelForCausalLM" in fields.nested("auto_map"):
         raise ModelError(f"{fields.where}: auto_map asks for code of the model's own; none is run")
     for key in ("hidden_act", "hidden_activation"):
         name = fields.text(key, family.activation.value)

@@ -1,7 +1,8 @@
 """A decoder's weights in torch: memory for all that a plan lists, and whose tensors belong there.
 
 The checkpoint's tensors are loaded directly into their rows. The experts of a layer are one stack
-for each purpose. The output matrix, which may be the embedding, is stored as that is.
+for each purpose, as are the heads of latent attention. The output matrix, which may be the
+embedding, is stored as that is.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from pdserve.engine.experts import Experts, SharedExpert
 from pdserve.engine.layers import Linear, Mlp, empty_linear, quantised
-from pdserve.engine.plan.layer import LayerPlan, Matrices, Norm
-from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.plan.layer import LayerPlan, MlpPlan
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.plan.norm import Norm
 from pdserve.shared.errors import ModelError
 
 
@@ -23,10 +25,11 @@ from pdserve.shared.errors import ModelError
 class LayerWeights:
     """One layer, by the names of its plan."""
 
-    norms: dict[str, Tensor]  # of rows of the residual stream or for it: [hidden_size]
+    norms: dict[str, Tensor]  # of rows of the residual stream or for it, or of latent vectors
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]: one row per head
     mixer: dict[str, Linear]
     mlp: Mlp | Experts
+    heads: dict[str, Linear]  # of latent attention: stacks of those of its heads; {}: it is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +127,23 @@ class _Allocation:
                 place = norms[name] = self._norm(norm, norm.size)
             self._slots[norm.tensor] = TensorSlot(place, norm.cut, offset=norm.offset)
         mixer, mlp = self._linears(layer.mixer), self._linears(layer.mlp.matrices)
-        experts, choice = layer.mlp.experts, layer.mlp.choice
-        if choice is None:
-            return LayerWeights(norms, qk_norm, mixer, Mlp(**mlp))
-        stacks = {name: self._stack(name, experts) for name in experts[0]}
-        shared = None
-        if choice.shared_size:
-            one = Mlp(mlp["shared_gate_up"], mlp["shared_down"])
-            shared = SharedExpert(one, mlp["shared_weight"])
-        mixture = Experts(choice, mlp["router"], **stacks, shared=shared)
-        return LayerWeights(norms, qk_norm, mixer, mixture)
+        heads = self._stacks(layer.heads)
+        if layer.mlp.choice is None:
+            return LayerWeights(norms, qk_norm, mixer, Mlp(**mlp), heads)
+        return LayerWeights(norms, qk_norm, mixer, self._experts(layer.mlp, mlp), heads)
+
+    def _experts(self, plan: MlpPlan, matrices: dict[str, Linear]) -> Experts:
+        assert plan.choice is not None, "as asked"
+        shared, bias = None, None
+        if plan.choice.shared_size:
+            one = Mlp(matrices["shared_gate_up"], matrices["shared_down"])
+            weighs = plan.choice.weighs_shared
+            shared = SharedExpert(one, matrices["shared_weight"] if weighs else None)
+        if plan.score_bias is not None:
+            bias = self._norm(plan.score_bias, plan.score_bias.size)
+            self._slots[plan.score_bias.tensor] = TensorSlot(bias)
+        router, stacks = matrices["router"], self._stacks(plan.experts)
+        return Experts(plan.choice, router, **stacks, shared=shared, score_bias=bias)
 
     def _linears(self, matrices: Matrices) -> dict[str, Linear]:
         made = {}
@@ -141,6 +151,9 @@ class _Allocation:
             made[name] = empty_linear(matrix, self._dtype, self._device)
             self._place(matrix, made[name])
         return made
+
+    def _stacks(self, parts: tuple[Matrices, ...]) -> dict[str, Linear]:
+        return {name: self._stack(name, parts) for name in parts[0]} if parts else {}
 
     def _stack(self, name: str, experts: tuple[Matrices, ...]) -> Linear:
         made = empty_linear(experts[0][name], self._dtype, self._device, len(experts))

@@ -83,6 +83,7 @@ class RopeConfig:
     long_divisors: tuple[float, ...] = ()  # longrope: of requests longer than the pretraining
     rotated_share: float | None = None  # of a head's dimensions; None: as the architecture has it
     is_interleaved: bool = False  # in checkpoints, the two of a pair are neighbours
+    score_factor: float = 1.0  # on scores of latent attention: of mscale_all_dim
 
     @property
     def short_len(self) -> int:
@@ -144,6 +145,9 @@ def rope_of(
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)
     rope = _PARSERS[rope_type](params, theta, max_positions, original)
+    if rope_type is not RopeType.DEFAULT:
+        all_dim = params.number("mscale_all_dim", 0.0)
+        rope = replace(rope, score_factor=_mscale(rope.factor, all_dim) ** 2)
     if "partial_rotary_factor" not in params and "partial_rotary_factor" not in fields:
         return rope
     share = (params if "partial_rotary_factor" in params else fields).number(

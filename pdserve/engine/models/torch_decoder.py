@@ -7,6 +7,7 @@ alike. Only attention knows which rows belong to which request.
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.torch_rows import AdaptedLayers, rows_of
 from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.layers import GATED, head_norm, rms_norm
+from pdserve.engine.layers import GATED, Linear, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.latent import LATENT_NORM_EPS, LatentShape
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.plan.model import ModelPlan
@@ -25,6 +27,9 @@ from pdserve.engine.rope import Angles, LayerRopes, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.parts import LEAST_PART
+
+NORMS: Final = ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")
 
 
 class TorchDecoder:
@@ -43,7 +48,7 @@ class TorchDecoder:
         Raises:
             ModelError: layers have norms, or the model arithmetic, of which this decoder has none.
         """
-        weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+        weights.expect_norms(*NORMS, *(() if config.latent is None else LATENT_NORMS))
         arithmetic = config.arithmetic
         self.config = config
         self.sampler = PlainSampler()
@@ -56,7 +61,7 @@ class TorchDecoder:
         self._attention = attention
         self._ranks = ranks
         ropes = config.ropes[layers.start : layers.stop]
-        self._ropes = LayerRopes(ropes, config.head_dim, weights.embedding.device)
+        self._ropes = LayerRopes(ropes, config.rope_dim, weights.embedding.device)
         self._gated = GATED[arithmetic.activation]
         self._plan = ModelPlan.of(config, ranks.shard)
 
@@ -119,17 +124,22 @@ class TorchDecoder:
         hidden = self._ends.enter(batch.token_ids, rows)
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
-        taps = batch.taps
+        taps, latent = batch.taps, self.config.latent
         for index, plain in enumerate(self._weights.layers):
             layer = adapted.layer(index, plain)
             if taps is not None:
                 taps.out[:, taps.layers == index] = hidden[:, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))
             own_angles = angles[self._ropes.of_layers[index]]
-            query, key, value = self._heads(layer, taken, own_angles)
+            if latent is None:
+                query, key, value = self._heads(layer, taken, own_angles)
+            else:
+                query, key, value = self._latent(layer, taken, own_angles, latent)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
             kv = LayerKv(kv_pool, index, scale, self._windows[index], cap)
             attended = self._attention.attend(query, kv, batch.attention)
+            if latent is not None:
+                attended = _of_heads(layer.heads["value"], attended[:, :, : latent.rank])
             made = layer.mixer["attention_out"](attended.flatten(1))
             hidden += self._after(layer, "after_attention_norm", made)
             if progress is not None:
@@ -141,7 +151,7 @@ class TorchDecoder:
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, angles: Angles
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
         config = self._own
         num_qk_heads = config.num_heads + config.num_kv_heads
@@ -151,3 +161,25 @@ class TorchDecoder:
             query_key = head_norm(query_key, layer.qk_norm, config, self._ranks)
         query_key = rotate(query_key, *angles)
         return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value
+
+    def _latent(
+        self, layer: LayerWeights, normed: Tensor, angles: Angles, shape: LatentShape
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return queries [num_tokens, num_heads, row_dim], and rows of one head, without values."""
+        source, mixer = normed, layer.mixer
+        if shape.query_rank is not None:
+            latent = mixer["query_latent"](normed)
+            source = rms_norm(latent, layer.norms["query_latent_norm"], LATENT_NORM_EPS)
+        queries = mixer["queries"](source).view(len(normed), -1, shape.query_dim)
+        nope, rope = torch.split(queries, [shape.nope_dim, shape.rope_dim], dim=-1)
+        absorbed = _of_heads(layer.heads["key"], nope)
+        sizes = [shape.rank, shape.rope_dim]
+        kept, turned = torch.split(mixer["latent"](normed), sizes, dim=-1)
+        kept = rms_norm(kept, layer.norms["latent_norm"], LATENT_NORM_EPS)
+        row = torch.cat([kept[:, None], rotate(turned[:, None], *angles)], dim=-1)
+        return torch.cat([absorbed, rotate(rope, *angles)], dim=-1), row, None
+
+
+def _of_heads(stack: Linear, x: Tensor) -> Tensor:
+    """Multiply [num_tokens, num_heads, in_features] by each head's own matrix."""
+    return torch.stack([stack[head](x[:, head]) for head in range(x.shape[1])], dim=1)

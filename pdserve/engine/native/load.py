@@ -12,8 +12,8 @@ from pdserve.engine.native.linear import PackedLinear, empty_packed, pack_codes,
 from pdserve.engine.native.packed_cache import Arrays, PackedCache, packed_arrays
 from pdserve.engine.native.packed_identity import packed_identity, packed_name
 from pdserve.engine.native.weights import NativeExperts, NativeLayer, NativeWeights
-from pdserve.engine.plan.layer import LayerPlan, Matrices
-from pdserve.engine.plan.matrix import Matrix, Part
+from pdserve.engine.plan.layer import LayerPlan
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_codes, check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
@@ -49,7 +49,7 @@ def load_native_weights(
     tensors = open_tensors(
         checkpoint,
         plan.expected(),
-        ties_embeddings=plan.config.ties_embeddings,
+        ignored=plan.ignored(),
         within=plan.within(),
     )
     arrays = packed_arrays(

@@ -15,26 +15,13 @@ from typing import Final
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.plan.forms import FLOAT32, WeightForm, fitting_form
-from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
+from pdserve.engine.plan.latent import LatentMixer
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows
+from pdserve.engine.plan.norm import Norm
 from pdserve.engine.ranks.shard import Shard
 from pdserve.model_files.coding import Coding
 
-Matrices = dict[str, Matrix]  # by the names that decoders know
-
 _FLOAT32: Final = ("router", "shared_weight")  # matrices that are so in all models
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMSNorm."""
-
-    tensor: str  # in the checkpoint, [size]
-    size: int
-    num_heads: int = 0  # of the rank, which it normalises; 0: it is no heads' norm
-    is_of_all_heads: bool = False  # it has a number for each dimension of all; else of each
-    offset: float = 0.0  # added to the tensor
-    is_wide: bool = False  # float32, whatever the type of activations
-    cut: tuple[slice, ...] = ()  # of the tensor, that the rank has; (): all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +31,7 @@ class MlpPlan:
     matrices: Matrices  # gate_up and down; or the router, and those of a shared expert
     experts: tuple[Matrices, ...] = ()  # gate_up and down of each
     choice: ExpertConfig | None = None  # of experts
+    score_bias: Norm | None = None  # [num_experts], see `Choice`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +39,29 @@ class LayerPlan:
     """One layer, as one rank has it. Everything is in the order of packed files."""
 
     norms: dict[str, Norm]  # by the names that decoders know
-    mixer: Matrices  # qkv, whose heads are queries, keys and values, and attention_out
+    mixer: (
+        Matrices  # attention_out, and qkv, whose heads are queries, keys and values; or latent.py
+    )
     mlp: MlpPlan
     window: int | None  # tokens that a query sees; None: all
+    heads: tuple[Matrices, ...] = ()  # of latent attention, each its key and its value
+
+    @property
+    def vectors(self) -> list[Norm]:
+        """Norms, and whatever else is no matrix."""
+        bias = self.mlp.score_bias
+        return [*self.norms.values(), *([] if bias is None else [bias])]
 
     @property
     def matrices(self) -> Matrices:
-        """All but those of experts."""
+        """All but those of heads and of experts."""
         return self.mixer | self.mlp.matrices
 
     @property
     def all_matrices(self) -> list[Matrix]:
-        """With those of experts."""
-        experts = (matrix for expert in self.mlp.experts for matrix in expert.values())
-        return [*self.matrices.values(), *experts]
+        """With those of heads and of experts."""
+        parts = (*self.heads, *self.mlp.experts)
+        return [*self.matrices.values(), *(matrix for part in parts for matrix in part.values())]
 
     def coded(self, codings: Mapping[str, Coding]) -> LayerPlan:
         """Return the layer with matrices as `Matrix.coded`."""
@@ -77,17 +74,15 @@ class LayerPlan:
 
         experts = tuple(each(expert) for expert in self.mlp.experts)
         mlp = replace(self.mlp, matrices=each(self.mlp.matrices), experts=experts)
-        return replace(self, mixer=each(self.mixer), mlp=mlp)
+        heads = tuple(each(head) for head in self.heads)
+        return replace(self, mixer=each(self.mixer), mlp=mlp, heads=heads)
 
 
 def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> LayerPlan:
     """Plan a layer of the model, for one rank."""
-    layer, own, hidden = f"model.layers.{index}.", shard.of(config), range(config.hidden_size)
+    layer, hidden = f"model.layers.{index}.", range(config.hidden_size)
     of_hidden = fitting_form(form, len(hidden))
-    adds_bias, head_dim = shard.rank == 0, config.head_dim
-
-    def heads(of: slice) -> range:
-        return range(of.start * head_dim, of.stop * head_dim)
+    adds_bias = shard.rank == 0
 
     def gated(
         name: str, tensors: tuple[str, str, str], width: int, has_bias: bool, fused: str = ""
@@ -120,17 +115,64 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         matrices = {"router": Matrix(f"{layer}router", scores, hidden, FLOAT32)}
         if experts.shared_size:
             shared = gated(f"{layer}shared_", experts.names.shared(), experts.shared_size, False)
-            weight = (Part(f"{layer}{experts.names.shared_gate()}", range(1)),)
             matrices |= {f"shared_{name}": matrix for name, matrix in shared.items()}
+        if experts.shared_size and experts.weighs_shared:
+            weight = (Part(f"{layer}{experts.names.shared_gate()}", range(1)),)
             matrices["shared_weight"] = Matrix(f"{layer}shared_weight", weight, hidden, FLOAT32)
+        bias = Norm(f"{layer}{experts.names.score_bias()}", experts.num_experts, is_wide=True)
         return MlpPlan(
             matrices,
             tuple(gated(*named, experts.intermediate_size, False) for named in each),
             experts,
+            bias if experts.choice.has_score_bias else None,
         )
 
-    rope = config.ropes[index]
-    queries, keys = heads(shard.share(config.num_heads)), heads(shard.kv_heads(config))
+    norms, window = _norms(config, layer, shard), config.sliding_windows[index]
+    if config.latent is None:
+        return LayerPlan(norms, _mixer(config, index, shard, form), mlp(), window)
+    latent = LatentMixer(config, config.latent, index, shard, form)
+    norms |= latent.norms()
+    return LayerPlan(norms, latent.matrices(), mlp(), window, latent.heads())
+
+
+def _heads(of: slice, head_dim: int) -> range:
+    """The rows of these heads."""
+    return range(of.start * head_dim, of.stop * head_dim)
+
+
+def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
+    """Those of the residual stream and of heads."""
+    own, head_dim = shard.of(config), config.head_dim
+    together = config.arithmetic.norms_heads_together
+    num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
+    numbers = {
+        "q_norm": _heads(shard.share(config.num_heads), head_dim),
+        "k_norm": _heads(shard.kv_heads(config), head_dim),
+    }
+    return {
+        norm.name: Norm(
+            f"{layer}{norm.tensor}.weight",
+            (len(numbers[norm.name]) if together else head_dim)
+            if norm.is_of_heads
+            else config.hidden_size,
+            num_heads[norm.name] if norm.is_of_heads else 0,
+            norm.is_of_heads and together,
+            config.norm_offset,
+            config.has_wide_norms,
+            (slice(numbers[norm.name].start, numbers[norm.name].stop),)
+            if norm.is_of_heads and together
+            else (),
+        )
+        for norm in config.norms
+    }
+
+
+def _mixer(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> Matrices:
+    """Of heads that have keys and values of their own."""
+    layer, hidden = f"model.layers.{index}.", range(config.hidden_size)
+    head_dim, rope = config.head_dim, config.ropes[index]
+    queries = _heads(shard.share(config.num_heads), head_dim)
+    keys = _heads(shard.kv_heads(config), head_dim)
     qkv = _parts(
         [f"{layer}self_attn.{name}_proj" for name in "qkv"],
         [queries, keys, keys],
@@ -138,40 +180,17 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         f"{layer}self_attn.qkv_proj" if config.has_fused_qkv else "",
         [() if rope is None else rope.head_order(head_dim)] * 2 + [()],
     )
-    out, out_bias = (Part(f"{layer}self_attn.o_proj", hidden),), config.has_o_bias and adds_bias
-    together = config.arithmetic.norms_heads_together
-    num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
-    numbers = {"q_norm": queries, "k_norm": keys}
-    return LayerPlan(
-        norms={
-            norm.name: Norm(
-                f"{layer}{norm.tensor}.weight",
-                (len(numbers[norm.name]) if together else head_dim)
-                if norm.is_of_heads
-                else config.hidden_size,
-                num_heads[norm.name] if norm.is_of_heads else 0,
-                norm.is_of_heads and together,
-                config.norm_offset,
-                config.has_wide_norms,
-                (slice(numbers[norm.name].start, numbers[norm.name].stop),)
-                if norm.is_of_heads and together
-                else (),
-            )
-            for norm in config.norms
-        },
-        mixer={
-            "qkv": Matrix(f"{layer}qkv", qkv, hidden, of_hidden, has_bias=config.has_qkv_bias),
-            "attention_out": Matrix(
-                f"{layer}attention_out",
-                out,
-                queries,
-                fitting_form(form, len(queries)),
-                has_bias=out_bias,
-            ),
-        },
-        mlp=mlp(),
-        window=config.sliding_windows[index],
-    )
+    of_hidden = fitting_form(form, len(hidden))
+    return {
+        "qkv": Matrix(f"{layer}qkv", qkv, hidden, of_hidden, has_bias=config.has_qkv_bias),
+        "attention_out": Matrix(
+            f"{layer}attention_out",
+            (Part(f"{layer}self_attn.o_proj", hidden),),
+            queries,
+            fitting_form(form, len(queries)),
+            has_bias=config.has_o_bias and shard.rank == 0,
+        ),
+    }
 
 
 def _parts(

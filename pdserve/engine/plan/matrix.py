@@ -17,6 +17,7 @@ class TensorRows:
     first_row: int = 0  # there
     # Of a head's rows, in the model's order: which of the file's. (): they are in one order.
     head_order: tuple[int, ...] = ()
+    is_transposed: bool = False  # its rows there are the columns of the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,11 @@ class Matrix:
     def coded(self, codings: Mapping[str, Coding]) -> Matrix:
         """Return it in a form that holds its tensors' codes, if there is one.
 
-        Otherwise, or if a rank's columns begin or end within a scale's, it is returned as it is.
+        Otherwise, or if a rank's columns begin or end within a scale's, it is returned as it is: as
+        are transposed ones, whose units are of the other dimension.
         """
+        if any(part.within is not None and part.within.is_transposed for part in self.parts):
+            return self
         own = [codings[part.weight] for part in self.parts if part.weight in codings]
         coding = joined(own) if len(own) == len(self.parts) else None
         if coding is None or any(
@@ -94,3 +98,6 @@ class Matrix:
         for part in self.parts:
             yield part, slice(first, first + len(part.rows)), (part.cut, columns)
             first += len(part.rows)
+
+
+Matrices = dict[str, Matrix]  # by the names that decoders know

@@ -8,8 +8,9 @@ from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import BFLOAT16, WeightForm, fitting_form
-from pdserve.engine.plan.layer import LayerPlan, Norm, layer_plan
+from pdserve.engine.plan.layer import LayerPlan, layer_plan
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
+from pdserve.engine.plan.norm import Norm
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.kv import KvDtype, Plane
 from pdserve.model_files.coding import Coding
@@ -91,8 +92,8 @@ class ModelPlan:
 
     @property
     def norms(self) -> list[Norm]:
-        """All norms, in the order of packed files."""
-        norms = [norm for layer in self.layers for norm in layer.norms.values()]
+        """All norms, and other vectors, in the order of packed files."""
+        norms = [norm for layer in self.layers for norm in layer.vectors]
         return norms if self.final_norm is None else [*norms, self.final_norm]
 
     @property
@@ -118,6 +119,13 @@ class ModelPlan:
                 if matrix.has_bias:
                     shapes[part.bias] = (len(part.rows),)
         return shapes
+
+    def ignored(self) -> tuple[str, ...]:
+        """How the names of tensors begin that files may have besides."""
+        first, config = self.config.num_layers, self.config
+        further = range(first, first + config.num_further_layers)
+        head = ("lm_head.weight",) if config.ties_embeddings else ()
+        return (*head, *(f"model.layers.{layer}." for layer in further))
 
     def within(self) -> dict[str, TensorRows]:
         """Tensor name |-> where it is, for those that files have in tensors of another form."""

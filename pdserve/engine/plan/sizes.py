@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdserve.engine.plan.forms import ActivationDtype
-from pdserve.engine.plan.layer import LayerPlan, Matrices
+from pdserve.engine.plan.layer import LayerPlan
+from pdserve.engine.plan.matrix import Matrices
 from pdserve.engine.plan.model import ModelPlan
 
 
@@ -11,9 +12,11 @@ def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     """Return the size of a rank's weights in torch: what is in no layer's matrix is of `dtype`."""
     matrices = [matrix for layer in plan.layers for matrix in layer.all_matrices]
     norms = sum(
-        norm.size * (1 if norm.is_of_all_heads else norm.num_heads or 1) for norm in plan.norms
+        norm.size
+        * (1 if norm.is_of_all_heads else norm.num_heads or 1)
+        * (ActivationDtype.FLOAT32.itemsize if norm.is_wide else dtype.itemsize)
+        for norm in plan.norms
     )
-    norms *= ActivationDtype.FLOAT32.itemsize if plan.config.has_wide_norms else dtype.itemsize
     others = sum(matrix.num_out for matrix in matrices if matrix.has_bias)
     ends = [] if plan.embedding is None else [plan.embedding]
     ends += [] if plan.lm_head is None else plan.lm_head.parts
@@ -39,7 +42,8 @@ def bytes_read(layer: LayerPlan, num_rows: int) -> int:
 
     Of experts, those of as many as the rows choose on average, if they choose evenly.
     """
-    num_bytes = sum(matrix.num_bytes for matrix in layer.matrices.values())
+    always = [layer.matrices, *layer.heads]
+    num_bytes = sum(matrix.num_bytes for each in always for matrix in each.values())
     if (choice := layer.mlp.choice) is None:
         return num_bytes
     missed = (1 - choice.num_chosen / choice.num_experts) ** num_rows
@@ -49,13 +53,15 @@ def bytes_read(layer: LayerPlan, num_rows: int) -> int:
 
 def kv_weights(layer: LayerPlan) -> int:
     """Return how many weights a row is multiplied by for its keys and values alone."""
+    if "latent" in layer.mixer:
+        return layer.mixer["latent"].num_weights
     _, *keys_and_values = layer.mixer["qkv"].parts
     return sum(len(part.rows) for part in keys_and_values) * layer.mixer["qkv"].num_in
 
 
 def row_weights(layer: LayerPlan) -> int:
     """Return how many weights a row is multiplied by: of experts, of those that it chooses."""
-    count = _num_weights(layer.matrices)
+    count = _num_weights(layer.matrices) + sum(map(_num_weights, layer.heads))
     if layer.mlp.choice is not None:
         count += layer.mlp.choice.num_chosen * _num_weights(layer.mlp.experts[0])
     return count

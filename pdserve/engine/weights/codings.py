@@ -35,8 +35,9 @@ def _opened_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str,
     from pdserve.engine.weights.opening import open_tensors  # has torch
     from pdserve.engine.weights.stored import CodedTensor
 
-    plan, ties = ModelPlan.of(config), config.ties_embeddings
-    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=ties, within=plan.within())
+    plan = ModelPlan.of(config)
+    expected, ignored = plan.expected(), plan.ignored()
+    tensors = open_tensors(checkpoint, expected, ignored=ignored, within=plan.within())
     coded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, CodedTensor)}
     return {name: tensor.coding for name, tensor in coded.items() if tensor.coding is not None}
 

@@ -27,6 +27,7 @@ from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.finite import check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
+from pdserve.shared.errors import ModelError
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 
@@ -67,6 +68,8 @@ def load_decoder(
             that are not finite.
     """
     assert device.type in plan.form.devices, "the node has refused this"
+    if plan.config.latent is not None:
+        raise ModelError("the model has latent attention (MLA), which is not computed here yet")
     if device.type != "cpu":
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
@@ -113,7 +116,7 @@ def load_torch_weights(
     tensors = open_tensors(
         checkpoint,
         plan.expected(),
-        ties_embeddings=plan.config.ties_embeddings,
+        ignored=plan.ignored(),
         within=plan.within(),
     )
     check_scales(tensors)

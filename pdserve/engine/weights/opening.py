@@ -22,6 +22,7 @@ from pdserve.engine.weights.stored import (
     StoredTensor,
     listed,
 )
+from pdserve.engine.weights.stored_matrix import ranges
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Codes, Coding
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
@@ -29,7 +30,7 @@ from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
 @dataclass(frozen=True, slots=True)
 class SomeRows:
-    """A tensor of the model that is some rows of a stored one, or has them in another order."""
+    """A tensor of the model that is some rows of a stored one, in another order or transposed."""
 
     tensor: StoredTensor
     place: TensorRows
@@ -37,6 +38,11 @@ class SomeRows:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`."""
+        if self.place.is_transposed:
+            rows, columns = ranges(part, self.shape)
+            first = self.place.first_row
+            cut = slice(first + columns.start, first + columns.stop), slice(rows.start, rows.stop)
+            return self.tensor[cut].T
         stored, order = self._stored(part)
         return self.tensor[stored][order]
 
@@ -54,7 +60,7 @@ class SomeRows:
     def bad_row(self) -> int | None:
         """See `ScaledTensor`."""
         row = self.tensor.bad_row() if isinstance(self.tensor, ScaledTensor) else None
-        if row is None:
+        if row is None or self.place.is_transposed:  # its columns are checked when decoded
             return None
         (rows, *_), order = self._stored(())
         return order.index(row - rows.start) if row - rows.start in order else None
@@ -74,7 +80,7 @@ def open_tensors(
     checkpoint: Checkpoint,
     expected: Shapes,
     *,
-    ties_embeddings: bool,
+    ignored: tuple[str, ...] = (),
     within: Mapping[str, TensorRows] | None = None,
 ) -> dict[str, StoredTensor]:
     """Return name |-> tensor, in the order of the files.
@@ -82,7 +88,7 @@ def open_tensors(
     Args:
         checkpoint: whose files are read.
         expected: the tensors that the model has.
-        ties_embeddings: ignore a copy of the embedding that is stored as the output head.
+        ignored: how the names of those begin that files may have besides.
         within: where the files have those that are not tensors of their own there.
 
     Raises:
@@ -101,8 +107,7 @@ def open_tensors(
             )
     if missing := stored.keys() - found.tensors.keys():
         raise MissingTensor(f"{checkpoint.path} lacks {listed(map(found.called, missing))}")
-    unknown = [name for name in found.others if not (ties_embeddings and name == "lm_head.weight")]
-    if unknown:
+    if unknown := [name for name in found.others if not name.startswith(ignored)]:
         raise ModelError(
             f"{checkpoint.path} holds {listed(unknown)}, which the config does not account for"
         )
@@ -115,6 +120,8 @@ def _stored_shapes(expected: Shapes, places: Mapping[str, TensorRows]) -> Shapes
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (num_rows, *columns) in expected.items():
         place = places[name]
+        if place.is_transposed:
+            num_rows, *columns = *columns, num_rows
         before = shapes.get(place.name, (0,))[0]
         shapes[place.name] = (max(before, place.first_row + num_rows), *columns)
     return shapes
@@ -126,7 +133,7 @@ def _part_of(
     tensor = tensors[place.name]
     if place == TensorRows(place.name) and tensor.shape == shape:
         return tensor
-    if isinstance(tensor, Tensor) and not place.head_order:  # stays mapped
+    if isinstance(tensor, Tensor) and not (place.head_order or place.is_transposed):  # is mapped
         return tensor[place.first_row : place.first_row + shape[0]]
     return SomeRows(tensor, place, shape)
 

@@ -88,8 +88,8 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
     for layer in weights.layers:
         linears = [*layer.mixer.values()]
         if isinstance(layer.mlp, Experts):
-            for matrices in (layer.mlp.router, layer.mlp.gate_up.weight, layer.mlp.down.weight):
-                fill(matrices, 1.5 * matrices.shape[-1] ** -0.5)
+            for matrices in (layer.mlp.router, layer.mlp.gate_up, layer.mlp.down):
+                fill(matrices.weight, 1.5 * matrices.weight.shape[-1] ** -0.5)
         else:
             linears += [layer.mlp.gate_up, layer.mlp.down]
         for linear in linears:

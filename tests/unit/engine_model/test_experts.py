@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.experts import Experts, choose_experts
+from pdserve.engine.layers import Linear
+from pdserve.engine.models.expert_config import Choice, Scoring
 from tests.unit.engine_model.small_models import (
     Part,
     SmallModel,
@@ -51,7 +53,7 @@ def test_of_equal_experts_the_first_are_chosen(small: SmallModel, is_native: boo
         return all_logits(decoder, small.kv_cache(), random_tokens(40))
 
     experts = experts_of(small)
-    experts.router.zero_()
+    experts.router.weight.zero_()
     chosen = choose_experts(torch.randn(5, 64), experts.router, experts.config).experts
     assert torch.equal(chosen, torch.tensor([0, 1]).expand(5, 2))
     before = logits()
@@ -67,7 +69,7 @@ def test_weights_of_the_chosen(normalizes: bool) -> None:
     router = torch.randn(6, 64) * 0.3
     x = torch.randn(5, 64)
     shares = (x @ router.T).softmax(dim=-1).topk(2)
-    routing = choose_experts(x, router, config)
+    routing = choose_experts(x, Linear(router, None), config)
     expected = shares.values / (shares.values.sum(dim=-1, keepdim=True) if normalizes else 1.0)
     assert torch.equal(routing.experts, shares.indices)
     torch.testing.assert_close(routing.weights, expected)
@@ -75,7 +77,7 @@ def test_weights_of_the_chosen(normalizes: bool) -> None:
 
 def test_scores_may_be_far_apart(small: SmallModel) -> None:
     """So far that all but the best have the weight 0."""
-    experts_of(small).router.mul_(1e4)
+    experts_of(small).router.weight.mul_(1e4)
     found, expected = (
         native_logits(small),
         all_logits(small.torch(), small.kv_cache(), random_tokens(40)),
@@ -118,3 +120,17 @@ def test_experts_that_contradict_each_other_are_refused(small: SmallModel) -> No
         layers = [dataclasses.replace(layer, experts=experts, matrices=matrices)]
         with pytest.raises(ValueError, match=message):
             make_native(small, weights=dataclasses.replace(packed, layers=layers))
+
+
+def test_a_bias_of_scores_is_in_the_choice_and_not_in_the_weights() -> None:
+    small = small_model(**FIELDS)
+    choice = Choice(Scoring.SIGMOID, has_score_bias=True, weight_scale=2.0)
+    config = dataclasses.replace(
+        experts_of(small).config, choice=choice, normalizes_weights=True, num_chosen=2
+    )
+    router, x = torch.randn(6, 64) * 0.3, torch.randn(5, 64)
+    bias = torch.tensor([0.0, 0.0, 0.0, 5.0, 0.0, 7.0])
+    routing = choose_experts(x, Linear(router, None), config, bias)
+    assert torch.equal(routing.experts, torch.tensor([5, 3]).expand(5, 2))
+    scores = (x @ router.T).sigmoid()[:, [5, 3]]
+    torch.testing.assert_close(routing.weights, 2.0 * scores / scores.sum(dim=1, keepdim=True))

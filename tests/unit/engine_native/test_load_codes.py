@@ -75,8 +75,7 @@ def load(
 
 
 def decoded(checkpoint: Checkpoint, plan: ModelPlan, matrix: Matrix) -> Tensor:
-    ties = plan.config.ties_embeddings
-    tensors = open_tensors(checkpoint, plan.expected(), ties_embeddings=ties)
+    tensors = open_tensors(checkpoint, plan.expected(), ignored=plan.ignored())
     return torch.cat([tensors[part.weight][cut] for part, _, cut in matrix.placed()])
 
 

@@ -32,9 +32,26 @@ SIZES: Final = {
     "num_key_value_heads": 2,
     "head_dim": 24,
 }
+LATENT: Final = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 52,
+    "q_lora_rank": 44,
+    "qk_nope_head_dim": 28,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 BIASES: Final = {  # of those that leave them to config.json
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "Qwen3ForCausalLM": {"attention_bias": True},
+    "DeepseekV3ForCausalLM": {"attention_bias": True},
 }
 EXPERTS: Final = {
     "MixtralForCausalLM": {"num_local_experts": 3, "num_experts_per_tok": 2},
@@ -50,6 +67,8 @@ EXPERTS: Final = {
         "moe_intermediate_size": 40,
         "mlp_only_layers": [1],
     },
+    "DeepseekV2ForCausalLM": LATENT | {"q_lora_rank": None},
+    "DeepseekV3ForCausalLM": LATENT,
 }
 ARCHITECTURES: Final = st.sampled_from(sorted(FAMILIES))
 
@@ -74,7 +93,7 @@ def numbers_had(plan: ModelPlan) -> Counter[str]:
 def test_ranks_have_all_of_the_model_together(
     architecture: str, is_tied: bool, has_bias: bool, num_ranks: int, num_stages: int
 ) -> None:
-    """Each number once, but for KV heads that are replicated, and for routers."""
+    """Each number once, but for KV heads and latents that are replicated, and for routers."""
     config = config_of(architecture, is_tied=is_tied, has_bias=has_bias)
     shapes = ModelPlan.of(config).expected()
     found: Counter[str] = Counter()
@@ -82,10 +101,11 @@ def test_ranks_have_all_of_the_model_together(
         for rank in range(num_ranks):
             found += numbers_had(ModelPlan.of(config, Shard(rank, num_ranks, stage, num_stages)))
     for name, shape in shapes.items():
-        if "norm" in name or (name.startswith("model.embed") and not is_tied):
+        is_vector = "norm" in name or name.endswith("e_score_correction_bias")
+        if is_vector or (name.startswith("model.embed") and not is_tied):
             assert name not in found
             continue
-        is_replicated = "k_proj" in name or "v_proj" in name
+        is_replicated = any(each in name for each in ("k_proj", "v_proj", "q_a_", "kv_a_"))
         copies = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
         is_router = name.endswith((".gate.weight", "shared_expert_gate.weight"))
         expected = math.prod(shape) * (num_ranks if is_router else copies)

@@ -110,9 +110,9 @@ def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:
     config = load_model_config(resolve_checkpoint(str(file)))
     plan = ModelPlan.of(config)
     expected, within = plan.expected(), plan.within()
-    ties = config.ties_embeddings
+    ignored = plan.ignored()
     of_file, of_folder = (
-        open_tensors(resolve_checkpoint(str(path)), expected, ties_embeddings=ties, within=within)
+        open_tensors(resolve_checkpoint(str(path)), expected, ignored=ignored, within=within)
         for path in (file, folder)
     )
     random = np.random.default_rng(0)

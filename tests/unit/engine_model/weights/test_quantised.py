@@ -39,7 +39,7 @@ def opened(path: Path) -> dict[str, StoredTensor]:
     return open_tensors(
         checkpoint,
         plan.expected(),
-        ties_embeddings=config.ties_embeddings,
+        ignored=plan.ignored(),
         within=plan.within(),
     )
 
