@@ -23,8 +23,9 @@ def timed(at_s: float = 0.0, num_prompt: int = 4, num_output: int = 3) -> TimedR
     return TimedRequest(at_s, "chat", [20 + i for i in range(num_prompt)], num_output)
 
 
-def token(text: str = "a") -> bytes:
+def token(text: str = "a", fingerprint: str | None = None) -> bytes:
     event = {"choices": [{"index": 0, "text": text, "finish_reason": None}], "usage": None}
+    event |= {"system_fingerprint": fingerprint} if fingerprint else {}
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 

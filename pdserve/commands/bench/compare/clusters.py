@@ -61,16 +61,20 @@ class Clusters:
         self._tell = tell
         self._told: set[str] = set()
         self._num_gpus = num_gpus
+        self._policies = {chosen.name: chosen for chosen in config.contestants}
 
     def cluster_config(self, candidate: Candidate, promise: Promise | None) -> ClusterConfig:
         """A cluster whose only class has this promise; without a promise nothing is refused."""
         config = self._config
-        mode = msgspec.convert(candidate.mode, Mode)
+        chosen = self._policies.get(candidate.mode)
+        mode = chosen.mode if chosen is not None else msgspec.convert(candidate.mode, Mode)
         has_one_pool = mode in ONE_POOL
         num_nodes = config.prefill + config.decode
         engine, policy, tuning = config.engine, config.policy, candidate.tuning
         if engine.kv_memory == "auto":
             engine = self._with_share(engine)
+        if chosen is not None:
+            policy = chosen.policy(policy)
         if tuning is not None:
             policy = replace(policy, local_chunk=tuning.local_chunk)
             if tuning.one_node:
@@ -79,6 +83,11 @@ class Clusters:
         if mode == "multiplexed":  # each node is a prefill and a decode node
             engine, num_nodes = together(engine, 2), config.decode
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
+        routing = RoutingConfig(
+            admission=config.admission and candidate.refuses and promise is not None,
+            slo_classes=[f"measured{promised}"],
+            default_class="measured",
+        )
         return ClusterConfig(
             port=0,
             mode=mode,
@@ -91,11 +100,7 @@ class Clusters:
             engine=engine,
             policy=policy,
             handoff=HandoffConfig(links=config.links),
-            routing=RoutingConfig(
-                admission=config.admission and candidate.refuses and promise is not None,
-                slo_classes=[f"measured{promised}"],
-                default_class="measured",
-            ),
+            routing=routing if chosen is None else chosen.routing(routing),
         )
 
     @asynccontextmanager
@@ -114,7 +119,7 @@ class Clusters:
     def _with_share(self, engine: EngineConfig) -> EngineConfig:
         """With the nodes' memory for KV: all modes have their clusters at the same time."""
         if self._num_gpus:
-            share = engine.kv_utilization / len(self._config.modes)
+            share = engine.kv_utilization / len([*self._config.modes, *self._policies])
             return replace(engine, kv_utilization=share)
         return replace(engine, kv_memory=_KV_MEMORY)
 

@@ -211,4 +211,5 @@ def _scenario_report(
         cores=len(os.sched_getaffinity(0)),
         stopped=result.stopped,
         seconds=took_s,
+        answers=result.answers,
     )

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
+from pdserve.commands.bench.compare.policies import PolicyContestant
 from pdserve.commands.bench.load.promises import Scale, TpotPromise, TtftPromise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.serve.backend import Backend, parse_backends
@@ -35,7 +36,7 @@ _WARM_UP = 3  # requests after each start of a cluster
 
 
 _FLAGS: Final[Groups] = {
-    "what": ("modes", "against", "scenarios", "trace", "prefill", "decode", "links"),
+    "what": ("modes", "policies", "against", "scenarios", "trace", "prefill", "decode", "links"),
     "model": ("model", "shape", "device", "threads"),
     "promises": ("ttft_s", "tpot_s", "target"),
     "how long": ("quick", "budget_s", "duration_s", "rates"),
@@ -60,7 +61,7 @@ class Tuning(msgspec.Struct, frozen=True):
 class ComparePlan:
     """What a comparison measures, and for how long."""
 
-    modes: Sequence[str]  # and the names of other servers
+    modes: Sequence[str]  # and the names of policies and other servers
     tunings: Sequence[Tuning]  # to try when co-located; at least one
     ttft_s: float  # TTFT target; 0: derived from the idle clusters,
     tpot_s: float
@@ -77,7 +78,7 @@ class ComparePlan:
 
 
 class CompareConfig(ConfigStruct, frozen=True):
-    """Modes, and other servers, on the same cores and the same requests."""
+    """Modes, policies and other servers, on the same cores and the same requests."""
 
     scenarios: Annotated[list[ScenarioName], Meta(description="built-in workloads")] = (
         msgspec.field(default_factory=lambda: ["long-prompts", "short-prompts"])
@@ -88,6 +89,13 @@ class CompareConfig(ConfigStruct, frozen=True):
     modes: Annotated[list[Mode], Meta(description="modes to compare")] = msgspec.field(
         default_factory=lambda: ["disaggregated", "colocated", "adaptive"]
     )
+    policies: Annotated[
+        list[str],
+        Meta(
+            description="the first mode with other policies, too: names of prefill policies, "
+            "decode policies and routers, joined by + where several make one contestant"
+        ),
+    ] = msgspec.field(default_factory=list)
     against: Annotated[
         list[str],
         Meta(
@@ -163,6 +171,13 @@ class CompareConfig(ConfigStruct, frozen=True):
     flag_groups = _FLAGS
 
     @property
+    def contestants(self) -> list[PolicyContestant]:
+        """The policies that are compared. Raises ConfigError."""
+        if self.policies and not self.modes:
+            raise ConfigError("--policies needs a mode to run in: name one with --modes")
+        return [PolicyContestant.parse(text, self.modes[0]) for text in self.policies]
+
+    @property
     def backends(self) -> list[Backend]:
         """The other servers.
 
@@ -171,8 +186,8 @@ class CompareConfig(ConfigStruct, frozen=True):
         """
         backends = parse_backends(self.against)
         for backend in backends:
-            if backend.name in get_args(Mode):
-                raise ConfigError(f"--against {backend.name}=...: a mode has this name")
+            if backend.name in (*get_args(Mode), *self.policies):
+                raise ConfigError(f"--against {backend.name}=...: a mode or policy has this name")
         return backends
 
     @property
@@ -183,9 +198,10 @@ class CompareConfig(ConfigStruct, frozen=True):
             ConfigError: a mode or scenario is named twice, or nothing at all, rates do not rise, no
                 such shape, or the numbers of nodes are not for a mode.
         """
-        for flag, names in (("--modes", self.modes), ("--scenarios", self.scenarios)):
+        for flag in ("modes", "policies", "scenarios"):
+            names = getattr(self, flag)
             if len(set(names)) < len(names):
-                raise ConfigError(f"{flag} {','.join(names)}: must not name anything twice")
+                raise ConfigError(f"--{flag} {','.join(names)}: must not name anything twice")
         if not self.modes and not self.against:
             raise ConfigError("--modes names none, and no --against another server: name any")
         check_equal_pools(self.modes, self.prefill, self.decode)
@@ -204,9 +220,10 @@ class CompareConfig(ConfigStruct, frozen=True):
         chunks = self.chunks
         if quick:
             chunks = [chunk for chunk in chunks if chunk in _QUICK_CHUNKS] or chunks[:1]
+        names_of_policies = [chosen.name for chosen in self.contestants]
         layouts = (False, True) if self.one_node else (False,)
         return ComparePlan(
-            modes=[*self.modes, *(backend.name for backend in self.backends)],
+            modes=[*self.modes, *names_of_policies, *(backend.name for backend in self.backends)],
             tunings=[Tuning(chunk, one_node) for one_node in layouts for chunk in chunks],
             ttft_s=self.ttft_s,
             tpot_s=self.tpot_s,

@@ -6,7 +6,7 @@ every figure comes from `requests.jsonl`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -69,6 +69,8 @@ def recomputed(report: CompareReport, records: Sequence[RunRecord]) -> CompareRe
             if mode.interference is not None:
                 result.interference[name] = compare_itl(*runs.outcomes(name, "quiet", "disturbed"))
             result.trials += [runs.trial(name, trial) for trial in mode.trials]
+        for rate, said in runs.turns([mode.mode for mode in former]):
+            result.answers.add(rate, said)
         found = FoundCrossing(scenario.target, scenario.seed, result)
         modes += mode_reports(found, scenario.name, idle, result)
         scenarios.append(_scenario_report(scenario, found, result, runs))
@@ -104,6 +106,12 @@ class _Runs:
         promise, target = self._scenario.promise, self._scenario.target
         return Trial(former.tuning, former.rate, score(runs[-1].outcomes, promise, target))
 
+    def turns(self, modes: Sequence[str]) -> Iterator[tuple[float, dict[str, list[Outcome]]]]:
+        """Yield each rate at which these modes had the same requests, with what they answered."""
+        runs = [[r for r in self.of(mode, "rate") if not r.beside_itself] for mode in modes]
+        for turn in zip(*runs, strict=False):
+            yield turn[0].rate or 0.0, {run.mode: run.outcomes for run in turn}
+
     def at(self, rate: float) -> list[Outcome]:
         """Return the outcomes of the first run of the modes at this rate."""
         runs = (r for r in self._records if not r.beside_itself)
@@ -122,4 +130,5 @@ def _scenario_report(
         rates=rates,
         verdicts=found.verdicts,
         noise=found.noise,
+        answers=result.answers,
     )

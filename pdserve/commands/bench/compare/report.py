@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.commands.bench.compare.interference import Interference
@@ -36,6 +37,7 @@ class RateRow(msgspec.Struct, frozen=True):
     client_core_share: float  # CPU share of the client, in cores
     itl_p99_vs_unloaded: float | None
     prefilled_on: dict[str, int]  # node |-> requests
+    beside_itself: bool = False  # it is the second one of its mode at this rate (A/A)
 
     @property
     def point(self) -> RatePoint:
@@ -137,6 +139,7 @@ class ScenarioReport(msgspec.Struct, frozen=True):
     cores: int  # that all servers had, and their clients
     stopped: str  # why no further rate was measured
     seconds: float  # time that the scenario took
+    answers: Answers = msgspec.field(default_factory=Answers)
 
 
 class CompareReport(msgspec.Struct, frozen=True):
@@ -146,3 +149,9 @@ class CompareReport(msgspec.Struct, frozen=True):
     scenarios: list[ScenarioReport]
     failures: dict[str, str]  # mode |-> why it is missing, in some scenario
     setup: dict[str, object]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is missing, and whoever had to answer alike did."""
+        differ = any(scenario.answers.num_different for scenario in self.scenarios)
+        return not self.failures and not differ

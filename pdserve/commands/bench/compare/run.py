@@ -44,7 +44,8 @@ def run(config: CompareConfig, setup: dict[str, object]) -> int:
 
 
 def run_with(config: CompareConfig, setup: dict[str, object], compare: Compare) -> int:
-    """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
+    """Measure, print, and write files; the exit code is 1 if a mode could not be measured,
+    or has not given the answers that another one gave.
 
     Ctrl-C ends it early, as an error does: what was measured is reported.
 
@@ -76,7 +77,7 @@ def run_with(config: CompareConfig, setup: dict[str, object], compare: Compare) 
                 _show(report, folder, as_json=config.json)
             raise
     _show(report, folder, as_json=config.json)
-    return exit_code or (FAILED if report.failures else OK)
+    return exit_code or (OK if report.is_sound else FAILED)
 
 
 def _again(config: CompareConfig) -> int:
@@ -85,7 +86,7 @@ def _again(config: CompareConfig) -> int:
     report = recomputed(*read_results(Path(config.from_)))
     folder.mkdir(parents=True, exist_ok=True)
     _show(report, folder, as_json=config.json)
-    return FAILED if report.failures else OK
+    return OK if report.is_sound else FAILED
 
 
 def _show(report: CompareReport, folder: Path, *, as_json: bool) -> None:

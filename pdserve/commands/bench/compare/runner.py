@@ -235,6 +235,7 @@ def rate_row(record: RunRecord, unloaded: Unloaded, promise: Promise, target: fl
         client_core_share=record.client_core_share,
         itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
         prefilled_on=dict(Counter(o.prefill_node for o in record.outcomes if o.prefill_node)),
+        beside_itself=record.beside_itself,
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
 from pdserve.commands.bench.compare.goodput import RatePoint
@@ -14,7 +15,7 @@ from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.commands.bench.compare.verdict import dispersion
-from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ClusterError
 
@@ -35,6 +36,7 @@ class SweepResult:
     rows: dict[str, list[RateRow]] = field(default_factory=dict)
     again: dict[str, list[RateRow]] = field(default_factory=dict)  # of one of them, beside itself
     turns: dict[float, int] = field(default_factory=dict)  # rate |-> that of its first requests
+    answers: Answers = field(default_factory=Answers)
     stopped: str = "interrupted"  # why there are no more rates
 
     @property
@@ -161,6 +163,7 @@ class Sweep:
                 return
             order = [(mode, result.rows) for mode in runners]
             order += [(mode, result.again) for mode in result.again]
+            said: dict[str, list[Outcome]] = {}
             for mode, rows in order if number % 2 == 0 else reversed(order):
                 if mode not in runners:
                     continue  # it has just failed
@@ -182,8 +185,11 @@ class Sweep:
                 else:
                     target = self._plan.target
                     rows[mode].append(rate_row(run, self._idle[mode], self._promise, target))
+                    if not beside:
+                        said[mode] = run.outcomes
                 tail_s = self._experiment.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)
+            result.answers.add(rate, said)
         result.stopped = "no mode is left"
 
     def _next_rate(self, number: int, result: SweepResult) -> float | None:

@@ -132,6 +132,8 @@ def verdict_lines(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Iter
         yield f"{scenario.name}: {verdict.text}."
     if scenario.noise is not None:
         yield f"{scenario.name}: {scenario.noise.text}"
+    if scenario.answers.text:
+        yield f"{scenario.name}: {scenario.answers.text}."
     for mode in modes:
         for text in suspicions(mode):
             yield f"{scenario.name}: {mode.mode} {text}."
@@ -185,8 +187,14 @@ def _rate_cells(row: RateRow) -> list[str]:
 def _by_rate(modes: Sequence[ModeReport]) -> list[tuple[float, list[tuple[str, RateRow]]]]:
     """Return the rates, ascending, each with the rows of all modes by name."""
     rates = sorted({row.rate for mode in modes for row in mode.rows})
-    named = sorted(((mode.mode, row) for mode in modes for row in mode.rows), key=lambda x: x[0])
+    named = [(_name(mode, row), row) for mode in modes for row in mode.rows]
+    named.sort(key=lambda line: (line[1].beside_itself, line[0]))
     return [(rate, [line for line in named if line[1].rate == rate]) for rate in rates]
+
+
+def _name(mode: ModeReport, row: RateRow) -> str:
+    """A mode beside itself is no further mode."""
+    return f"{mode.mode}, once more (A/A)" if row.beside_itself else mode.mode
 
 
 def _three(figures: Percentiles, digits: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ from pdserve.commands.cluster.coordinator_http import END_MARK, events_in
 
 SAID_CHARS = 120  # most characters that are kept of an error
 
+_DIGEST_BYTES = 8  # of an answer
 _MOST_CLOSING = 4  # most events at the end: last token, finish reason, count, end mark
 _MOST_OPENING = 4  # events at the beginning that are looked at, as they may be no tokens
 
 
 async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: float) -> None:
-    """Record when each event arrives; contents are parsed only at the end of the stream.
+    """Record when each event arrives; contents are parsed, and hashed, at the end of the stream.
 
     The last events are the end mark and, with some servers, a finish reason and the token count, in
     one event or two. Every other event is one token, or several if the server is behind or batches
@@ -28,16 +30,20 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
     without text at the beginning are none, and no first token either.
     """
     first: list[bytes] = []
+    everything: list[bytes] = []
     last: deque[bytes] = deque(maxlen=_MOST_CLOSING)
     async for events in events_in(stream.iter_any()):
         now_s = time.perf_counter() - start_s
         outcome.arrivals_s += [now_s] * len(events)
         first += events[: _MOST_OPENING - len(first)]
+        everything += events
         last += events
         outcome.num_received = len(outcome.arrivals_s)
     if last and last[-1] == END_MARK:
         if len(last) == 1 or not error_in(last[-2]):
             _finish(outcome, first, last)
+            if outcome.end == "finished":
+                _hash(outcome, everything)
             return
         last.pop()  # it only follows the error
         outcome.arrivals_s.pop()
@@ -79,6 +85,16 @@ def _finish(outcome: Outcome, first: Sequence[bytes], last: deque[bytes]) -> Non
     outcome.error = "" if as_asked else f"the stream had {outcome.num_received} tokens"
 
 
+def _hash(outcome: Outcome, events: Sequence[bytes]) -> None:
+    """Record which answer it was, and of what formats."""
+    text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for event in map(_event_in, events):
+        for choice in event.choices:
+            text.update(choice.text.encode())
+        outcome.format = outcome.format or event.system_fingerprint or ""
+    outcome.digest = text.hexdigest()
+
+
 class _Choice(msgspec.Struct):
     text: str = ""
 
@@ -91,6 +107,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    system_fingerprint: str | None = None
 
 
 class _Error(msgspec.Struct):

@@ -38,6 +38,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     error: str = ""  # error of refused or failed requests
     prefill_node: str = ""
     decode_node: str = ""
+    digest: str = ""  # of the text of a finished answer
+    format: str = ""  # the `system_fingerprint` that came with it
 
     @property
     def late_s(self) -> float:

@@ -66,6 +66,10 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
     [
         (["--modes=adaptive,adaptive"], "must not name anything twice"),
         (["--scenarios=conversation,conversation"], "must not name anything twice"),
+        (["--policies=sjf-aging,sjf-aging"], "must not name anything twice"),
+        (["--policies=sjf"], 'there is no policy "sjf". There are, besides installed ones'),
+        (["--policies=sjf-aging+edf-slack"], "are both a prefill policy"),
+        (["--policies=sjf-aging", "--against=sjf-aging=http://a"], "a mode or policy has"),
         (["--rates=2,1"], "must rise"),
         (["--rates=1,1e6"], "would have 30000000 requests"),
         (["--shape=7b"], "there are demo-14m, 25m"),
@@ -109,6 +113,19 @@ def test_the_plan_is_told_first_and_a_busy_machine_with_it() -> None:
     assert "time limit: 9:20 min" in lines
     assert "busy already (load 100.0" in lines
     assert busy_warning(0.01) == ""
+
+
+def test_policies_are_contestants_beside_the_modes() -> None:
+    some = ["round-robin", "sjf-aging+static"]
+    made = clusters(modes=["adaptive"], policies=some, admission=True)
+    assert CompareConfig(modes=["adaptive"], policies=some).plan.modes == ["adaptive", *some]
+    plain, routed, both = [
+        made.cluster_config(Candidate(name), PROMISE) for name in ("adaptive", *some)
+    ]
+    assert {config.mode for config in (plain, routed, both)} == {"adaptive"}
+    assert routed == replace(plain, routing=replace(plain.routing, router="round-robin"))
+    other = replace(plain.policy, prefill_policy="sjf-aging", decode_policy="static")
+    assert both == replace(plain, policy=other)
 
 
 def test_progress_says_when_and_how_long_at_most() -> None:
