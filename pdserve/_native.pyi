@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdserve.engine.native.adapters import NativeAdapter
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.plan.forms import WeightForm
 
@@ -292,6 +293,7 @@ class Decoder:
         states_out: Tensor | None = None,  # [num_states, hidden_size] float32
         taps: Tensor | None = None,  # [num_taps] int64: layers; of one rank only
         taps_out: Tensor | None = None,  # [num_tokens, num_taps, hidden_size] float32
+        adapters: list[str] = [],  # of each request, the digest or ""; none: no request has one
     ) -> None:
         """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
         and the final states of `state_rows` (any rows) to `states_out`. All rows are copied to
@@ -304,6 +306,12 @@ class Decoder:
         Raises:
             RuntimeError: another step of this decoder is running.
         """
+
+    def take_adapter(self, digest: str, adapter: NativeAdapter) -> None:
+        """Make an adapter ready for steps, which name it by its digest."""
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget one. A step that is running keeps it."""
 
     @property
     def workspace_bytes(self) -> int:

@@ -5,14 +5,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "../bind.h"
 #include "../ranks/bind.h"
+#include "adapters/read_adapter.h"
 #include "forward.h"
 #include "read_model.h"
 #include "step/step_view.h"
@@ -39,9 +44,16 @@ public:
         nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows,
         nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
-        nb::handle states_out, nb::handle taps, nb::handle taps_out) {
+        nb::handle states_out, nb::handle taps, nb::handle taps_out,
+        const std::vector<std::string>& adapters) {
+        // Kept until the step is over, whatever is dropped meanwhile.
+        std::vector<std::shared_ptr<const OwnedAdapter>> kept;
+        const std::vector<const Adapter*> own = find(adapters, kept, query_start);
         if (!taps.is_none() && !group_.is_none()) {
             throw nb::value_error("taps: of one rank that has all layers");
+        }
+        if (!own.empty() && !group_.is_none()) {
+            throw nb::value_error("adapters: of one rank that has all layers");
         }
         const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
             block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out);
@@ -55,8 +67,17 @@ public:
         }
         const Turn turn(is_running_);
         nb::gil_scoped_release release;
-        forward_.run(step.inputs(owned_.model), written);
+        Inputs inputs = step.inputs(owned_.model);
+        inputs.adapters = own.empty() ? nullptr : own.data();
+        forward_.run(inputs, written);
     }
+
+    void take_adapter(const std::string& digest, nb::handle adapter) {
+        adapters_[digest] =
+            std::make_shared<const OwnedAdapter>(read_adapter(adapter, owned_.model));
+    }
+
+    void drop_adapter(const std::string& digest) { adapters_.erase(digest); }
 
     size_t workspace_bytes() const { return forward_.workspace_bytes(); }
 
@@ -73,6 +94,26 @@ private:
     private:
         bool& is_running_;
     };
+
+    // The adapters of the requests, which are named by digests; "": none.
+    std::vector<const Adapter*> find(const std::vector<std::string>& digests,
+        std::vector<std::shared_ptr<const OwnedAdapter>>& kept, nb::handle query_start) const {
+        std::vector<const Adapter*> found;
+        if (digests.empty()) return found;
+        const TensorView starts(query_start, "query_start");
+        if (starts.size(0) != static_cast<int64_t>(digests.size()) + 1) {
+            raise_value_error("adapters", "one for each request", std::to_string(digests.size()));
+        }
+        for (const std::string& digest : digests) {
+            const auto known = adapters_.find(digest);
+            if (known == adapters_.end() && !digest.empty()) {
+                raise_value_error("adapters", "those that are loaded", digest);
+            }
+            found.push_back(digest.empty() ? nullptr : &known->second->adapter);
+            if (!digest.empty()) kept.push_back(known->second);
+        }
+        return found;
+    }
 
     // Null: there are no other ranks.
     ranks::Group* checked_group() {
@@ -93,6 +134,7 @@ private:
     OwnedModel owned_;
     nb::object group_;
     Forward forward_;
+    std::unordered_map<std::string, std::shared_ptr<const OwnedAdapter>> adapters_;
     bool is_running_ = false;
 };
 
@@ -165,7 +207,11 @@ void bind_decoder(nb::module_& m) {
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             arg("taps") = nb::none(), arg("taps_out") = nb::none(),
+            arg("adapters") = std::vector<std::string>(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
+        .def("take_adapter", &Decoder::take_adapter, arg("digest"), arg("adapter"),
+            "Make an adapter ready for steps.")
+        .def("drop_adapter", &Decoder::drop_adapter, arg("digest"), "Forget one.")
         .def_prop_ro("workspace_bytes", &Decoder::workspace_bytes,
             "Memory for activations, as large as the largest step so far has needed.");
 }

@@ -88,6 +88,7 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     turn(model_, inputs.positions, num_rows_, buffers_.cos_sin);
     const KeptRows kept(inputs.sampled, inputs.states);
     make_plans(kept.all());
+    adapt_rows(inputs);
     begin(inputs.token_ids);
 
     const int first = static_cast<int>(model_.sizes.first_layer);
@@ -132,8 +133,43 @@ void Forward::copy_taps(const Inputs& inputs, int64_t layer) const {
 }
 
 void Forward::begin(const int64_t* token_ids) {
-    if (model_.is_first_stage()) return look_up(token_ids);
+    if (model_.is_first_stage()) {
+        look_up(token_ids);
+        return adapt_embedding(token_ids);
+    }
     group_->before()->take(buffers_.hidden, num_rows_ * model_.sizes.hidden);
+}
+
+// Says which rows have which adapter.
+void Forward::adapt_rows(const Inputs& inputs) {
+    adapters_.clear();
+    if (inputs.adapters == nullptr) return;
+    const attention::Step& step = inputs.step;
+    adapters_.resize(step.num_tokens);
+    for (int64_t r = 0; r < step.num_requests; ++r) {
+        std::fill(adapters_.begin() + step.query_start[r],
+            adapters_.begin() + step.query_start[r + 1], inputs.adapters[r]);
+    }
+}
+
+// Rows of adapters that have an embedding of their own, or add to the model's.
+void Forward::adapt_embedding(const int64_t* token_ids) {
+    const float scale = model_.arithmetic.embedding_scale;
+    const int64_t size = model_.sizes.hidden;
+    for (int64_t row = 0; row < static_cast<int64_t>(adapters_.size()); ++row) {
+        const Adapter* const own = adapters_[row];
+        if (own == nullptr) continue;
+        float* const out = buffers_.hidden + row * size;
+        if (own->embedding != nullptr) {
+            rows::look_up({own->embedding, token_ids + row, size, scale, out}, 1,
+                model_.is_bfloat16, variant_);
+        } else if (own->embedding_a != nullptr) {
+            const linear::PackedMatrix& b = own->embedding_b;
+            const auto* const a = static_cast<const char*>(own->embedding_a)
+                + token_ids[row] * b.num_in * element_bytes_;
+            products_.multiply(b, a, 1, Result::kAdd, out);
+        }
+    }
 }
 
 // A rank has a share of the vocabulary. Its part of the sum is zeros for other tokens.
@@ -186,7 +222,7 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
 void Forward::write_kv(const Layer& layer, int index) {
     normalise(layer.attention_norm);
     products_.multiply(
-        layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv);
+        layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv, 0, adapters());
     attention::QkvRows rows{
         .qkv = buffers_.qkv,
         .is_bfloat16 = model_.is_bfloat16,
@@ -241,6 +277,7 @@ void Forward::keep_rows(const attention::RowChoice& rows) {
     };
     for (int64_t i = 0; i < rows.num_rows; ++i) {
         if (rows.rows[i] == i) continue;
+        if (!adapters_.empty()) adapters_[i] = adapters_[rows.rows[i]];
         move(buffers_.hidden, hidden_bytes, i, rows.rows[i]);
         move(buffers_.attended, attended_bytes, i, rows.rows[i]);
         if (model_.arithmetic.is_parallel) {
@@ -258,12 +295,12 @@ void Forward::finish_layer(const Layer& layer) {
     if (!model_.arithmetic.is_parallel) normalise(layer.mlp_norm);
     if (layer.has_experts()) return mix_experts(layer);
     products_.multiply(layer.mlp.gate_up, buffers_.normed, num_rows_, model_.arithmetic.gated,
-        buffers_.inner);
+        buffers_.inner, 0, adapters());
     add_product(layer.mlp.down, buffers_.inner, layer.after_mlp_norm);
 }
 
 void Forward::mix_experts(const Layer& layer) {
-    mixture_.compute(layer.experts, buffers_, num_rows_);
+    mixture_.compute(layer.experts, buffers_, num_rows_, adapters());
     const auto sum = [&](int64_t first, int64_t count, Result result, float* out) {
         mixture_.sum(layer.experts, buffers_, first, count, result, out);
     };
@@ -286,11 +323,25 @@ void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
 void Forward::compute_logits(float* logits) {
     normalise(model_.final_norm, model_.arithmetic.logit_scale);
     products_.multiply(model_.lm_head, buffers_.normed, num_rows_, Result::kStoreFloat,
-        logits + model_.sizes.first_token_id, model_.sizes.vocab);
+        logits + model_.sizes.first_token_id, model_.sizes.vocab, adapters());
+    replace_logits(logits);
     const float cap = model_.arithmetic.logit_cap;
     if (cap == 0) return;
     rows::cap({logits + model_.sizes.first_token_id, model_.sizes.vocab,
         model_.sizes.num_token_ids, cap}, num_rows_, variant_);
+}
+
+// Those of rows whose adapters have an output matrix of their own.
+void Forward::replace_logits(float* logits) {
+    const int64_t size = model_.sizes.hidden, vocab = model_.sizes.vocab;
+    for (int64_t row = 0, end = 0; row < num_rows_ && !adapters_.empty(); row = end) {
+        const Adapter* const own = adapters_[row];
+        end = row + 1;
+        if (own == nullptr || own->lm_head.weights == nullptr) continue;
+        while (end < num_rows_ && adapters_[end] == own) ++end;
+        const auto* const x = static_cast<const char*>(buffers_.normed) + row * size * element_bytes_;
+        products_.multiply(own->lm_head, x, end - row, Result::kStoreFloat, logits + row * vocab);
+    }
 }
 
 // Without a weight, rows are only rounded.
@@ -307,7 +358,7 @@ void Forward::add_product(
     const size_t row_bytes = matrix.num_in * element_bytes_;
     const auto make = [&](int64_t first, int64_t count, Result result, float* out) {
         const void* rows = static_cast<const char*>(x) + first * row_bytes;
-        products_.multiply(matrix, rows, count, result, out);
+        products_.multiply(matrix, rows, count, result, out, 0, adapters(first));
     };
     add_rows(make, after_norm);
 }

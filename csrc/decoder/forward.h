@@ -51,6 +51,12 @@ private:
     void compute(const Inputs& inputs, const Written& written);
     void begin(const int64_t* token_ids);
     void look_up(const int64_t* token_ids);
+    void adapt_embedding(const int64_t* token_ids);
+    void adapt_rows(const Inputs& inputs);
+    void replace_logits(float* logits);
+    const Adapter* const* adapters(int64_t first_row = 0) const {
+        return adapters_.empty() ? nullptr : adapters_.data() + first_row;
+    }
     void look_up_rows(const int64_t* ids, int64_t count, float* out);
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
@@ -84,6 +90,7 @@ private:
     Buffers buffers_;
     attention::Step step_;
     attention::Pool pool_;
+    std::vector<const Adapter*> adapters_;  // of each row, or null; none: no row has one
     int64_t num_rows_ = 0;  // that are still needed
 };
 

@@ -36,6 +36,7 @@ struct Product {
     Result result;  // gated if and only if the matrix is
     void* out;
     int64_t out_stride;  // elements between rows
+    Delta delta{};
 };
 
 // Uses the ThreadPool. A row of the result depends, bit for bit, only on the same row of x: not on

@@ -34,25 +34,28 @@ void for_rows(int64_t num_rows, int64_t row_elements, const Body& body) {
 
 }  // namespace
 
-void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
+void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t num_rows,
+    const Adapter* const* adapters) {
     const void* rows = buffers.normed;
-    if (experts.has_shared()) share(experts, buffers, num_rows);
-    products_.multiply(experts.router, rows, num_rows, Result::kStoreFloat, buffers.scores);
+    if (experts.has_shared()) share(experts, buffers, num_rows, adapters);
+    products_.multiply(
+        experts.router, rows, num_rows, Result::kStoreFloat, buffers.scores, 0, adapters);
     choice_.choose(experts, buffers.scores, num_rows);
     gather(buffers, num_rows);
-    multiply(experts, &Mlp::gate_up, buffers);
-    multiply(experts, &Mlp::down, buffers);
+    multiply(experts, &Mlp::gate_up, buffers, num_rows, adapters);
+    multiply(experts, &Mlp::down, buffers, num_rows, adapters);
 }
 
 // Lets the shared expert compute all rows.
-void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows) {
+void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows,
+    const Adapter* const* adapters) {
     const void* rows = buffers.normed;
-    products_.multiply(
-        experts.shared_weight, rows, num_rows, Result::kStoreFloat, buffers.shared_scores);
-    products_.multiply(
-        experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated, buffers.inner);
-    products_.multiply(
-        experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat, buffers.shared_rows);
+    products_.multiply(experts.shared_weight, rows, num_rows, Result::kStoreFloat,
+        buffers.shared_scores, 0, adapters);
+    products_.multiply(experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated,
+        buffers.inner, 0, adapters);
+    products_.multiply(experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat,
+        buffers.shared_rows, 0, adapters);
 }
 
 // Brings the rows of each expert together.
@@ -69,10 +72,31 @@ void Mixture::gather(const Buffers& buffers, int64_t num_rows) {
     });
 }
 
+// What adapters add to the products of all experts.
+linear::Delta Mixture::adapt(const Experts& experts, linear::PackedMatrix Mlp::*matrix,
+    const void* x, int64_t num_rows, const Adapter* const* adapters) {
+    if (adapters == nullptr) return {};
+    Deltas& deltas = products_.deltas();
+    deltas.additions().assign(num_rows * choice_.num_chosen(), nullptr);
+    for (int64_t row = 0; row < num_rows; ++row) {
+        if (adapters[row] == nullptr) continue;
+        const ExpertChoice::Chosen* chosen = choice_.of(row);
+        for (int64_t i = 0; i < choice_.num_chosen(); ++i) {
+            deltas.additions()[chosen[i].place] =
+                adapters[row]->find(experts.mlps[chosen[i].expert].*matrix);
+        }
+    }
+    const linear::PackedMatrix& first = experts.mlps.front().*matrix;
+    return deltas.compute(x, first.num_in, Deltas::columns_of(first));
+}
+
 // Multiplies the rows of all experts by their gate and up, or by their down, whose results take the
 // place of the rows.
-void Mixture::multiply(
-    const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers) {
+void Mixture::multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix,
+    const Buffers& buffers, int64_t num_rows, const Adapter* const* adapters) {
+    const bool reads_inner = matrix == &Mlp::down;
+    const void* const all_x = reads_inner ? buffers.inner : buffers.expert_rows;
+    const linear::Delta delta = adapt(experts, matrix, all_x, num_rows, adapters);
     each_.clear();
     for (int64_t e = 0; e < experts.count(); ++e) {
         const int64_t start = choice_.starts()[e], count = choice_.starts()[e + 1] - start;
@@ -92,6 +116,8 @@ void Mixture::multiply(
             .result = is_gated ? model_.arithmetic.gated : Result::kStoreFloat,
             .out = out + start * out_width * (is_gated ? element_bytes : sizeof(float)),
             .out_stride = out_width,
+            .delta = {delta.rows, delta.stride,
+                delta.rows == nullptr ? nullptr : delta.places + start},
         });
     }
     linear::multiply_all(each_.data(), each_.size(), variant_);

@@ -20,7 +20,9 @@ public:
         : model_(model), variant_(variant), products_(model.is_bfloat16, variant) {}
 
     // Chooses the experts of buffers.normed [num_rows, hidden], and lets them compute.
-    void compute(const Experts& experts, const Buffers& buffers, int64_t num_rows);
+    // `adapters`: as of Products.
+    void compute(const Experts& experts, const Buffers& buffers, int64_t num_rows,
+        const Adapter* const* adapters);
 
     // Writes the sums of `num_rows` of these rows to out [num_rows, hidden], or adds them. A row's
     // experts are summed in ascending order, and the shared one last, so its bits do not depend on
@@ -29,9 +31,13 @@ public:
         float* out) const;
 
 private:
-    void share(const Experts& experts, const Buffers& buffers, int64_t num_rows);
+    void share(const Experts& experts, const Buffers& buffers, int64_t num_rows,
+        const Adapter* const* adapters);
     void gather(const Buffers& buffers, int64_t num_rows);
-    void multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers);
+    linear::Delta adapt(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const void* x,
+        int64_t num_rows, const Adapter* const* adapters);
+    void multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix, const Buffers& buffers,
+        int64_t num_rows, const Adapter* const* adapters);
 
     const Model& model_;
     const Variant variant_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../../attention/layer.h"
+#include "../adapters/adapter.h"
 
 namespace pdserve::decoder {
 
@@ -19,6 +20,7 @@ struct Inputs {
     float* states_out;                        // [states.num_rows, hidden], normalised
     const int64_t* taps;  // [num_taps] layers before which the rows are copied out
     int64_t num_taps;
+    const Adapter* const* adapters;  // of each request, or null; null: none has one
     float* taps_out;  // [step.num_tokens, num_taps, hidden]
 };
 

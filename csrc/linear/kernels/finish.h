@@ -57,6 +57,7 @@ public:
         if (call_.bias != nullptr) {
             change(part, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
         }
+        if (call_.delta.rows != nullptr) add_delta(part);
         switch (call_.result) {
             case Result::kStore:
                 call_.is_bfloat16 ? put_all<BFloat16>(part) : put_all<float>(part);
@@ -92,6 +93,29 @@ private:
                 store(y, change(load(y), factor));
             }
         }
+    }
+
+    void add_delta(const Part& part) const {
+        for (int64_t r = 0; r < part.num_rows; ++r) {
+            const int32_t place = call_.delta.places[part.first_row + r];
+            if (place < 0) continue;
+            const float* delta = call_.delta.rows + place * call_.delta.stride;
+            for (int i = 0; i < part.num_lanes; i += kPanelOutputs) {
+                const float* from = delta + delta_column(part.first_lane + i);
+                float* y = part.sums + r * part.sum_stride + i;
+#pragma GCC unroll 4
+                for (int v = 0; v < kPanelOutputs; v += kLanes) {
+                    store(y + v, load(y + v) + load(from + v));
+                }
+            }
+        }
+    }
+
+    // Of the first lane of a panel.
+    int64_t delta_column(int64_t lane) const {
+        if (!call_.is_gated) return lane;
+        const int64_t panel = lane / kPanelOutputs;
+        return panel / 2 * kPanelOutputs + panel % 2 * (call_.delta.stride / 2);
     }
 
     template <class T>

@@ -15,7 +15,9 @@ from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import embedding_factor
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.native.adapters import NativeAdapter, native_adapter
 from pdserve.engine.native.weights import NativeWeights
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.rope import LayerRopes
@@ -94,19 +96,38 @@ class NativeDecoder:
             pool_layers=config.num_layers - first_pool_layer,
             group=None if steps is None else steps.group,
         )
+        self._adapters: dict[str, NativeAdapter] = {}  # by digest
+        self._decoders = [self._decoder]  # that have them, with those beside this one
         self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
 
     def beside(self) -> NativeDecoder:
         """Return another one of the same weights, whose steps may run beside those of this one."""
         assert self._steps is None, "one rank does both at a time"
-        return NativeDecoder(self.config, self._weights, self._variant)
+        other = NativeDecoder(self.config, self._weights, self._variant)
+        for digest, packed in self._adapters.items():
+            other._decoder.take_adapter(digest, packed)
+        self._decoders.append(other._decoder)
+        other._adapters, other._decoders = self._adapters, self._decoders
+        return other
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
-        raise AdapterRefused("adapters are not computed by this decoder yet")
+        if self._steps is not None:
+            raise AdapterRefused(
+                "adapters are not computed by several ranks: serve them with tensor_parallel 1 and "
+                "pipeline_parallel 1"
+            )
+        scale = embedding_factor(self.config.arithmetic, self.dtype)
+        packed = native_adapter(adapter, ModelPlan.of(self.config), self.dtype, scale)
+        self._adapters[adapter.digest] = packed
+        for decoder in self._decoders:
+            decoder.take_adapter(adapter.digest, packed)
 
     def drop_adapter(self, digest: str) -> None:
-        """See Decoder.drop_adapter: there are none."""
+        """See Decoder.drop_adapter. A step that has it keeps it."""
+        del self._adapters[digest]
+        for decoder in self._decoders:
+            decoder.drop_adapter(digest)
 
     @property
     def workspace_bytes(self) -> int:
@@ -148,8 +169,7 @@ class NativeDecoder:
     ) -> Tensor | None:
         logits = self._logits_of(len(batch.sampled_rows))
         ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
-        states = (None, None) if batch.states is None else (batch.states.rows, batch.states.out)
-        taps = () if batch.taps is None else (batch.taps.layers, batch.taps.out)
+        states, taps = batch.states, batch.taps
         self._decoder.logits(
             batch.token_ids,
             batch.positions,
@@ -161,7 +181,10 @@ class NativeDecoder:
             logits,
             ends,
             done,
-            *states,
-            *taps,
+            state_rows=None if states is None else states.rows,
+            states_out=None if states is None else states.out,
+            taps=None if taps is None else taps.layers,
+            taps_out=None if taps is None else taps.out,
+            adapters=list(batch.adapters),
         )
         return logits if len(batch.sampled_rows) else None

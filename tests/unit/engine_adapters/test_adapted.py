@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request
+from pdserve.kv import KvDtype
 from tests.adapters import ALL_LINEAR, make_adapter, merged
 from tests.checkpoints import make_checkpoint
+from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
-KINDS = [DecoderKind.TORCH]
+KINDS = [DecoderKind.TORCH, DecoderKind.SERVED]
 CASES = {
     "llama": ("llama", ALL_LINEAR, {}),
     "qwen2, attention alone": ("qwen2", ("q_proj", "v_proj"), {}),
@@ -69,3 +72,56 @@ def test_rows_have_the_tokens_of_merged_weights(
         own = [make_request(prompts[n], max_tokens=8) for n in range(number, 6, 3)]
         assert found[number::3] == outputs(alone, own, 8, chunk=23), model.name
     assert found[0] != found[1] != found[2] != found[0], "adapters change what is said"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_of_a_row_do_not_depend_on_its_batch(dtype: str, tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "llama")
+    folders = [make_adapter(tmp_path / f"a{n}", base, rank=5 + n, seed=n) for n in range(3)]
+
+    def states(order: Sequence[int], chunk: int) -> dict[int, torch.Tensor]:
+        """The keys and values of requests with different adapters, by their numbers."""
+        node = Node.load(base, dtype=KvDtype(dtype))
+        digests = ["", *(take(node, folder).digest for folder in folders)]
+        requests = {n: make_request(make_prompt(40, n), adapter=digests[n % 4]) for n in order}
+        node.generate(list(requests.values()), 3, chunk)
+        return {n: node.kv_cache.pool[each.block_table[:2]] for n, each in requests.items()}
+
+    together = states(range(8), chunk=40)
+    for order, chunk in (([3, 7, 1, 0], 17), ([5], 40), ([2], 1)):
+        for number, found in states(order, chunk).items():
+            same = found.view(torch.uint8) == together[number].view(torch.uint8)
+            assert same.all(), (number, order)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_adapters_are_as_near_as_merged_weights(quantization: str, tmp_path: Path) -> None:
+    """In bfloat16, and on a base of int8: what is added rounds hardly more."""
+    base = make_checkpoint(tmp_path / "base", "llama")
+    folder = make_adapter(tmp_path / "a", base, rank=8, strength=0.3)
+    model, prompt = merged(tmp_path / "merged", base, folder), make_prompt(60)
+    exact = Node.load(model).logits(prompt)
+
+    def error(path: Path, *, is_adapted: bool) -> float:
+        node = Node.load(path, dtype=KvDtype.BFLOAT16, quantization=quantization)
+        digest = take(node, folder).digest if is_adapted else ""
+        found = node.logits(prompt, adapter=digest)
+        return float((found - exact).norm() / exact.norm())
+
+    assert error(base, is_adapted=True) < 1.25 * error(model, is_adapted=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_ends_and_biases_of_adapters(kind: DecoderKind, tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "llama", tie_word_embeddings=True)
+    generator = torch.Generator().manual_seed(3)
+    own_head = torch.randn(256, 64, generator=generator)
+    own = {"base_model.model.lm_head.weight": own_head}
+    folder = make_adapter(tmp_path / "a", base, modules=(), own=own)
+    node, prompt = Node.load(base, kind), make_prompt(50)
+    digest = take(node, folder).digest
+    state = node.logits(prompt)
+    assert torch.equal(node.logits(prompt), state), "nor does a loaded adapter change others"
+    reference = Reference(base)
+    expected = reference.states(prompt) @ own_head.T
+    assert (node.logits(prompt, adapter=digest) - expected).abs().max() < 1e-3

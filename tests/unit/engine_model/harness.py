@@ -14,7 +14,7 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
-from pdserve.engine.plan.forms import FORMS, ActivationDtype
+from pdserve.engine.plan.forms import ActivationDtype, form_of
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights.codings import native_plan
@@ -73,13 +73,15 @@ class Node:
         device: torch.device = CPU,
         change: Callable[[ModelConfig], ModelConfig] | None = None,
         kv_dtype: KvDtype | None = None,
+        quantization: str = "none",
     ) -> Node:
         """`change`: of what the checkpoint says; `kv_dtype`: of KV, if it is another one."""
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
         config = config if change is None else change(config)
         load = load_decoder if kind is DecoderKind.SERVED else load_torch_decoder
-        form, is_native = FORMS[dtype], kind is DecoderKind.SERVED and device == CPU
+        form = form_of(quantization, ActivationDtype(dtype))
+        is_native = kind is DecoderKind.SERVED and device == CPU
         plan = (
             native_plan(checkpoint, config, form) if is_native else ModelPlan.of(config, form=form)
         )
@@ -117,9 +119,11 @@ class Node:
                 return
             self.step(rows)
 
-    def logits(self, token_ids: Sequence[int], *, is_long: bool = False) -> torch.Tensor:
+    def logits(
+        self, token_ids: Sequence[int], *, is_long: bool = False, adapter: str = ""
+    ) -> torch.Tensor:
         """[num_tokens, vocab_size] of a sequence computed in one step."""
-        request = make_request(token_ids, is_long=is_long)
+        request = make_request(token_ids, is_long=is_long, adapter=adapter)
         num_blocks = self.kv_cache.layout.blocks_for(len(token_ids))
         request.block_table = [self.free.pop() for _ in range(num_blocks)]
         batch = build_batch(

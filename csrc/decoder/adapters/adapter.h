@@ -1,0 +1,41 @@
+// An adapter as the forward pass sees it: what it adds to the products of a model's matrices.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "../../linear/linear.h"
+
+namespace pdserve::decoder {
+
+// B (A x) + bias, to some columns of a product. Scales are in B and bias already.
+struct Piece {
+    linear::PackedMatrix b;  // [columns, ranks]
+    int64_t first_rank;      // of A's rows, which are x of it
+    int64_t first_column;    // as in linear::Delta
+};
+
+// All that an adapter adds to the product of one matrix: what reads the same x is one A.
+struct Addition {
+    linear::PackedMatrix a;  // [ranks of all pieces, num_in]
+    std::vector<Piece> pieces;
+    bool is_wide;  // what A makes is float32, whatever the model's type
+    int64_t num_columns;  // that pieces have
+};
+
+struct Adapter {
+    std::unordered_map<const linear::PackedMatrix*, Addition> additions;  // by the model's matrix
+    // Of the vocabulary, all of the activations' type; null or without weights: there is none.
+    const void* embedding;          // [vocab, hidden], instead of the model's
+    linear::PackedMatrix lm_head;   // likewise
+    const void* embedding_a;        // [vocab, ranks]: a row of it, times B, is added to a token's
+    linear::PackedMatrix embedding_b;  // [hidden, ranks]
+
+    const Addition* find(const linear::PackedMatrix& matrix) const {
+        const auto found = additions.find(&matrix);
+        return found == additions.end() ? nullptr : &found->second;
+    }
+};
+
+}  // namespace pdserve::decoder

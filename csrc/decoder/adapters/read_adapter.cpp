@@ -1,0 +1,128 @@
+#include "read_adapter.h"
+
+#include <string>
+#include <utility>
+
+#include "../../linear/packed_matrix.h"
+#include "../../tensor_view.h"
+
+namespace nb = nanobind;
+
+namespace pdserve::decoder {
+
+namespace {
+
+using linear::PackedMatrix;
+
+template <class Fields, class Owner>
+const PackedMatrix* find(const Fields& fields, const Owner& owner, const std::string& name) {
+    for (const auto& field : fields) {
+        if (name == field.name) return &(owner.*field.member);
+    }
+    return nullptr;
+}
+
+const PackedMatrix* find(const Layer& layer, int64_t expert, const std::string& name) {
+    const Experts& experts = layer.experts;
+    if (expert >= 0) {
+        return expert < experts.count() ? find(kMlp, experts.mlps[expert], name) : nullptr;
+    }
+    if (name == "router") return &experts.router;
+    if (name == "shared_weight") return &experts.shared_weight;
+    if (const auto* found = find(kMixer, layer, name)) return found;
+    if (const auto* found = find(kSharedMlp, experts.shared, name)) return found;
+    return find(kMlp, layer.mlp, name);
+}
+
+class Reader {
+public:
+    Reader(OwnedAdapter& owned, const Model& model) : owned_(owned), model_(model) {}
+
+    // (layer, expert or -1, name, addition)
+    void add(nb::handle entry) {
+        const auto layer = nb::cast<int64_t>(entry[0]);
+        const auto expert = nb::cast<int64_t>(entry[1]);
+        const auto name = nb::cast<std::string>(entry[2]);
+        const auto num_layers = static_cast<int64_t>(model_.layers.size());
+        const PackedMatrix* of = layer >= 0 && layer < num_layers
+            ? find(model_.layers[layer], expert, name)
+            : nullptr;
+        if (of == nullptr || of->weights == nullptr) {
+            raise_value_error("adapter", "matrices of the model", name);
+        }
+        owned_.adapter.additions[of] = addition(entry[3], *of);
+    }
+
+    Addition addition(nb::handle object, const PackedMatrix& of) {
+        Addition made{};
+        made.a = matrix(object.attr("a"), "a", -1, of.num_in);
+        made.is_wide = made.a.type == linear::WeightType::kFloat32 && model_.is_bfloat16;
+        for (nb::handle entry : object.attr("pieces")) {
+            Piece piece{};
+            piece.first_rank = nb::cast<int64_t>(entry[1]);
+            piece.first_column = nb::cast<int64_t>(entry[2]);
+            piece.b = matrix(entry[0], "b", -1, -1);
+            const bool is_within = piece.first_rank >= 0
+                && piece.first_rank + piece.b.num_in <= made.a.num_out && piece.first_column >= 0
+                && piece.first_column + piece.b.num_out <= linear::num_lanes_of(of);
+            if (!is_within) raise_value_error("piece", "one within its matrix", "another");
+            made.num_columns += piece.b.num_out;
+            made.pieces.push_back(piece);
+        }
+        return made;
+    }
+
+    // -1: any size.
+    PackedMatrix matrix(nb::object object, const char* name, int64_t num_out, int64_t num_in) {
+        linear::OwnedMatrix read = linear::read_packed(object, name);
+        const PackedMatrix& found = read.matrix;
+        if (found.is_gated || (num_out >= 0 && found.num_out != num_out)
+            || (num_in >= 0 && found.num_in != num_in)) {
+            raise_value_error(name, std::to_string(num_out) + " x " + std::to_string(num_in),
+                std::to_string(found.num_out) + " x " + std::to_string(found.num_in));
+        }
+        for (nb::object* tensor : {&read.weights, &read.scales, &read.bias}) {
+            owned_.owners.push_back(std::move(*tensor));
+        }
+        return found;
+    }
+
+    const void* table(nb::object object, const char* name, int64_t width) {
+        if (object.is_none()) return nullptr;
+        const TensorView rows(object, name);
+        rows.expect_type({model_.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
+        rows.expect_shape({model_.sizes.vocab, width}, "[vocab_size, width]");
+        rows.expect_contiguous();
+        owned_.owners.push_back(std::move(object));
+        return rows.data<void>();
+    }
+
+private:
+    OwnedAdapter& owned_;
+    const Model& model_;
+};
+
+}  // namespace
+
+OwnedAdapter read_adapter(nb::handle object, const Model& model) {
+    OwnedAdapter owned{};
+    Adapter& adapter = owned.adapter;
+    Reader reader(owned, model);
+    const int64_t vocab = model.sizes.vocab, hidden = model.sizes.hidden;
+    for (nb::handle entry : object.attr("additions")) reader.add(entry);
+    if (nb::object head = object.attr("head"); !head.is_none()) {
+        adapter.additions[&model.lm_head] = reader.addition(head, model.lm_head);
+    }
+    if (nb::object head = object.attr("own_head"); !head.is_none()) {
+        adapter.lm_head = reader.matrix(std::move(head), "own_head", vocab, hidden);
+    }
+    adapter.embedding = reader.table(object.attr("own_embedding"), "own_embedding", hidden);
+    if (nb::object b = object.attr("embedding_b"); !b.is_none()) {
+        adapter.embedding_b = reader.matrix(std::move(b), "embedding_b", hidden, -1);
+        adapter.embedding_a =
+            reader.table(object.attr("embedding_a"), "embedding_a", adapter.embedding_b.num_in);
+    }
+    return owned;
+}
+
+}  // namespace pdserve::decoder
