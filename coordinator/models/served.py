@@ -117,8 +117,6 @@ class ServedModels:
 
     async def begin(self) -> None:
         """Start what makes prompts, while nodes are still loading."""
-        for model in self.catalog:
-            model.grammars.begin()
         await asyncio.gather(*(model.tokenizer.begin() for model in self.catalog))
 
     def _part(self, process: FlowProcess, number: int) -> FlowProcess:

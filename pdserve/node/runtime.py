@@ -257,8 +257,7 @@ class Node:
             growth = MemoryGrowth(self._memory)
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
-        run = partial(self.loading.run, self._parts.preparation.compiler.load)
-        loading = self._services.engine.in_thread(run)
+        loading = self._services.engine.in_thread(self.loading.run)
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
 
 from coordinator.text.grammars.process import GrammarProcess
 from pdserve.grammar import Prepared
@@ -32,17 +30,10 @@ class GrammarChecker:
         self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by document
         self._under_way: dict[tuple[str, str], asyncio.Task[Prepared]] = {}  # tenant, document
         self._num_waiting: Counter[str] = Counter()  # documents under way, by tenant
-        self._beginning: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        """Start the process in the background, before there are requests."""
-        self._beginning = asyncio.create_task(self._begin())
 
     async def close(self) -> None:
         """Cancel checks in progress, and end the process."""
-        tasks: list[asyncio.Task[Any]] = [*self._under_way.values()]
-        if self._beginning is not None:
-            tasks.append(self._beginning)
+        tasks = [*self._under_way.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -77,10 +68,6 @@ class GrammarChecker:
             raise _unenforceable(params.get(prepared.part, param), where + prepared.fault)
         return prepared.grammar
 
-    async def _begin(self) -> None:
-        with suppress(TokenizerError, Overloaded):  # requests that need it try again
-            await self._process.begin()
-
     async def _prepared(self, document: str, tenant: str) -> Prepared:
         """Prepare a document once for all callers of a tenant; cancelling one affects no other."""
         key = tenant, document
@@ -100,7 +87,8 @@ class GrammarChecker:
                 return await asyncio.shield(task)
         except TimeoutError:
             raise Overloaded(
-                "too many other grammars are being prepared; try again later"
+                f"the grammar was not prepared within {_WAIT_S:g} s: there are many others, or the "
+                "process that prepares them is starting; try again later"
             ) from None
 
     def _done(self, document: str, tenant: str) -> None:

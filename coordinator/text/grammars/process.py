@@ -33,22 +33,13 @@ class GrammarProcess:
         """The process's id; None if it is not running."""
         return self._process.pid
 
-    async def begin(self) -> None:
-        """Start the process if it is not running.
-
-        Raises:
-            TokenizerError: grammars cannot be enforced with this tokenizer.
-            Overloaded: the process cannot be started now.
-        """
-        async with self._turns.of(""):
-            await self._start_if_needed()
-
     async def prepare(self, document: str, tenant: str) -> Prepared:
         """Prepare a document (see pdserve.grammar.preparing) in a turn of this tenant's.
 
         Raises:
             GrammarFailed: it took too much time or memory.
-            TokenizerError, Overloaded: see `begin`.
+            TokenizerError: grammars cannot be enforced with this tokenizer.
+            Overloaded: the process cannot be started now.
         """
         async with self._turns.of(tenant):
             await self._start_if_needed()

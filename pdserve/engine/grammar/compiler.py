@@ -9,47 +9,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_grammar, is_light
 from pdserve.shared.errors import GrammarFailed, TokenizerError
 from pdserve.shared.turns import Turns
 
 COMPILE_S = 10.0  # limit for one grammar, once it is its turn
+VOCABULARY_S = 60.0  # how long a grammar waits for the vocabulary; of 262,144 tokens it takes 4 s
 _NAME = "grammar-compiler"
 
 
 class GrammarCompiler:
-    """The grammars of one model's requests. Used on one event loop, except for `load`."""
+    """The grammars of one model's requests. Used on one event loop.
+
+    The vocabulary is made for the first of them: most nodes never need it, and it takes longer than
+    all else that a node does before it is ready. Meanwhile the interpreter stands still now and
+    then, once in a node's life.
+    """
 
     def __init__(
         self,
         load_vocabulary: Callable[[], Vocabulary],
         compile_s: float = COMPILE_S,
         compile_one: Callable[[Vocabulary, str], CompiledGrammar] = compile_grammar,
+        vocabulary_s: float = VOCABULARY_S,
     ) -> None:
         """
         Args:
-            load_vocabulary: slow; called by `load`, or with the first grammar.
+            load_vocabulary: slow; called in a thread, with the first grammar.
             compile_s: time limit for one grammar, in seconds.
             compile_one: slow; called in a thread.
+            vocabulary_s: how long a grammar waits for the vocabulary, in seconds.
         """
         self._load_vocabulary = load_vocabulary
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_s = vocabulary_s
+        self._loading: asyncio.Task[Vocabulary] | None = None  # or loaded
         self._compile_s = compile_s
         self._compile_one = compile_one
         # By `is_light`: one thread for light grammars, and one for others, which thus never delay
         # light ones.
         self._turns = {kind: Turns() for kind in (True, False)}
         self._threads = {kind: DeepThreads(1, _NAME) for kind in (True, False)}
-
-    def load(self) -> None:
-        """Load the vocabulary in advance, in any thread.
-
-        If that fails, nothing is raised here; only requests that have a grammar will fail.
-        """
-        with suppress(TokenizerError):
-            self._vocabulary = self._load_vocabulary()
 
     async def compiled(self, grammar: str, payer: str = "") -> CompiledGrammar | None:
         """Return a grammar compiled for one answer, in a turn of its payer's; None if it is empty.
@@ -61,10 +61,11 @@ class GrammarCompiler:
         """
         if not grammar:
             return None
+        vocabulary = await self._loaded()
         kind = is_light(grammar)
         async with self._turns[kind].of(payer):
             # The thread may still be at one that was cancelled: the limit bounds both together.
-            future = self._threads[kind].submit(lambda: self._compile_here(grammar))
+            future = self._threads[kind].submit(lambda: self._compile_one(vocabulary, grammar))
             try:
                 async with asyncio.timeout(self._compile_s):
                     return await asyncio.wrap_future(future)
@@ -76,11 +77,17 @@ class GrammarCompiler:
                     "or try again when there is less load"
                 ) from None
 
-    def _compile_here(self, grammar: str) -> CompiledGrammar:
-        """Compile in the calling thread. Raises GrammarFailed."""
+    async def _loaded(self) -> Vocabulary:
+        """Wait for the vocabulary. Raises GrammarFailed: there is none, or not in time."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(asyncio.to_thread(self._load_vocabulary))
         try:
-            vocabulary = self._vocabulary or self._load_vocabulary()
+            async with asyncio.timeout(self._vocabulary_s):
+                return await asyncio.shield(self._loading)
         except TokenizerError as error:
             raise GrammarFailed(error.message) from error
-        self._vocabulary = vocabulary
-        return self._compile_one(vocabulary, grammar)
+        except TimeoutError:
+            raise GrammarFailed(
+                f"the vocabulary, which grammars need, was not there within {self._vocabulary_s:g} "
+                "s: try again when there is less load"
+            ) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from kv_transfer.memory import KvPool
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
@@ -45,11 +43,8 @@ class Loading:
         """Make `run` raise at the next tensor, or at the next profiled step."""
         self._is_abandoned = True
 
-    def run(self, beside: Callable[[], None]) -> tuple[ModelRunner, KnownCosts]:
+    def run(self) -> tuple[ModelRunner, KnownCosts]:
         """Load and profile. The kernels' workers start in this thread, and inherit its cores.
-
-        Args:
-            beside: done in another thread meanwhile; steps are measured when it is over.
 
         Raises:
             ModelError: the weights cannot be used.
@@ -57,17 +52,14 @@ class Loading:
             RequestCancelled: it was abandoned.
         """
         config = self._config
-        with ThreadPoolExecutor(1) as other:
-            others = other.submit(beside)
-            use_compute_cores(self._cores.of_rank(0, self._model.share.num_ranks))
-            runner = load_runner(
-                self._model,
-                engine_buffer(self._memory),
-                self._set_progress,
-                packed_cache(config.engine),
-                self._ranks,
-            )
-            others.result()
+        use_compute_cores(self._cores.of_rank(0, self._model.share.num_ranks))
+        runner = load_runner(
+            self._model,
+            engine_buffer(self._memory),
+            self._set_progress,
+            packed_cache(config.engine),
+            self._ranks,
+        )
         costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
         if self._model.draft is not None:
             self.draft = load_draft(self._model, self._model.draft, config, self._check_wanted)

@@ -323,7 +323,7 @@ def _load_alone(
 
 
 def grammar_compiler(model: NodeModel) -> GrammarCompiler:
-    """Return the compiler of grammars over the model's vocabulary, which is loaded later."""
+    """Return the compiler of grammars over the model's vocabulary, which the first one loads."""
     path, config = model.checkpoint.path, model.config
     return GrammarCompiler(partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids))
 

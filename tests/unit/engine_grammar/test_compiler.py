@@ -53,9 +53,31 @@ async def test_a_tokenizer_without_bytes_fails_the_requests_that_need_it() -> No
         raise TokenizerError("it has no tokenizer.json")
 
     compiler = GrammarCompiler(no_vocabulary)
-    compiler.load()
-    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
+    for _ in range(2):
+        with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
+            await compiler.compiled(AB)
+
+
+async def test_the_vocabulary_is_made_for_the_first_grammar_and_waited_for_so_long(
+    demo: DemoModel,
+) -> None:
+    made, may_end = [0], threading.Event()
+
+    def make() -> Vocabulary:
+        made[0] += 1
+        assert may_end.wait(60)
+        return demo.vocabulary
+
+    compiler = GrammarCompiler(make, vocabulary_s=0.01)
+    assert await compiler.compiled("") is None
+    assert made == [0]
+    with pytest.raises(GrammarFailed, match=r"the vocabulary.* within 0\.01 s"):
         await compiler.compiled(AB)
+    compiler._vocabulary_s = 60.0
+    waiting = [asyncio.create_task(compiler.compiled(one)) for one in (AB, CD)]
+    may_end.set()
+    assert all(await asyncio.gather(*waiting))
+    assert made == [1]
 
 
 async def test_who_gives_up_leaves_one_thread_to_the_others(
