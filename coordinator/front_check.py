@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.api.server.https import https_context
 from coordinator.tenants.opening import metrics_token, open_keys
 from pdserve.settings.config import ONE_POOL, CoordinatorConfig
 from pdserve.shared.clock import SystemClock
@@ -25,5 +24,7 @@ def check_front(config: CoordinatorConfig) -> ServiceClasses:
     open_keys(config, classes.by_name, os.environ, SystemClock())
     metrics_token(config.access)
     if config.access.https_dir:
+        from coordinator.api.server.https import https_context  # and half a second of the API
+
         https_context(Path(config.access.https_dir))
     return classes

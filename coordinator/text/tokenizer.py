@@ -63,7 +63,8 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.pieces = TokenPieces(backend, self._special_ids)
         vocab = backend.get_vocab(with_added_tokens=True)
-        self._num_ids = 1 + max(vocab.values(), default=-1) if num_ids is None else num_ids
+        self._end = 1 + max(vocab.values(), default=-1)  # of the tokens that have a text
+        self._num_ids = self._end if num_ids is None else num_ids
         self._longest_token = max(map(len, vocab), default=0)
         self._threads = TextThreads()
 
@@ -119,6 +120,8 @@ class Tokenizer:
 
     def tokens_from(self, first_id: int) -> dict[int, str]:
         """Return token id |-> text of all tokens from this id on, in order."""
+        if first_id >= self._end:
+            return {}
         vocab = self._backend.get_vocab(with_added_tokens=True)
         return dict(sorted((i, text) for text, i in vocab.items() if i >= first_id))
 

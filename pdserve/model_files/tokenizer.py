@@ -13,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
+from pdserve.model_files.gguf import tokenizer as gguf_tokenizer
 from pdserve.model_files.gguf.model import open_gguf
-from pdserve.model_files.gguf.tokenizer import tokenizer_of
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.shared.errors import TokenizerError
 
@@ -86,8 +86,20 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
     return backend, config
 
 
+def check_tokenizer(path: Path) -> None:
+    """Check a checkpoint's tokenizer, of a GGUF file only what is known without making it.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be used.
+    """
+    if path.is_dir():
+        read_tokenizer(path)
+    else:
+        gguf_tokenizer.check_tokenizer(open_gguf(path))
+
+
 def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
-    backend, values = tokenizer_of(open_gguf(path))
+    backend, values = gguf_tokenizer.tokenizer_of(open_gguf(path))
     return backend, TokenizerConfig(values)
 
 

@@ -96,10 +96,6 @@ class Fetcher(Protocol):
 class Compiler(Protocol):
     """Compiles grammars (`pdserve.engine.grammar.GrammarCompiler`)."""
 
-    def load(self) -> None:
-        """Load the vocabulary in advance, in any thread."""
-        ...
-
     async def compiled(self, grammar: str, payer: str) -> CompiledGrammar | None:
         """Return a grammar compiled for one answer, in a turn of its payer's; None if it is empty.
 

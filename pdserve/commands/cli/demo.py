@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pdserve.commands.cli.chat import Answer, ask
 from pdserve.commands.cli.demo_config import DemoConfig
+from pdserve.commands.cli.forked import Makes, begin_forking
 from pdserve.commands.cli.preflight import check_cluster
 from pdserve.commands.cli.up import Check, finishes_before, wait_ready
 from pdserve.commands.cli.up_screen import UpScreen
@@ -39,18 +40,26 @@ def run(
         port=0, start_s=config.deadline_s, checkpoint=config.checkpoint, engine=config.engine
     )
     machine = Machine(usable_cores(config.engine.cpus), count_gpus())
+    makes = begin_forking(command)
     check(served, machine, screen.say)
-    return asyncio.run(_demo(config, served, screen, command))
+    return asyncio.run(_demo(config, served, screen, command, makes))
 
 
 async def _demo(
-    config: DemoConfig, served: ClusterConfig, screen: UpScreen, command: Sequence[str]
+    config: DemoConfig,
+    served: ClusterConfig,
+    screen: UpScreen,
+    command: Sequence[str],
+    makes: Makes,
 ) -> int:
+    make_child, before_nodes = makes
     written: list[tuple[str, str]] = []  # output of the children, shown if something fails
     cluster = Cluster(
         served,
         on_line=lambda name, line: written.append((name, line)),
         command=command,
+        make_child=make_child,
+        before_nodes=before_nodes,
     )
     signals = StopSignals()
     try:

@@ -82,7 +82,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.ranks.sizes import Parallelism
     from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
-    from pdserve.model_files.tokenizer import read_tokenizer
+    from pdserve.model_files.tokenizer import check_tokenizer
     from pdserve.node.start.sizing import check_memory, sizes_of
 
     named, engine = config.checkpoint, config.engine
@@ -93,7 +93,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
         named.model or str(CHECKPOINT_PATH), named.revision, with_weights=is_here
     )
     model = load_model_config(checkpoint)
-    read_tokenizer(checkpoint.path)
+    check_tokenizer(checkpoint.path)
     num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
     check_ranks(model, Parallelism(engine.tensor_parallel, num_stages))
     if _is_gpu(engine, num_gpus):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pdserve.commands.cli.forked import Makes, begin_forking
 from pdserve.commands.cli.preflight import Say, check_cluster
 from pdserve.commands.cli.up_screen import LoadingBars, UpScreen, invitation
 from pdserve.commands.cluster.autoscale import Autoscaler
-from pdserve.commands.cluster.child import Exit
+from pdserve.commands.cluster.child import Child, Exit
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.placement import count_gpus, usable_cores
 from pdserve.commands.cluster.plan import COORDINATOR, Machine
@@ -35,14 +36,28 @@ def run(
     """
     screen = UpScreen()
     machine = Machine(usable_cores(config.engine.cpus), 0 if config.on else count_gpus())
+    makes: Makes = (Child, None) if config.on else begin_forking(command)
     check(config, machine, screen.say)
-    return asyncio.run(_up(config, command, screen, machine))
+    return asyncio.run(_up(config, command, screen, machine, makes))
 
 
 async def _up(
-    config: ClusterConfig, command: Sequence[str], screen: UpScreen, machine: Machine
+    config: ClusterConfig,
+    command: Sequence[str],
+    screen: UpScreen,
+    machine: Machine,
+    makes: Makes,
 ) -> int:
-    cluster = Cluster(config, on_line=screen.line, command=command, machine=machine, restarts=True)
+    make_child, before_nodes = makes
+    cluster = Cluster(
+        config,
+        on_line=screen.line,
+        command=command,
+        make_child=make_child,
+        machine=machine,
+        restarts=True,
+        before_nodes=before_nodes,
+    )
     signals = StopSignals()
     try:
         if not await finishes_before(signals.drain, _start(cluster, screen, config)):

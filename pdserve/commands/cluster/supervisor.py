@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -50,6 +50,7 @@ class Cluster:
         site: Site | None = None,
         stop_margin_s: float = 3.0,
         restarts: bool = False,
+        before_nodes: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Nothing is started yet. Raises ConfigError: Ray is to run it, and is not installed.
 
@@ -62,6 +63,7 @@ class Cluster:
             site: where to start processes, whatever `config`, `make_child` and `machine` say.
             stop_margin_s: time for a process to exit after its drain deadline.
             restarts: whether nodes that are lost will be started again, so that streams wait.
+            before_nodes: what `make_child` needs before it makes nodes; the coordinator starts.
         """
         self.config = config
         self._on_line = on_line
@@ -69,6 +71,7 @@ class Cluster:
         self._site = site or remote_site(config) or ThisMachine(config, make_child, machine)
         self._stop_margin_s = stop_margin_s
         self._restarts = restarts
+        self._before_nodes = before_nodes
         self._plans: dict[str, ProcessPlan] = {}
         self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
@@ -170,7 +173,10 @@ class Cluster:
         """
         for plan in await self._site.plan():
             self._plans[plan.name] = plan
-        for name in self._plans:
+        self._start(COORDINATOR)
+        if self._before_nodes is not None:
+            await self._before_nodes()
+        for name in self.node_names:
             if self._is_first(name):
                 self._start(name)
 

@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers as pre
 
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
-from pdserve.model_files.gguf.pre_tokenizers import WORDS
+from pdserve.model_files.gguf.pre_tokenizers import WORDS, Words
 from pdserve.model_files.gguf.sentencepiece import by_merges, by_scores, unigram
 from pdserve.model_files.gguf.vocabulary import CONTROL, PREFIX, Vocabulary
 from pdserve.shared.errors import ModelError, TokenizerError
@@ -36,12 +36,7 @@ def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     """
     vocabulary = Vocabulary(model)
     fields = vocabulary.fields
-    kind = fields.text("model")
-    if kind not in _BACKENDS:
-        raise TokenizerError(
-            f"{model.path}: the tokenizer {kind} ({PREFIX}model) is not supported; supported are "
-            f"{', '.join(_BACKENDS)}"
-        )
+    kind = _kind(vocabulary)
     try:
         backend, adds_bos = _BACKENDS[kind](vocabulary)
         backend.add_tokens(vocabulary.added())
@@ -58,6 +53,19 @@ def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     return backend, named | _templates(GgufFields(model.values, model.path))
 
 
+def check_tokenizer(model: GgufModel) -> None:
+    """Check what can be known without making it, which takes a second. Raises as `tokenizer_of`."""
+    vocabulary = Vocabulary(model)
+    kind = _kind(vocabulary)
+    vocabulary.named()
+    if kind in ("llama", "t5"):
+        vocabulary.scores()
+    else:
+        vocabulary.merges()
+    if kind == "gpt2":
+        _words(vocabulary)
+
+
 def end_ids(model: GgufModel) -> dict[int, list[str]]:
     """Return token id |-> the keys that say that it ends answers."""
     vocabulary = Vocabulary(model)
@@ -72,16 +80,29 @@ def end_ids(model: GgufModel) -> dict[int, list[str]]:
     return found
 
 
-def _gpt2(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
-    fields = vocabulary.fields
-    name = fields.text("pre", "")
-    words = WORDS.get(name)
-    if words is None:
-        named = f"names the pre-tokenizer {name!r}" if name else "names no pre-tokenizer"
+def _kind(vocabulary: Vocabulary) -> str:
+    kind = vocabulary.fields.text("model")
+    if kind not in _BACKENDS:
         raise TokenizerError(
-            f"{vocabulary.where} {named} ({PREFIX}pre), and texts would be divided wrongly; "
-            f"known are {', '.join(sorted(WORDS))}"
+            f"{vocabulary.where}: the tokenizer {kind} ({PREFIX}model) is not supported; supported "
+            f"are {', '.join(_BACKENDS)}"
         )
+    return kind
+
+
+def _words(vocabulary: Vocabulary) -> Words:
+    name = vocabulary.fields.text("pre", "")
+    if name in WORDS:
+        return WORDS[name]
+    named = f"names the pre-tokenizer {name!r}" if name else "names no pre-tokenizer"
+    raise TokenizerError(
+        f"{vocabulary.where} {named} ({PREFIX}pre), and texts would be divided wrongly; "
+        f"known are {', '.join(sorted(WORDS))}"
+    )
+
+
+def _gpt2(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    words = _words(vocabulary)
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=words.keeps_whole)
     )

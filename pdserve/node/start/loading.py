@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from kv_transfer.memory import KvPool
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
 from pdserve.engine.drafts.model.draft_model import DraftModel

@@ -23,9 +23,6 @@ class SlowCompiler:
         self.is_compiling = False
         self.num_compiled = 0
 
-    def load(self) -> None:
-        """Nothing."""
-
     async def compiled(self, grammar: str, payer: str) -> CompiledGrammar:
         self.is_compiling = True
         try:
