@@ -36,8 +36,10 @@ const AttendKernels& kernels_of(Variant variant, bool is_bfloat16, KvFormat form
         return of_format(kAmxEmulatedTileKernels, format);
     }
 #endif
-    const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
-    return of_format(is_bfloat16 ? kernels.bfloat16 : kernels.float32, format);
+    const Kernels& kernels = format == KvFormat::kInt8 ? PDSERVE_OF_VARIANT(variant, Int8Kernels)
+        : format == KvFormat::kFp8                     ? PDSERVE_OF_VARIANT(variant, Fp8Kernels)
+                                                       : PDSERVE_OF_VARIANT(variant, Kernels);
+    return is_bfloat16 ? kernels.bfloat16 : kernels.float32;
 }
 
 }  // namespace

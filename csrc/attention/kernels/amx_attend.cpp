@@ -391,7 +391,7 @@ void fold_states(const Call& call, const WorkItem& item, void* scratch, const fl
 
 }  // namespace
 
-const KernelsOfType PDSERVE_OF_THIS_BUILD(TileKernels) = {
+const TileKernels PDSERVE_OF_THIS_BUILD(TileKernels) = {
     {attend<BFloat16>, fold_states}, {attend<Int8>, fold_states}, {attend<Fp8>, fold_states}};
 
 }  // namespace pdserve::attention

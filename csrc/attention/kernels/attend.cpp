@@ -1,4 +1,5 @@
-// The attention kernels, once for each instruction set.
+// The attention kernels, once for each instruction set. Each form of rows is a source
+// of its own: of all together, GCC inlines too little.
 
 #include "attend.h"
 
@@ -7,6 +8,6 @@
 namespace pdserve::attention {
 
 const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
-    kernels_of_type<float>(), kernels_of_type<BFloat16>()};
+    kernels_of_types<float, float>(), kernels_of_types<BFloat16, BFloat16>()};
 
 }  // namespace pdserve::attention

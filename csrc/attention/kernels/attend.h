@@ -272,10 +272,9 @@ void fold_states(const Call& call, const WorkItem& item, void* scratch, const fl
     Attend<T, S>(call, item, scratch).run_folded(states);
 }
 
-template <class T>
-constexpr KernelsOfType kernels_of_type() {
-    constexpr FoldFunction fold = fold_states<T, T>;  // what has been stored matters no more
-    return {{attend<T, T>, fold}, {attend<T, Int8>, fold}, {attend<T, Fp8>, fold}};
+template <class T, class S>
+constexpr AttendKernels kernels_of_types() {
+    return {attend<T, S>, fold_states<T, T>};  // what has been stored matters no more
 }
 
 }  // namespace

@@ -68,26 +68,38 @@ struct AttendKernels {
     FoldFunction fold;
 };
 
-// For queries of one type.
-struct KernelsOfType {
-    AttendKernels plain;  // keys and values are of the queries' type
+// By the type of queries. Keys and values are of that type, or codes.
+struct Kernels {
+    AttendKernels float32;
+    AttendKernels bfloat16;
+};
+
+// Of bfloat16, through tiles (isa/amx.h), by what keys and values are.
+struct TileKernels {
+    AttendKernels plain;
     AttendKernels int8;
     AttendKernels fp8;
 };
 
-struct Kernels {
-    KernelsOfType float32;
-    KernelsOfType bfloat16;
-};
-
-// Of bfloat16, through tiles (isa/amx.h).
-extern const KernelsOfType kAmxTileKernels;
-extern const KernelsOfType kAmxEmulatedTileKernels;
+extern const TileKernels kAmxTileKernels;
+extern const TileKernels kAmxEmulatedTileKernels;
 
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kNeonBf16Kernels;
 extern const Kernels kPortableKernels;
+
+extern const Kernels kAvx512Bf16Int8Kernels;
+extern const Kernels kAvx512Int8Kernels;
+extern const Kernels kAvx2Int8Kernels;
+extern const Kernels kNeonBf16Int8Kernels;
+extern const Kernels kPortableInt8Kernels;
+
+extern const Kernels kAvx512Bf16Fp8Kernels;
+extern const Kernels kAvx512Fp8Kernels;
+extern const Kernels kAvx2Fp8Kernels;
+extern const Kernels kNeonBf16Fp8Kernels;
+extern const Kernels kPortableFp8Kernels;
 
 }  // namespace pdserve::attention
