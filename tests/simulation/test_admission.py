@@ -67,7 +67,7 @@ def test_nobody_is_refused_who_would_be_served_in_time_anyway():
 
 
 def test_calls_without_a_promise_wait_and_all_end():
-    """Batch work at twice the capacity beside interactive work at half of it."""
+    """Batch work at twice the capacity costs interactive work at half of it less than a point."""
     batch = calls(
         "b", poisson(2 * CAPACITY, 15, seed=2), lognormal(1000, 0.8, 4000),
         lognormal(150, 0.5, 600), Slo(name="batch"),
@@ -79,7 +79,9 @@ def test_calls_without_a_promise_wait_and_all_end():
     load = sorted([*batch, *chat], key=lambda call: call.at_s)
     score = fleet(1, 1, "disaggregated", load, POLICY, admission=True).score
     assert score.of_class("batch").num_refused == 0
-    assert score.of_class("chat").attainment > 0.95
+    alone = fleet(1, 1, "disaggregated", chat, POLICY, admission=True).score.attainment
+    assert alone > 0.95
+    assert score.of_class("chat").attainment > alone - 0.01
     assert len(score.of_class("batch").served) == len(batch)
 
 
