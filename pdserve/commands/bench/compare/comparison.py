@@ -55,7 +55,8 @@ async def compare(experiment: Experiment, make_cases: MakeCases, report: Compare
     cases, idle = await _measure_idle(experiment, make_cases)
     for number, case in enumerate(cases):
         started_s = experiment.clock.now()
-        shares = [later.share for later in cases[number:]]
+        is_quick = experiment.plan.is_quick
+        shares = [1.0 if is_quick else later.share for later in cases[number:]]
         until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
         promise, promise_is = promise_of(experiment.plan, case, idle[case.name].values())
         result = SweepResult(experiment.plan.tunings[0])

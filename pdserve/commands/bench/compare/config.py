@@ -75,6 +75,7 @@ class ComparePlan:
     idle_requests: int  # least number sent to an idle cluster
     warm_up: int  # requests after each start
     budget_s: float  # for everything
+    is_quick: bool = False  # the crossings are looked for first, and nothing else is measured
 
 
 class CompareConfig(ConfigStruct, frozen=True):
@@ -149,9 +150,9 @@ class CompareConfig(ConfigStruct, frozen=True):
         Seconds,
         Meta(description="time limit: but for the first, no rate is begun that would end later"),
     ] = 3600.0
-    quick: Annotated[bool, Meta(description="ten minutes at most: short runs, one local chunk")] = (
-        False
-    )
+    quick: Annotated[
+        bool, Meta(description="ten minutes at most: short runs, one local chunk, goodput alone")
+    ] = False
     out: Annotated[
         str,
         Meta(description="new directory for plots and results; empty: bench-compare/TIME"),
@@ -237,4 +238,5 @@ class CompareConfig(ConfigStruct, frozen=True):
             idle_requests=min(self.idle_requests, _QUICK_IDLE) if quick else self.idle_requests,
             warm_up=_WARM_UP,
             budget_s=min(self.budget_s, _QUICK_BUDGET_S) if quick else self.budget_s,
+            is_quick=quick,
         )

@@ -80,7 +80,7 @@ Launch = Callable[[Candidate, Promise | None], AbstractAsyncContextManager[ModeS
 class RunRecord(msgspec.Struct, frozen=True):
     """The full record of one run, which allows scoring it again."""
 
-    what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "warm-up"
+    what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "probe", "warm-up"
     scenario: str
     mode: str
     tuning: Tuning | None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import sqrt
 
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
 from pdserve.commands.bench.compare.goodput import RatePoint
 from pdserve.commands.bench.compare.interference import Interference
-from pdserve.commands.bench.compare.rates import next_rate
+from pdserve.commands.bench.compare.rates import GROWTH, NEAR, Bracket, next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.commands.bench.compare.verdict import dispersion
@@ -22,6 +23,10 @@ from pdserve.shared.errors import ClusterError
 _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it
 _CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no further runs
+_PROBING = 0.35  # most of the time that the search for the crossings may take
+_PROBED = 24  # least number of requests of a short run,
+_PROBE_TTFTS = 3.0  # and its duration in promised TTFTs, if a whole run is not shorter
+_PROBE_TURNS = 500  # from which on turns are theirs
 _RATE_DIGITS = 3
 _ENOUGH = "what another run could tell is not worth its time"  # why it ends
 
@@ -70,6 +75,7 @@ class Sweep:
         self._promise = promise
         self._idle = idle
         self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
+        self._near = 0.0  # a rate in the middle of the crossings; 0: not known
 
     async def run(self, result: SweepResult, until_s: float) -> None:
         """Measure, into `result`; do not begin a rate that would not be done by `until_s`."""
@@ -116,7 +122,7 @@ class Sweep:
     async def _disturb(self, candidates: list[Candidate], result: SweepResult) -> None:
         """Measure interference; each mode has its own cluster, which must admit the prompts."""
         scenario = self._case.scenario
-        if scenario is None or not scenario.disturbed_by:
+        if scenario is None or not scenario.disturbed_by or self._plan.is_quick:
             return
         for candidate in list(candidates):
             mode = candidate.mode
@@ -141,6 +147,9 @@ class Sweep:
         result.rows = {mode: [] for mode in runners}
         result.again = {mode: [] for mode in list(runners)[:1]}
         longest_tail_s = 0.0  # of a run, after its last arrival
+        if self._plan.is_quick and not self._plan.rates:
+            left_s = until_s - self._experiment.clock.now()
+            self._near = await self._probe(runners, result, until_s - (1 - _PROBING) * left_s)
         for number in count():
             if not runners:
                 break
@@ -192,16 +201,49 @@ class Sweep:
             result.answers.add(rate, said)
         result.stopped = "no mode is left"
 
+    async def _probe(
+        self, runners: dict[str, CandidateRunner], result: SweepResult, until_s: float
+    ) -> float:
+        """Return a rate in the middle of where the modes fail, by a short run at each of a few.
+
+        A run lasts several times the promised TTFT, or a burst would pass that is no rate.
+        """
+        crossings: list[float] = []
+        begin, number = self._takes * _START, count(_PROBE_TURNS)
+        lasts_s = min(_PROBE_TTFTS * self._promise.ttft_s, self._plan.duration_s)
+        for mode in list(runners):
+            bracket = Bracket(begin)
+            while (rate := bracket.next_rate()) and self._experiment.clock.now() < until_s:
+                rate = round(rate, _RATE_DIGITS)
+                size = self._case.count_at(rate, _PROBED, lasts_s)
+                turn = next(number)
+                requests = self._case.workload.timed(rate, size, turn, contents=turn)
+                self._tell(f"{mode}, {len(requests)} requests at {rate:g}/s, to find its limit")
+                try:
+                    run = await runners[mode].at_rate("probe", requests, rate, self._promise)
+                except ClusterError as error:
+                    del runners[mode]
+                    result.drop(mode)
+                    self._experiment.fail(mode, error)
+                    break
+                scored = score(run.outcomes, self._promise, self._plan.target)
+                bracket.add(rate, is_kept=scored.attainment >= self._plan.target)
+            else:
+                begin = bracket.middle
+                crossings.append(begin)
+        return sqrt(min(crossings) * max(crossings)) if crossings else begin
+
     def _next_rate(self, number: int, result: SweepResult) -> float | None:
         if self._plan.rates:
             return self._plan.rates[number] if number < len(self._plan.rates) else None
         points = result.points
         rate = next_rate(
             points,
-            self._takes * _START,
+            self._near or self._takes * _START,
             self._plan.target,
             _CERTAIN,
             dispersion(points),
+            NEAR if self._near else GROWTH,
         )
         return None if rate is None else round(rate, _RATE_DIGITS)
 

@@ -80,7 +80,7 @@ async def test_a_command_that_ends_at_once_is_a_failure_of_its_own() -> None:
 def test_names_are_modes_or_servers() -> None:
     config = CompareConfig(against=["vllm=http://127.0.0.1:1", "other=http://127.0.0.1:2"])
     assert list(config.plan.modes)[-2:] == ["vllm", "other"]
-    with pytest.raises(ConfigError, match="a mode has this name"):
+    with pytest.raises(ConfigError, match="a mode or policy has this name"):
         _ = CompareConfig(against=["adaptive=http://127.0.0.1:1"]).plan
 
 
